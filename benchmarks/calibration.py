@@ -16,15 +16,11 @@ kinds: 252 held out that decide which layers stay in float, and 1,200 that decid
       speed                           ONNX Runtime's seconds in fp32 over those in INT8, in turns: indicative only, for
                                       ONNX Runtime fuses other operators than TensorRT, and a GPU is not a CPU
       calibration                     seconds, with what was measured to choose (told for two cores)
-
-Expected from what was simulated for torch's INT8 (docs/gpu.md): cosine 0.997 and overlap 0.95 with the second layers of
-the feed-forward without 64 channels; 0.82-0.93 and 0.5-0.7 for all layers without any of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import re
 import sys
@@ -39,26 +35,25 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most, interleaved, wall  # noqa: E402
-from app.src.benchmark.workloads import sap_like  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
+from app.src.benchmark.workloads import sap_like_texts  # noqa: E402
+from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends.folder import find_folder, read_folder  # noqa: E402
 from app.src.core.backends.tokenizing import RustTokenizer  # noqa: E402
-from app.src.core.onnx_export.activations import session, vectors  # noqa: E402
-from app.src.core.onnx_export.agreement import agreement  # noqa: E402
 from app.src.core.onnx_export.calibrators import Algorithm  # noqa: E402
 from app.src.core.onnx_export.graph import build_graph  # noqa: E402
-from app.src.core.onnx_export.quantise import Recipe, quantise  # noqa: E402
+from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors  # noqa: E402
+from app.src.core.tokens import TokenIds  # noqa: E402
+from benchmarks.embed import demo_rows  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
-JUDGED, HELD_OUT = 400, 84
-"""Of each of the three kinds."""
+JUDGED, HELD_OUT = 400, 84  # of each of the three kinds
 SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
 
 def descriptions() -> list[str]:
-    """Paragraphs of prose, in an order of chance that is always the same for the same packages."""
+    """Return paragraphs of installed packages' descriptions, shuffled with a fixed seed."""
     found: dict[str, None] = {}
     for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
         about: Any = package.metadata  # an email.message.Message, which its type does not tell
@@ -72,38 +67,23 @@ def descriptions() -> list[str]:
     return texts
 
 
-def demo_rows(count: int) -> list[str]:
-    spec = importlib.util.spec_from_file_location("embed_benchmark", ROOT / "benchmarks/embed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    rows: list[str] = module.demo_rows(count).texts
-    return rows
-
-
-def generated(count: int) -> list[str]:
-    chance = random.Random(3)
-    lengths = (min(60, max(5, int(chance.lognormvariate(2.8, 0.6)))) for _ in range(count))
-    return [sap_like(chance, length) for length in lengths]
-
-
-Tokens = list[Sequence[int]]
+Tokens = Sequence[TokenIds]
 
 
 @cache
 def material(texts: int) -> tuple[Tokens, Tokens, dict[str, Tokens]]:
-    """To calibrate on, held out, and to judge by, kind by kind."""
+    """Return texts to calibrate on, held-out texts, and texts to judge by, of each kind."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
     spare = JUDGED + HELD_OUT
     kinds = {
         "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + spare),
-        "generated": generated(wanted["generated"] + spare),
+        "demo": demo_rows(wanted["demo"] + spare).texts,
+        "generated": sap_like_texts(random.Random(3), wanted["generated"] + spare, 2.8, 0.6, (5, 60)),
     }
     tokenizer = RustTokenizer.load(read_folder(find_folder(MODEL), MODEL))
-    learnt, held_out, judged = [], [], {}
+    learnt: list[TokenIds] = []
+    held_out: list[TokenIds] = []
+    judged: dict[str, Tokens] = {}
     for name, found in kinds.items():
         if len(found) < wanted[name] + spare:
             raise SystemExit(f"{name}: {len(found)} texts here, {wanted[name] + spare} are wanted; give fewer --texts")

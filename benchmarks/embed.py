@@ -14,24 +14,17 @@ gives ratios that say something while other programs compute.
       of floor                 share of the rate of bare products (oneDNN, prepacked, this precision) just measured
       cosine, overlap          least cosine with sentence-transformers' fp32 vectors; shared part of ten nearest texts
     memory          MB of resident memory after 50,000 embedded rows above those after 1,000
-
-Predicted before it was measured here (2 cores with bf16 instructions; from measurements on another such CPU): fp32
-1.75 x short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside oneDNN's product: another
-2 to 4 % in fp32 and up to 6 % in bf16. That was wrong: 1 to 2 % slower (one thread, CPU seconds), and it is not used.
-Packed totals in multiples of 8: no speed, and none was found (1,009 to 1,032 tokens differ by less than the rounds);
-but memory grew by 1 MB a batch of a new total, so totals are filled up to a multiple of 16, of 8 below 256 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -40,19 +33,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.embed import agreement  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import (  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Figure,
+    Part,
+    Report,
     Rounds,
     Target,
     at_least,
     at_most,
     cpu,
     interleaved,
+    main,
     wall,
 )
-from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
+from app.src.benchmark.processes import resident_bytes  # noqa: E402
+from app.src.benchmark.workloads import Workload, sap_like_texts, texts  # noqa: E402
+from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
 from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
@@ -64,8 +60,7 @@ BATCH_SIZES = {"cpu": (8, 16, 32, 64), "cuda": (32, 64, 128, 256)}
 PRECISIONS = ("fp32", "auto", "int8")
 PEER = "sentence-transformers"
 DEMO_ROWS = 2000
-FEW, MANY, CALL = 1000, 50_000, 1000
-"""Rows after which memory is read, and rows of a call: a sync's window."""
+FEW, MANY, CALL = 1000, 50_000, 1000  # rows after which memory is read, and rows of a call: a sync's window
 GEMM_TOKENS, GEMM_TIMES = 1024, 12
 
 SPEED = {
@@ -86,7 +81,7 @@ MEMORY = at_most(100)
 
 @cache
 def engine(precision: str, device: str, threads: int) -> EmbeddingEngine | None:
-    """None where it cannot be had."""
+    """Return the engine, None for a precision that this machine lacks."""
     try:
         return load_engine(EngineOptions(MODEL, device=device, precision=precision, threads=threads))
     except DeviceUnavailable:
@@ -103,7 +98,7 @@ def peer(device: str) -> Any:
 
 
 def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[int]) -> int:
-    """The fastest for them, best of two each."""
+    """Return the fastest size, by the better of two runs each."""
 
     def took(size: int) -> float:
         return min(wall(lambda: on_compute_thread(lambda: encode(load.texts, batch_size=size)))() for _ in range(2))
@@ -112,7 +107,7 @@ def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[
 
 
 def demo_rows(count: int = DEMO_ROWS) -> Workload:
-    """Materials and notifications of the emulator's sample tables, as the demo renders them; numbered to be enough."""
+    """Return rows of the emulator's sample tables as the demo renders them, numbered to reach `count`."""
     from hana_emulator.sample import all_rows
     from hana_emulator.sample.tables import TABLES
 
@@ -171,13 +166,13 @@ class Floor:
         return 2 * (4 * self._hidden**2 + 2 * self._hidden * self._wide)
 
     def operations(self, lengths: Sequence[int]) -> int:
-        """Of the whole model for texts of so many tokens, attention included, special tokens too."""
+        """Count the whole model's operations for texts of so many tokens, special ones included."""
         attention = 4 * self._hidden * sum(length * length for length in lengths)
         return self._layers * (self._of_a_token * sum(lengths) + attention)
 
 
 def floors(engines: dict[str, EmbeddingEngine], device: str) -> dict[str, Floor]:
-    """By name of the engine; none on a GPU, and none for a precision without prepacked products."""
+    """Return the products by name of the engine; none on a GPU or without prepacked products."""
     import torch
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -191,20 +186,16 @@ def floors(engines: dict[str, EmbeddingEngine], device: str) -> dict[str, Floor]
 # ---------------------------------------------------------------------------------------------------------- the figures
 
 
-def part(load: Callable[[], Workload]) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
-    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield from compared(load(), given, report)
-
-    return run
-
-
 def compared(load: Workload, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     import torch
 
     torch.set_num_threads(given.threads)
     found = {name: engine(name, given.device, given.threads) for name in PRECISIONS}
     engines = {name: each for name, each in found.items() if each is not None}
-    told(engines, report)
+    for name, each in engines.items():
+        report.options[name] = f"{each.precision} ({each.precision_reason}), {each.path} ({each.path_reason})"
+    if missing := [name for name in PRECISIONS if name not in engines]:
+        report.note(f"not measured, because the engine does not support it here: {', '.join(missing)}")
     bare = floors(engines, given.device)
     works: dict[str, Callable[[], object]] = {name: partial(each.embed, load.texts) for name, each in engines.items()}
     works |= {f"floor {name}": partial(on_compute_thread, floor) for name, floor in bare.items()}
@@ -217,15 +208,6 @@ def compared(load: Workload, given: argparse.Namespace, report: Report) -> Itera
     comparison = Comparison(load, rounds, reference, size)
     for name, each in engines.items():
         yield from comparison.figures(name, each, bare.get(name))
-
-
-def told(engines: dict[str, EmbeddingEngine], report: Report) -> None:
-    for name, each in engines.items():
-        report.options[name] = f"{each.precision} ({each.precision_reason}), {each.path} ({each.path_reason})"
-    missing = [name for name in PRECISIONS if name not in engines]
-    note = f"not measured, because the engine does not take it here: {', '.join(missing)}"
-    if missing and note not in report.notes:
-        report.notes.append(note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +235,15 @@ class Comparison:
             gflops = round(1e-9 * floor.of_a_call / rounds.median(f"floor {name}"), 1)
             yield Figure(f"{label} of floor", shares, "", more={"gflop_per_second": gflops})
         near = agreement(each.embed(load.texts), self.reference)
-        yield Figure(f"{label} cosine", [near["least_cosine"]], "", COSINE.get(precision), more=near)
-        yield Figure(f"{label} overlap", [near["top_10_overlap"]], "", OVERLAP.get(precision))
+        yield Figure(f"{label} cosine", [near.least_cosine], "", COSINE.get(precision), more=asdict(near))
+        yield Figure(f"{label} overlap", [near.overlap], "", OVERLAP.get(precision))
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """In a process of its own for each precision: what others left behind would hide it."""
+    """Measure each precision in its own process, because memory of others would hide the growth."""
     for precision in ("fp32", "auto"):
         command = [sys.executable, __file__, "--memory-of", precision, "--threads", str(given.threads)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -277,25 +259,19 @@ def memory_of(precision: str, threads: int) -> None:
     with load_engine(EngineOptions(MODEL, device="cpu", precision=precision, threads=threads)) as each:
         seen["precision"] = each.precision
         for done in range(CALL, MANY + 1, CALL):
-            rows = [sap_like(rng, min(250, max(5, int(rng.lognormvariate(2.8, 0.7))))) for _ in range(CALL)]
-            each.embed(rows)
+            each.embed(sap_like_texts(rng, CALL, 2.8, 0.7, (5, 250)))
             if done == FEW:
-                seen["few_mb"] = resident_mb()
-        seen["many_mb"] = resident_mb()
+                seen["few_mb"] = round(resident_bytes() / 1e6, 1)
+        seen["many_mb"] = round(resident_bytes() / 1e6, 1)
     print(json.dumps(seen))
-
-
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- main
 
-PARTS = {
-    "short": part(lambda: texts()[0]),
-    "skewed": part(lambda: texts()[1]),
-    "demo": part(demo_rows),
+PARTS: dict[str, Part] = {
+    "short": lambda given, report: compared(texts()[0], given, report),
+    "skewed": lambda given, report: compared(texts()[1], given, report),
+    "demo": lambda given, report: compared(demo_rows(), given, report),
     "memory": memory,
 }
 

@@ -12,16 +12,13 @@ The server is a child process of its own for each part. What hdbcli itself costs
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +28,16 @@ from hdbcli import dbapi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    at_least,
+    at_most,
+    machine,
+    main,
+)
+from app.src.benchmark.processes import MaterialsInEmulator  # noqa: E402
 
 ROWS = 100_000
 DIMENSION = 384
@@ -42,26 +46,17 @@ BATCH = 10_000
 
 @contextmanager
 def emulator() -> Iterator[Any]:
-    """A connection to a fresh stand-in with an empty data folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hana_emulator", "--data", folder, "--parent-pid", str(os.getpid())]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            assert process.stdout is not None
-            info = json.loads(process.stdout.readline())
-            login: dict[str, Any] = {key: info[key] for key in ("port", "user", "password")} | {"reconnect": "false"}
-            connection = dbapi.connect(address=info["host"], autocommit=False, **login)
-            try:
-                yield connection
-            finally:
-                connection.close()
-                process.terminate()
-                process.wait(30)
+    """Connect to a fresh emulator with an empty data folder."""
+    with tempfile.TemporaryDirectory() as folder, MaterialsInEmulator(Path(folder)) as started:
+        login = {name: started.login[name] for name in ("port", "user", "password")} | {"reconnect": "false"}
+        with closing(dbapi.connect(address=started.login["host"], autocommit=False, **login)) as connection:
+            yield connection
 
 
 def per_second(
     name: str, target: float, action: Callable[[], object], repeats: int, prepare: Callable[[], object] | None = None
 ) -> Figure:
-    """ROWS things a second over `repeats` runs; `prepare` runs before each, untimed."""
+    """Measure ROWS things per second over `repeats` runs; `prepare` runs before each, untimed."""
     rates = []
     for _ in range(repeats):
         if prepare is not None:

@@ -15,12 +15,7 @@ rows come from the HANA emulator, once, into a local store. `api.max_wait` and `
 
 In every part the server may grow by 200 MB at its highest, over what it was with the four clients alone.
 
-Predicted: a connection costs 20 to 40 KB, a waiting request 10 KB, so the crowd less than 100 MB; searches hold a
-thread while they wait for the engine and /embed needs one to tokenise, so that refusals of /embed come only when a
-thread gets free, and the bar of 100 ms is in danger there; readers that never read cost one answer each (250 KB);
-nothing of a huge body is kept, but for what a socket holds.
-
---sync lets a job sync other rows meanwhile; --authenticate asks with a key, which the service wants then.
+--sync syncs other rows at the same time; --authenticate sends a key with each request.
 """
 
 from __future__ import annotations
@@ -34,10 +29,10 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,30 +45,42 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, Target, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    Target,
+    at_most,
+    machine,
+    main,
+)
+from app.src.benchmark.processes import (  # noqa: E402
+    TEMPLATE,
+    HighestMemory,
+    MaterialsInEmulator,
+    announced,
+    resident_bytes,
+    serve_command,
+)
+from app.src.benchmark.workloads import material, material_text  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.settings import ApiSettings  # noqa: E402
 from benchmarks.load_clients import Address, Crowd, Huge, Question, Slow, Tally, lag_watched, send_huge  # noqa: E402
-from benchmarks.sync import HASHING, Scene, material, scene  # noqa: E402
 from connector.model import Vectors  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 PACKAGES = ("numpy", "torch", "fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 COLLECTION, BESIDE = "materials", "beside"
-TEMPLATE = "{MAKTX}. {LTEXT}"
 MAX_WAIT, READ_TIMEOUT = 1.0, 5.0
 FEW = 4
 K, MOST_K = 5, 1000
+# Of a number of a vector and of a score: batches of other companies round otherwise, in fp32 by less than 1e-5.
 TOLERANCE = 1e-3
-"""Of a number of a vector and of a score: batches of other companies round otherwise, in fp32 by less than 1e-5."""
 HUGE_BYTES = 100 * 10**6
 MB = 1e6
 GROWTH = at_most(200)
-ANYTHING = float("inf")
-"""Rounds of counts and of peaks may scatter as they like."""
+ANYTHING = float("inf")  # rounds of counts and of peaks may scatter as they like
 
 
 # -------------------------------------------------------------------------------------------------- what is asked
@@ -131,34 +138,6 @@ class Known:
 # ----------------------------------------------------------------------------------------------------- the server
 
 
-class Memory:
-    """Resident bytes of a process, looked at twenty times a second."""
-
-    def __init__(self, pid: int) -> None:
-        self._file = Path(f"/proc/{pid}/statm")
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self.highest = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def now(self) -> int:
-        return int(self._file.read_text().split()[1]) * self._page
-
-    def _watch(self) -> None:
-        with suppress(OSError, IndexError):
-            while not self._over.wait(0.05):
-                self.highest = max(self.highest, self.now())
-
-    def __enter__(self) -> Memory:
-        self.highest = self.now()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 @dataclass
 class Running:
     """`calm`: requests of a few clients before anything else; `idle_bytes`: what the server held after them."""
@@ -177,7 +156,8 @@ class Running:
 class World:
     """The emulator, the store that is filled from it once, and what is known of it. Made when first needed."""
 
-    stage: Scene
+    emulator: MaterialsInEmulator
+    folder: Path
     engine: EmbeddingEngine
     given: argparse.Namespace
     questions: list[Question] = field(default_factory=list)
@@ -185,23 +165,23 @@ class World:
 
     @property
     def config(self) -> Path:
-        return self.stage.folder / "owl-sap.toml"
+        return self.folder / "owl-sap.toml"
 
     @property
     def log(self) -> Path:
         """What the last server wrote beside its address."""
-        return self.stage.folder / "serve.log"
+        return self.folder / "serve.log"
 
     def prepare(self) -> None:
         if self.questions:
             return
-        self.config.write_text(tomlkit.dumps(configuration(self.stage, self.given)), encoding="utf-8")
+        self.config.write_text(tomlkit.dumps(configuration(self.emulator, self.folder, self.given)), encoding="utf-8")
         if self.given.authenticate:
             self._headers.append(f"Authorization: Bearer {new_key(self.config)}")
         with self.serving() as server:
             synced(server, COLLECTION)
         numbers = range(self.given.rows)
-        texts = [f"{name}. {more}" for _, _, name, more, *_ in map(material, numbers)]
+        texts = [material_text(number) for number in numbers]
         asked = [query(number) for number in range(self.given.questions)]
         embed = self.engine.embed
         known = Known(embed(texts), [f"{number:018}" for number in numbers], self._headers)
@@ -209,25 +189,16 @@ class World:
         self.questions += map(known.embed, asked, vectors)
         self.questions += map(known.search, asked, vectors)
         gc.collect()
-        gc.freeze()  # or the clients stand still while torch's objects are looked through
+        gc.freeze()  # else collecting torch's objects would stop the clients
 
     @contextmanager
     def serving(self) -> Iterator[Running]:
-        """With no more open files than a login usually has: a service must ask for more itself."""
-        command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", sys.executable, "-m", "app"]
-        command += ["--config", str(self.config), "serve", "--port", "0"]
-        where: Any = {"cwd": self.stage.folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-        with (
-            self.log.open("w") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, **where) as process,
-        ):
-            try:
-                assert process.stdout is not None
-                host, _, port = json.loads(process.stdout.readline())["url"].removeprefix("http://").rpartition(":")
-                yield Running(process.pid, (host, int(port)), self._headers)
-            finally:
-                process.terminate()
-                process.wait(60)
+        """Start a service with the usual limit of 1,024 open files, which it must raise itself."""
+        command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve_command(self.config)]
+        inside = os.environ | {"PYTHONPATH": str(ROOT)}
+        with self.log.open("w+") as log, announced(command, self.folder, inside, log) as (process, greeting):
+            host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
+            yield Running(process.pid, (host, int(port)), self._headers)
 
     @contextmanager
     def warmed(self) -> Iterator[Running]:
@@ -236,24 +207,23 @@ class World:
         with self.serving() as server:
             asyncio_run(lambda: ask_few(server, self.questions, 1))
             server.calm = asyncio_run(lambda: ask_few(server, self.questions, self.given.seconds))
-            server.idle_bytes = Memory(server.pid).now()
+            server.idle_bytes = resident_bytes(server.pid)
             if self.given.sync:
                 told(server, "POST", f"/v1/collections/{BESIDE}/sync")
             yield server
 
 
-def configuration(stage: Scene, given: argparse.Namespace) -> dict[str, Any]:
+def configuration(emulator: MaterialsInEmulator, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     api = {"max_wait": MAX_WAIT}
     if "read_timeout" in ApiSettings.model_fields:
         api["read_timeout"] = READ_TIMEOUT
-    table = stage.table(2 * given.rows if given.sync else given.rows)
-    hana = {name: stage.login[name] for name in ("host", "port", "user", "password")}
+    table = emulator.table(2 * given.rows if given.sync else given.rows)
     block = {"source": f"{table.schema}.{table.name}", "template": TEMPLATE}
     some = f"\"MATNR\" < '{given.rows:018}'"
     others = f"\"MATNR\" >= '{given.rows:018}'"
     return {
-        "hana": hana | {"encrypt": False},
-        "store": {"kind": "local", "path": str(stage.folder / "vectors")},
+        "hana": emulator.login | {"encrypt": False},
+        "store": {"kind": "local", "path": str(folder / "vectors")},
         "embedding": {
             "model": given.model,
             "device": "cpu",
@@ -262,13 +232,13 @@ def configuration(stage: Scene, given: argparse.Namespace) -> dict[str, Any]:
             "query_cache_mb": 0,  # every search text is computed
         },
         "api": api,
-        "access": {"keys": str(stage.folder / "keys.json")} if given.authenticate else {},
+        "access": {"keys": str(folder / "keys.json")} if given.authenticate else {},
         "collections": [block | {"name": COLLECTION, "where": some}, block | {"name": BESIDE, "where": others}],
     }
 
 
 def new_key(config: Path) -> str:
-    """Of one who may ask as often as he likes: here the service's own limits are measured, not those of a key."""
+    """Create a key without limits of its own, because the service's limits are measured here."""
     command = [sys.executable, "-m", "app", "--config", str(config), "keys", "create", "load", "--json"]
     command += ["--scope", "admin", "--every-row", "--rate", "100000000/day", "--concurrency", "100000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -323,9 +293,9 @@ def figure(name: str, values: Sequence[float], unit: str = "", target: Target | 
     return Figure(name, list(values), unit, target, scatter=ANYTHING, more=more)
 
 
-def memory(part: str, server: Running, peak: Memory) -> Iterator[Figure]:
+def memory(part: str, server: Running, peak: HighestMemory) -> Iterator[Figure]:
     grown = [(peak.highest - server.idle_bytes) / MB]
-    about = {"before_mb": round(server.idle_bytes / MB, 1), "after_mb": round(peak.now() / MB, 1)}
+    about = {"before_mb": round(server.idle_bytes / MB, 1), "after_mb": round(resident_bytes(server.pid) / MB, 1)}
     yield figure(f"{part}, server grows by at most", grown, "MB", GROWTH, **about)
 
 
@@ -355,7 +325,7 @@ def crowd(world: World, given: argparse.Namespace, report: Report) -> Iterator[F
     files: list[int] = []
     with world.warmed() as server:
         before = server.open_files()
-        with Memory(server.pid) as peak:
+        with HighestMemory(server.pid) as peak:
             asyncio_run(come)
             time.sleep(2)
             yield from memory("crowd", server, peak)
@@ -390,7 +360,9 @@ def crowd(world: World, given: argparse.Namespace, report: Report) -> Iterator[F
         refusals = [1000 * quantile(tally.refused, 0.99) for tally in tallies]
         yield figure("crowd, refused p99", refusals, "ms", at_most(100))
     else:
-        yield Figure("crowd, refused p99", (), "ms", at_most(100), error="nobody was refused: the crowd is too small")
+        yield Figure(
+            "crowd, refused p99", (), "ms", at_most(100), error="no request was refused: the crowd is too small"
+        )
     yield figure(
         "crowd, four clients afterwards, p99 / before", [quantile(again.seconds, 0.99) / calm], "x", at_most(2)
     )
@@ -412,7 +384,7 @@ def slow(world: World, given: argparse.Namespace, report: Report) -> Iterator[Fi
             await beside
             return tally
 
-        with Memory(server.pid) as peak:
+        with HighestMemory(server.pid) as peak:
             tally = asyncio_run(both)
             yield from memory("slow", server, peak)
     report.details["slow"] = {"alone_ms": in_ms(server.calm.seconds), "beside_ms": in_ms(tally.seconds)}
@@ -439,7 +411,7 @@ def huge(world: World, given: argparse.Namespace, report: Report) -> Iterator[Fi
 
     with world.warmed() as server:
         header = head("/embed", server.headers)
-        with Memory(server.pid) as peak:
+        with HighestMemory(server.pid) as peak:
             tally = asyncio_run(flood)
             time.sleep(1)
             yield from memory("huge", server, peak)
@@ -465,7 +437,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=400, help="different ones, of each of two kinds")
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--sync", action="store_true", help="a job syncs as many other rows meanwhile")
+    parser.add_argument("--sync", action="store_true", help="a job syncs as many other rows at the same time")
     parser.add_argument("--authenticate", action="store_true", help="with a key, made by `owl-sap keys create`")
 
 
@@ -479,7 +451,8 @@ class Held:
     def world(self, given: argparse.Namespace) -> World:
         if self._world is None:
             engine = self.stack.enter_context(load_engine(EngineOptions(given.model, device="cpu", precision="fp32")))
-            self._world = World(self.stack.enter_context(scene(HASHING)), engine, given)
+            folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+            self._world = World(self.stack.enter_context(MaterialsInEmulator(folder)), folder, engine, given)
         return self._world
 
     def part(self, measured: Callable[[World, argparse.Namespace, Report], Iterator[Figure]]) -> Part:

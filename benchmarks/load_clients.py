@@ -1,6 +1,5 @@
-"""The clients of `benchmarks/load.py` (this file, benchmarks/load_clients.py, is no program): many connections from one
-event loop, each with one request at a time whose answer is compared with what it must be; and clients that are slow,
-that never read, or that send far too much.
+"""The clients of benchmarks/load.py (benchmarks/load_clients.py is a module, not a program): many connections from one
+event loop, each comparing its answers with the expected ones; and clients that are slow, never read, or send too much.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Tally:
     refused: list[float] = field(default_factory=list)
     wrong: int = 0
     failures: list[str] = field(default_factory=list)
-    lost: int = 0
-    """Connections that ended while nobody had closed them."""
+    lost: int = 0  # connections that the server ended
 
     @property
     def seconds(self) -> list[float]:

@@ -26,10 +26,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark import embed, search  # noqa: E402
-from app.src.benchmark.environments import DEFAULT_FOLDER, PeerUnavailable, peer, python_of  # noqa: E402
-from app.src.benchmark.machine import cores  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, Target, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Report,
+    Target,
+    at_least,
+    at_most,
+    cores,
+    main,
+)
+from app.src.benchmark.peers import DEFAULT_FOLDER, PeerUnavailable, peer, python_of  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.settings import EmbeddingSettings  # noqa: E402
 

@@ -8,7 +8,7 @@
               fifth query
 
 Through the product, over the demo's two collections in the HANA emulator. The emulator reads every row for a
-ranking, so its share of a search is no figure of HANA's.
+ranking, so its share of a search differs from HANA's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.access.principal import OPERATOR  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, interleaved  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_least, interleaved, main  # noqa: E402  # noqa: E402
 from app.src.demo import Demo  # noqa: E402
 from app.src.evaluation.measures import MEASURES, mean  # noqa: E402
 from app.src.evaluation.queries import read  # noqa: E402
@@ -37,8 +36,7 @@ from app.src.service.search import SearchOptions  # noqa: E402
 from app.src.settings import EmbeddingSettings, Settings  # noqa: E402
 
 QUERIES = ROOT / "benchmarks" / "queries"
-EVERY = 5
-"""Of the queries, one in so many is timed."""
+EVERY = 5  # of the queries, one in so many is timed
 BAR = at_least(0.895)
 WAYS: tuple[Mode, ...] = ("vector", "keyword", "hybrid")
 

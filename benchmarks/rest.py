@@ -14,12 +14,6 @@ the rounds scatter because something else was running.
             beside it uvicorn alone on the same bytes (`bare`), hash:384 behind the engine's queue (`hashed`), and a
             search that takes no time
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
-
-Measured elsewhere with FastAPI as it comes (0.165, uvicorn 0.54, orjson): 0.36 ms for one text, and 1.7, 4.1 and
-0.48 ms for 256 as base64, floats and raw bytes. Prediction before the work on it: httptools in place of h11 takes a
-third off a small request; pydantic's parser for the body and no resolving of dependencies by FastAPI another third.
-Where no authentication is configured the requests carry a bearer token all the same, which nobody checks. Metrics are
-on everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +24,6 @@ import re
 import selectors
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,15 +35,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Report,
+    at_least,
+    at_most,
+    machine,
+    main,
+)
+from app.src.benchmark.processes import announced  # noqa: E402
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8
 TEXTS, DIMENSION = 256, 384
-MANY = 60
-"""Requests of a round with many texts."""
+MANY = 60  # requests of a round with many texts
 TARGETS = {
     "small, embed": at_least(1500),
     "small, embed with a key": at_least(1500),
@@ -66,8 +64,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 # ----------------------------------------------------------------------------------------------------------- requests
 
 
-TOKEN = b"KEY-OF-THE-SERVER"
-"""In a request, where the server's own key goes."""
+TOKEN = b"KEY-OF-THE-SERVER"  # in a request, where the server's own key goes
 
 
 def post(path: str, body: Any, accept: str = "application/json") -> bytes:
@@ -188,14 +185,9 @@ class Server:
 @contextmanager
 def serving(kind: str) -> Iterator[Server]:
     command = [sys.executable, str(ROOT / "benchmarks" / "rest_server.py"), kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            told = json.loads(process.stdout.readline())
-            host, _, port = told["url"].removeprefix("http://").rpartition(":")
-            yield Server(process.pid, (host, int(port)), told["key"].encode())
-        finally:
-            process.terminate()
+    with announced(command, ROOT) as (process, greeting):
+        host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
+        yield Server(process.pid, (host, int(port)), greeting["key"].encode())
 
 
 def for_seconds(seconds: float) -> Callable[[int], bool]:

@@ -1,6 +1,6 @@
 """The server that `benchmarks/rest.py` measures, a child process of it: the product's own application and `serve`, over
 an engine and a search that take no time, so that what is left is what REST costs. `bare`: uvicorn alone, with no
-application to speak of. `keyed`: as `full`, for who has a key. `hashed`: nothing is a stub, and hash:384 is the engine,
+application to speak of. `keyed`: as `full`, with a key. `hashed`: nothing is a stub, and hash:384 is the engine,
 behind its queue.
 
     python benchmarks/rest_server.py full|keyed|bare|hashed
@@ -40,7 +40,7 @@ DIMENSION, MOST = 384, 256
 
 
 class StubEngine:
-    """Gives the same random unit vectors whatever the texts, and says that each has 4 tokens."""
+    """Returns the same random unit vectors for all texts, with 4 tokens each."""
 
     model, dimension, max_tokens, matryoshka = "stub", DIMENSION, 254, ()
     fingerprint, weights_sha256, precision, precision_reason, path = "stub", "", "fp32", "a stub", "stub"
@@ -94,7 +94,7 @@ def stub(service: Service) -> None:
 
 
 def announce(url: str, key: str = "x" * 43) -> None:
-    """`key`: to be sent; where none is configured nobody looks at it."""
+    """`key`: for the requests; ignored where none is configured."""
     print(json.dumps({"url": url, "key": key}), flush=True)
 
 

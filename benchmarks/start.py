@@ -12,7 +12,6 @@ disk's cache.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -29,8 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_most, interleaved, wall  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
+from app.src.benchmark.processes import announced, serve_command  # noqa: E402
 
 READY = at_most(4.0)
 PARTS = {
@@ -56,22 +55,15 @@ def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def until_ready(folder: Path, busy: list[float]) -> float:
-    """Of one start; the service is ended after it. `busy` gets its CPU seconds until then."""
+    """Start the service, return the seconds until it is ready, and end it. `busy` gets its CPU seconds until then."""
     settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": str(folder), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "app", "serve", "--port", "0"]
     start = time.perf_counter()
-    with subprocess.Popen(command, cwd=folder, env=os.environ | settings, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            url = json.loads(process.stdout.readline())["url"]
-            while not answers(f"{url}/health/ready"):
-                time.sleep(0.01)
-            took = time.perf_counter() - start
-            busy.append(cpu_seconds(process.pid))
-            return took
-        finally:
-            process.terminate()
-            process.wait(30)
+    with announced(serve_command(), folder, os.environ | settings) as (process, greeting):
+        while not answers(f"{greeting['url']}/health/ready"):
+            time.sleep(0.01)
+        took = time.perf_counter() - start
+        busy.append(cpu_seconds(process.pid))
+        return took
 
 
 def cpu_seconds(process: int) -> float:

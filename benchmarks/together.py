@@ -13,12 +13,6 @@ load alone again; every round loads its share of the rows. The p95 is that of al
 
 For `rest` the rows come from the HANA emulator, a child process on the same cores, through the real hdbcli; for the
 others from memory.
-
-Predicted before it was built (two cores, all-MiniLM-L6-v2): an idle search takes 5 ms, of which the engine has 4.
-Behind whole batches of 1,024 tokens it would wait for 60 ms in bf16 and 125 ms in fp32, on average half of that: p95 at
-10 to 20 times idle. Batches small enough for 3 times idle would hold 100 to 200 tokens and cost the load 10 to 20 %.
-Between two layers of a batch the wait is a sixth at most: about 2.5 times idle, and the load loses what the searches
-themselves take, 5 to 10 %.
 """
 
 from __future__ import annotations
@@ -28,7 +22,6 @@ import http.client
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +41,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.access.principal import OPERATOR  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
+from app.src.benchmark.harness import Figure, Part, Report, at_most, main  # noqa: E402  # noqa: E402
+from app.src.benchmark.processes import MaterialsInEmulator, announced, serve_command  # noqa: E402
+from app.src.benchmark.workloads import material, material_text  # noqa: E402
 from app.src.service.search import SearchOptions  # noqa: E402
 from app.src.service.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
-from benchmarks.sync import HASHING, material, scene  # noqa: E402
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 BY_MEANING = SearchOptions("vector")
 WINDOW, TURNS = 1000, 3
-SEARCHES = 60
-"""Of the client alone, each round."""
-FOLLOW_SECONDS = 0.05
-"""Between two looks at a job: it costs the service little, and a load takes seconds."""
+SEARCHES = 60  # of the client alone, each round
+FOLLOW_SECONDS = 0.05  # between two looks at a job: it costs the service little, and a load takes seconds
 TARGETS = {"embedding, p95 beside the load / idle": at_most(3), "embedding, load loses": at_most(0.15)}
 
 
@@ -106,7 +98,7 @@ def _row(number: int) -> Row:
 
 
 def texts_of(numbers: Sequence[int]) -> list[str]:
-    return [f"{text}. {more}" for _, _, text, more, *_ in map(material, numbers)]
+    return [material_text(number) for number in numbers]
 
 
 def shares(given: argparse.Namespace) -> list[range]:
@@ -138,7 +130,7 @@ def settings(folder: Path, given: argparse.Namespace) -> Settings:
 
 @dataclass
 class Client:
-    """Somebody who searches: `ask` gives the number of hits. Seconds of each search, in order."""
+    """A client that searches: `ask` returns the number of hits. `seconds`: of each search, in order."""
 
     ask: Callable[[str], int]
     think: float
@@ -161,7 +153,7 @@ class Client:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Searches beside whatever goes on meanwhile."""
+        """Search on a thread while the context is open."""
         self.seconds, over = [], threading.Event()
 
         def work() -> None:
@@ -267,16 +259,7 @@ class World:
         if self._service is not None:
             self._service.close()
 
-    def embedding(self, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield from self._measured("embedding", given, report)
-
-    def sync(self, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield from self._measured("sync", given, report)
-
-    def greedy(self, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield from self._measured("greedy", given, report)
-
-    def _measured(self, part: str, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    def part(self, part: str, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         service = self.service(given)
         report.options |= {"model": MODEL, "precision": service.parts.engine.precision}
         report.machine["source"] = "memory"
@@ -293,10 +276,10 @@ class World:
 
 
 def rest(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    with scene(HASHING) as stage, tempfile.TemporaryDirectory() as folder:
-        table = stage.table(2 * given.rows)
+    with tempfile.TemporaryDirectory() as folder, MaterialsInEmulator(Path(folder)) as emulator:
+        table = emulator.table(2 * given.rows)
         config = Path(folder, "owl-sap.toml")
-        config.write_text(tomlkit.dumps(configuration(Path(folder), stage.login, table.name, given)), encoding="utf-8")
+        config.write_text(tomlkit.dumps(configuration(Path(folder), emulator, table.name, given)), encoding="utf-8")
         with serving(config) as address, closing(http.client.HTTPConnection(address, timeout=120)) as connection:
             api = Api(connection, address)
             api.sync("searched")
@@ -312,17 +295,16 @@ def rest(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
             yield from beside("rest", client, load, given.rounds)
 
 
-def configuration(folder: Path, login: dict[str, Any], table: str, given: argparse.Namespace) -> dict[str, Any]:
+def configuration(folder: Path, emulator: MaterialsInEmulator, table: str, given: argparse.Namespace) -> dict[str, Any]:
     """What `owl-sap serve` reads. The collections are ranges of keys of one table."""
-    hana = {name: login[name] for name in ("host", "port", "user", "password")}
     return {
-        "hana": hana | {"encrypt": False},
+        "hana": emulator.login | {"encrypt": False},
         "store": {"kind": "local", "path": str(folder / "vectors")},
         "embedding": {"model": MODEL, "device": "cpu", "precision": given.precision},
         "collections": [
             {
                 "name": name,
-                "source": f"{login['schema']}.{table}",
+                "source": f"{emulator.schema}.{table}",
                 "where": f"\"MATNR\" >= '{numbers.start:018}' AND \"MATNR\" < '{numbers.stop:018}'",
                 "template": "{MAKTX}. {LTEXT}",
             }
@@ -333,21 +315,15 @@ def configuration(folder: Path, login: dict[str, Any], table: str, given: argpar
 
 @contextmanager
 def serving(config: Path) -> Iterator[str]:
-    """The address of a service of its own, as host:port."""
-    command = [sys.executable, "-m", "app", "--config", str(config), "serve", "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=config.parent, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["url"].removeprefix("http://")
-        finally:
-            process.terminate()
-            process.wait(60)
+    """Start a service, and yield its address as host:port."""
+    inside = os.environ | {"PYTHONPATH": str(ROOT)}
+    with announced(serve_command(config), config.parent, inside) as (_, greeting):
+        yield greeting["url"].removeprefix("http://")
 
 
 @dataclass
 class Api:
-    """`connection` is the searching client's alone; whoever follows jobs has one of his own for each request."""
+    """`connection` belongs to the searching client; requests about jobs open one each."""
 
     connection: http.client.HTTPConnection
     address: str
@@ -390,5 +366,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place, closing(World(Path(place))) as world:
-        parts = {"embedding": world.embedding, "sync": world.sync, "greedy": world.greedy, "rest": rest}
+        parts: dict[str, Part] = {name: partial(world.part, name) for name in ("embedding", "sync", "greedy")}
+        parts["rest"] = rest
         main("together", __doc__ or "", parts, add_options)

@@ -1,5 +1,4 @@
-"""Ends what a thread reads from another thread, once nobody waits for the answer. Searches and reads look here; what
-writes goes on."""
+"""Cancel what one thread reads from another thread. Searches and reads stop; writes continue."""
 
 from __future__ import annotations
 
@@ -13,18 +12,25 @@ _here = threading.local()
 
 
 class Cancellation:
-    """Of one call, made in one thread and cancelled from any. A store that reads for it says with `calling` how its
-    statement is interrupted."""
+    """Cancels the calls that one thread makes; `cancel` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._interrupt: Callable[[], object] | None = None
-        self.cancelled = False
-        """Lets no statement begin, and ends what looks at it by itself."""
+        self._cancelled = threading.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def prevent(self) -> None:
+        """Let no further statement begin, without interrupting one; returns at once."""
+        self._cancelled.set()
 
     def cancel(self) -> None:
-        """Interrupt the statement that runs now; let none begin. May wait for the database, so not on an event loop."""
-        self.cancelled = True
+        """Interrupt the running statement and let none begin. May wait for the database: do not call on an event
+        loop."""
+        self.prevent()
         with self._lock:
             if self._interrupt is not None:
                 self._interrupt()
@@ -32,12 +38,17 @@ class Cancellation:
     def check(self) -> None:
         """Raises Cancelled."""
         if self.cancelled:
-            raise Cancelled("nobody waits for the answer of this request any more, so it was given up")
+            raise Cancelled("the request was cancelled because its caller has left")
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raises Cancelled as soon as the call is cancelled."""
+        self._cancelled.wait(seconds)
+        self.check()
 
     @contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Around a statement. `interrupt` is called at most once, never after the end of the block. Raises Cancelled
-        before the block where that was before it."""
+        """Run a statement in the block. `interrupt` is called at most once, and never after the block. Raises Cancelled
+        instead of entering the block when already cancelled."""
         with self._lock:
             self.check()
             outer, self._interrupt = self._interrupt, interrupt
@@ -49,14 +60,14 @@ class Cancellation:
 
 
 def current() -> Cancellation:
-    """Of this thread's call."""
+    """Return the cancellation of this thread's call."""
     found: Cancellation | None = getattr(_here, "cancellation", None)
     return found or Cancellation()
 
 
 @contextmanager
 def cancelled_by(cancellation: Cancellation) -> Iterator[None]:
-    """What this thread calls in the block is cancelled by it, and by nothing else."""
+    """Let this cancellation, and no other, cancel what this thread calls in the block."""
     outer = getattr(_here, "cancellation", None)
     _here.cancellation = cancellation
     try:

@@ -1,44 +1,43 @@
-"""Everything that can go wrong on the HANA side, as one tree, and the table from HANA's error codes to it.
-
-HANA's driver chooses an exception class by its own rules, which say almost nothing; only the code counts.
+"""The tree of errors, and the table that maps HANA's error codes to it. Only the code counts: the classes that the
+driver chooses say almost nothing.
 
 ConnectorError
-├── ConfigurationError          what the operator wrote cannot work: exit 2
+├── ConfigurationError          the configuration cannot work: exit 2
 │   ├── UnknownTable            259, 362, 397 or not in the catalogue
 │   ├── UnknownColumn           260
 │   ├── NoKey                   no primary key and no `key` given, or a `key` that two rows share
-│   ├── LogMissing              the change log of a collection, or a trigger that fills it, is not at work
-│   ├── BadFilter               a search filter that is not of the filter language
+│   ├── LogMissing              the change log of a collection, or one of its triggers, is missing or inactive
+│   ├── BadFilter               a search filter is invalid
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
-│   ├── WordsNotSearchable      the store cannot look for words on this machine
+│   ├── WordsNotSearchable      the store cannot search for words on this machine
 │   ├── UnknownCollection
-│   ├── UnknownKey              no row in quarantine has it
-│   ├── UnknownRow              the collection has none of that id, or none that the asker may see
-│   ├── UnknownGeneration       the collection has none of that number
-│   ├── WrongOrigin             what is asked for goes with a table, and clients write the collection; or the reverse
-│   ├── BadDocument             one that a client sent cannot be stored as it is
-│   └── NoProposal              nothing in a table that a collection could be proposed from
-├── DatabaseError               HANA or the store said no; carries `code`: exit 3
-│   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
+│   ├── UnknownKey              no row in quarantine has this key
+│   ├── UnknownRow              no row with this id, or none that the caller may see
+│   ├── UnknownGeneration       no generation with this number
+│   ├── WrongOrigin             an operation for synced collections, on one that clients write, or the reverse
+│   ├── BadDocument             a document that a client sent cannot be stored
+│   └── NoProposal              no collection can be proposed for a table
+├── DatabaseError               HANA or the store failed; carries `code`: exit 3
+│   ├── ConnectionLost          the session and its transaction are lost                       (retryable)
 │   ├── Unavailable             down for maintenance or starting: wait minutes                 (retryable)
 │   ├── ConnectFailed           no connection could be made
-│   │   ├── Unreachable         unknown host, closed port, no answer: settings, network or HANA (retryable)
+│   │   ├── Unreachable         unknown host, closed port, no answer                    (retryable)
 │   │   └── ConnectionMisconfigured certificate, HTTP endpoint, missing key store entry
-│   ├── LoginRefused            10 and its kin; tried exactly once, because HANA locks users
+│   ├── LoginRefused            10, 414 ...; tried once, because HANA locks users
 │   ├── PermissionRefused       258
 │   ├── TransactionRolledBack   131, 133, 138 ...: run the whole transaction again             (retryable)
 │   ├── Overloaded              out of memory, statement limits: less at a time                (retryable)
-│   ├── SchemaChanged           the table or a column went away while we were reading
-│   ├── Cancelled               139 after our own cancel
-│   └── StatementFailed         any other code: a defect or a feature that is missing
+│   ├── SchemaChanged           the table or a column disappeared while it was read
+│   ├── Cancelled               139 after our own request
+│   └── StatementFailed         any other code: a defect or a missing feature
 ├── RowRejected                 one row cannot be processed; the others go on (quarantine)
-│   └── RowsRejected            of many rows written at once, those that are named
-├── TextsNotEmbeddable          the engine could not make finite vectors of some texts
-├── StoreCorrupt                the local store's file cannot be trusted
-├── LeaseLost                   another worker owns the collection now; nothing was written
-├── GenerationRefused           a generation is not in the state that this asks for: unfinished, or active
-├── GenerationChanged           another generation serves than the one that was asked for: ask again      (retryable)
-└── SyncPaused                  something looks wrong enough that a person should look first
+│   └── RowsRejected            some rows of a batch; names them
+├── TextsNotEmbeddable          the engine gave no finite vectors for some texts
+├── StoreCorrupt                the local store's file is damaged
+├── LeaseLost                   another worker owns the collection; nothing was written
+├── GenerationRefused           a generation is in the wrong state: unfinished, or active
+├── GenerationChanged           the active generation changed during the request        (retryable)
+└── SyncPaused                  an operator must look first
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from dataclasses import dataclass
 
 
 class ConnectorError(Exception):
-    """Root of the tree. `retryable`: the same call may succeed later without anybody changing anything."""
+    """Root of the tree. `retryable`: the same call may succeed later without any change."""
 
     retryable = False
 
@@ -102,7 +101,7 @@ class WrongOrigin(ConfigurationError):
 
 
 class BadDocument(ConfigurationError):
-    """`index`: its place, from 0, among those that were given. Holds nothing of its text."""
+    """`index`: its position in the request, from 0. Holds nothing of its text."""
 
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
@@ -172,7 +171,7 @@ class StatementFailed(DatabaseError):
 
 
 class RowRejected(ConnectorError):
-    """The database or a conversion refused this row's data. `code` as in DatabaseError. Holds no row data."""
+    """The database or a conversion rejected this row's data. `code` as in DatabaseError. Holds no row data."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
@@ -180,7 +179,7 @@ class RowRejected(ConnectorError):
 
 
 class RowsRejected(RowRejected):
-    """`rows`: positions, from 0, in what was given, with the reason of each. Others may be bad, too."""
+    """`rows`: positions in the batch, from 0, each with its reason. Other rows may be bad, too."""
 
     def __init__(self, message: str, *, rows: Mapping[int, RowRejected]) -> None:
         super().__init__(message, code=next(iter(rows.values())).code)
@@ -212,7 +211,7 @@ class GenerationChanged(ConnectorError):
 
 
 class LogMissing(ConfigurationError):
-    """The change log of a collection, or a trigger that fills it, is not there or not at work."""
+    pass
 
 
 class SyncPaused(ConnectorError):
@@ -228,11 +227,11 @@ class SyncPaused(ConnectorError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. It holds when the code is among `codes` (empty: any code) and one of `texts`, in lower
-    case, stands in the driver's text (empty: any text).
+    """A row of the table. It applies when the code is among `codes` (empty: any) and the driver's text, in lower case,
+    contains one of `texts` (empty: any).
 
-    `meaning` completes "<what was being done>: ...". `next_step` names the setting that decides, where there is one.
-    `quotes` says that the driver's text is safe to show: HANA's texts for bad data repeat the data.
+    `meaning` completes "<what was being done>: ...". `next_step`: what to do. `quotes`: the driver's text may be shown;
+    HANA's texts for bad data repeat the data.
     """
 
     error: type[ConnectorError]
@@ -248,38 +247,37 @@ class Rule:
         return not self.texts or any(fragment in lowered for fragment in self.texts)
 
 
-CONNECT_FAILED = -10709
-"""The driver's one code for every failed connect; the RTE number in the text tells them apart (driver 2.30.27)."""
+CONNECT_FAILED = -10709  # the driver's code for every failed connect; the RTE number in its text says why (2.30.27)
 CANCELLED = 139
 _CONNECT = frozenset({CONNECT_FAILED})
 
 RULES: tuple[Rule, ...] = (
-    # Bad rows come first: their texts may hold row data, so no text of theirs is looked at or shown.
-    Rule(RowRejected, "a row with the same key exists already", codes=frozenset({301})),
+    # Bad rows come first: their texts may contain row data, so they are neither read nor shown.
+    Rule(RowRejected, "a row with the same key already exists", codes=frozenset({301})),
     Rule(RowRejected, "a foreign key does not match", codes=frozenset({461})),
     Rule(RowRejected, "a value is too long for its column", codes=frozenset({274})),
-    Rule(RowRejected, "a column that must not be NULL would be", codes=frozenset({287})),
-    Rule(RowRejected, "a value is no valid date", codes=frozenset({303})),
+    Rule(RowRejected, "a NOT NULL column would be NULL", codes=frozenset({287})),
+    Rule(RowRejected, "a value is not a valid date", codes=frozenset({303})),
     Rule(RowRejected, "a calculation divides by zero or overflows", codes=frozenset({304, 314})),
-    Rule(RowRejected, "a value is no valid number", codes=frozenset({339})),
-    Rule(RowRejected, "a condition that the table sets (CHECK) does not hold", codes=frozenset({677})),
+    Rule(RowRejected, "a value is not a valid number", codes=frozenset({339})),
+    Rule(RowRejected, "a CHECK constraint of the table is violated", codes=frozenset({677})),
     Rule(RowRejected, "a value does not fit the type of its column", codes=frozenset({-10404, -10411, -10427})),
     Rule(
         RowRejected,
-        "a vector has another length than its column, or is none",
+        "a vector is invalid or does not have the length of its column",
         codes=frozenset({0}),
         texts=("expected a vector", "improper vector format"),
     ),
     Rule(
         RowRejected,
-        "the driver cannot send a value: half a character, a number beyond 64 bits, or an unknown type",
+        "the driver cannot send a value: an unpaired surrogate, a number beyond 64 bits, or an unknown type",
         codes=frozenset({0}),
         texts=("not a valid unicode string", "too large to be represented", "invalid parameter ["),
     ),
-    # A failed connect: first what only a change of the settings can help, then what may pass.
+    # Failed connects: first wrong settings, then failures that may be temporary.
     Rule(
         ConnectionMisconfigured,
-        "the server's certificate carries another name than `host`",
+        "the server's certificate is for another name than `host`",
         "use the name in the certificate as `host` (an IP address never matches), or set `host_name_in_certificate`",
         codes=_CONNECT,
         texts=("does not match names in certificate",),
@@ -288,15 +286,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ConnectionMisconfigured,
         "the server's certificate is not trusted",
-        "set `trust_store` to the PEM file of its certificate authority; to the driver a missing file and an expired "
-        "certificate look the same: owl-sap doctor tells them apart",
+        "set `trust_store` to the PEM file of its certificate authority; the driver reports a missing file and an "
+        "expired certificate the same way: owl-sap doctor distinguishes them",
         codes=_CONNECT,
         texts=("rte:[300015]",),
     ),
     Rule(
         ConnectionMisconfigured,
         "the server answered an encrypted connect in plain text",
-        "check `port`; only where the server has no TLS, switch `encrypt` off",
+        "check `port`; switch `encrypt` off only where the server has no TLS",
         codes=_CONNECT,
         texts=("rte:[300012]",),
     ),
@@ -310,7 +308,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ConnectionMisconfigured,
-        "what answered is not HANA's SQL port, or it expects TLS",
+        "the port is not HANA's SQL port, or it expects TLS",
         "check `port` and `encrypt`",
         codes=_CONNECT,
         texts=("rte:[200110]",),
@@ -334,7 +332,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Unreachable,
-        "the connection was refused: nothing listens there",
+        "the connection was refused: no server listens there",
         "check `host` and `port`, and that the instance is running",
         codes=_CONNECT,
         texts=("connection refused",),
@@ -358,7 +356,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ConnectionMisconfigured,
-        "this is no address of a server",
+        "the address is invalid",
         "check `host`: a name alone, without port or protocol",
         codes=frozenset({-10719}),
         quotes=True,
@@ -370,12 +368,12 @@ RULES: tuple[Rule, ...] = (
         codes=frozenset({-10104}),
         quotes=True,
     ),
-    # Nothing that waiting would mend.
+    # Errors that waiting does not help.
     Rule(
         LoginRefused,
         "login refused: user or password is wrong",
-        "check `user` and `password`; it was tried once and will not be tried again, because HANA locks users: "
-        "restart a running service after the correction",
+        "check `user` and `password`; the login is not tried again, because HANA locks users: restart a running "
+        "service after the correction",
         codes=frozenset({10}),
     ),
     Rule(
@@ -409,7 +407,7 @@ RULES: tuple[Rule, ...] = (
     Rule(UnknownTable, "unknown schema", codes=frozenset({362}), quotes=True),
     Rule(UnknownTable, "unknown object", codes=frozenset({397}), quotes=True),
     Rule(StatementFailed, "SQL syntax error", "check `where` if it is set", codes=frozenset({257}), quotes=True),
-    Rule(StatementFailed, "HANA lacks a feature that is needed", codes=frozenset({7}), quotes=True),
+    Rule(StatementFailed, "this HANA lacks a required feature", codes=frozenset({7}), quotes=True),
     # Codes that mean different things with different texts.
     Rule(
         Unavailable,
@@ -422,26 +420,26 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Overloaded,
         "HANA has no thread free for the statement",
-        "work on less at a time",
+        "use smaller batches",
         codes=frozenset({129}),
         texts=("max number of sqlexecutor threads",),
     ),
     Rule(
         Overloaded,
         "HANA ran out of memory for the statement",
-        "work on less at a time, or ask for a higher statement memory limit",
+        "use smaller batches, or ask for a higher statement memory limit",
         codes=frozenset({2048, 129}),
         texts=("memory allocation failed", "allocation failed", "cannot allocate enough memory", "outofmemory"),
     ),
     # Codes that mean one thing.
     Rule(
         ConnectionLost,
-        "the connection to HANA is gone",
+        "the connection to HANA was lost",
         codes=frozenset({-10807, -10108, -10735, 18, 597}),
     ),
     Rule(
         ConnectionLost,
-        "the connection to HANA is gone",
+        "the connection to HANA was lost",
         codes=frozenset({0}),
         texts=("connection closed", "not connected"),
     ),
@@ -455,12 +453,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Overloaded,
         "HANA is out of memory",
-        "work on less at a time",
+        "use smaller batches",
         codes=frozenset({4}),
     ),
-    Rule(Overloaded, "HANA has too many transactions open", "work on less at a time", codes=frozenset({142})),
-    Rule(Overloaded, "the statement ran into HANA's time limit", "work on less at a time", codes=frozenset({613})),
-    # Texts that mean the same whatever the code.
+    Rule(Overloaded, "HANA has too many transactions open", "use smaller batches", codes=frozenset({142})),
+    Rule(Overloaded, "the statement exceeded HANA's time limit", "use smaller batches", codes=frozenset({613})),
+    # Texts that mean the same with any code.
     Rule(
         Unavailable,
         "the instance is down for maintenance or starting",
@@ -475,7 +473,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Overloaded,
         "HANA is out of memory or of transactions",
-        "work on less at a time",
+        "use smaller batches",
         texts=(
             "outofmemory exception",
             "cannot allocate enough memory",
@@ -497,23 +495,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         StatementFailed,
-        "this instance takes no writes (a read-enabled secondary)",
+        "this instance is a read-only secondary",
         "write to the primary: check `host`",
         texts=("writable statement not allowed in read-enabled replication",),
     ),
 )
-"""First match wins. Sources: SAP's sqlalchemy-hana `errors.py` (Apache-2.0) for what a code means; the negative codes
-and their texts were seen from the driver itself."""
+# First match wins. Sources: SAP's sqlalchemy-hana `errors.py` (Apache-2.0) for the meaning of codes; the negative codes
+# and their texts were seen from the driver itself.
 
 _OTHERWISE = Rule(StatementFailed, "HANA reported an error", "SYS.M_ERROR_CODES says what the code means")
 _LONGEST_QUOTE = 300
 
 
 def classify(code: int, text: str, *, doing: str, cancelled: bool = False) -> ConnectorError:
-    """The error of ours for what the driver reported while `doing` ("reading SAPDEMO.MARA"). Total: never raises.
+    """Return our error for what the driver reported while `doing` ("reading SAPDEMO.MARA"). Never raises.
 
-    The message names what was being done, the code and the next step; the driver's text only where it cannot hold row
-    data. `cancelled`: we asked for it, so 139 is no reason to try again.
+    The message has what was being done, the code and the next step, and the driver's text only where that cannot
+    contain row data. `cancelled`: we asked for it, so 139 is not retried.
     """
     if cancelled and code == CANCELLED:
         return Cancelled(f"{doing}: cancelled (code {code})", code=code)
@@ -523,7 +521,7 @@ def classify(code: int, text: str, *, doing: str, cancelled: bool = False) -> Co
 
 
 def make(error: type[ConnectorError], message: str, code: int) -> ConnectorError:
-    """An error of that class, with the code where the class carries one."""
+    """Return an error of that class, with the code where the class has one."""
     if issubclass(error, DatabaseError | RowRejected):
         return error(message, code=code)
     return error(message)
@@ -536,6 +534,6 @@ def _message(rule: Rule, code: int, text: str, doing: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """One printable line of bounded length, whatever the server sent."""
+    """One printable line of bounded length."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."

@@ -1,4 +1,4 @@
-"""How to install a missing extra, by how this package was installed. Knows nothing else."""
+"""The command that installs a missing extra, by how this package was installed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def emulator_command() -> list[str]:
 
 
 def install_command(*extras: str, index: str | None = None) -> str:
-    """Return the pip command that adds `extras` to this installation; `index`: a second package index that it needs.
-    Installed from a clone: with the folder in which to run it."""
+    """Return the pip command that adds `extras`; for an installation from a clone, with the folder to run it in.
+    `index`: a second package index."""
     option = "" if index is None else f" --extra-index-url {index}"
     wanted = f"[{','.join(extras)}]"
     clone, editable = _clone()
@@ -51,13 +51,12 @@ def install_command(*extras: str, index: str | None = None) -> str:
 
 
 def _clone() -> tuple[Path | None, bool]:
-    """The folder that this package was installed from, and whether it is used in place; no folder for a wheel or an
-    index, whose installation needs none."""
+    """The folder that this package was installed from, None for a wheel or an index; and whether it is editable."""
     try:
-        told = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        url_record = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return _with_project(Path(__file__).parents[1]), True
-    origin: dict[str, Any] = json.loads(told or "{}")
+    origin: dict[str, Any] = json.loads(url_record or "{}")
     directory = origin.get("dir_info")
     if directory is None:
         return None, False

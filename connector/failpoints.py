@@ -1,6 +1,4 @@
-"""Named points at the borders of every stage of a sync, where a test stops the process. Nothing happens at them unless
-something was armed. Knows nothing of what goes on around them.
-"""
+"""Named points between the stages of a sync where a test can stop the process. Unarmed points do nothing."""
 
 from __future__ import annotations
 
@@ -26,21 +24,20 @@ NAMES = (
     "after_log_delete",
     "mid_alias_swap",
 )
-"""In the order in which a sync comes by; the last is that of a switch of generations."""
+# In the order in which a sync reaches them; the last one is in a switch of generations.
 
-ACTIONS = ("kill", "stop", "raise")
-"""SIGKILL, SIGSTOP, or an exception that nobody expects."""
+ACTIONS = ("kill", "stop", "raise")  # SIGKILL, SIGSTOP, InjectedFailure
 
 _hook: Callable[[str], None] | None = None
 
 
 class InjectedFailure(RuntimeError):
-    """What a failpoint armed with `raise` raises."""
+    """Raised by a failpoint armed with `raise`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """The `hit`-th time (from 1) that `name` is reached, `action` happens to this process; once."""
+    """Do `action` once, the `hit`-th time (from 1) that `name` is reached."""
 
     name: str
     hit: int = 1
@@ -48,7 +45,7 @@ class Failpoint:
 
     @classmethod
     def parse(cls, text: str) -> Failpoint:
-        """`after_read`, `after_read:3`, `after_read:3:stop`. Raises ValueError that says what is possible.
+        """Parse `after_read`, `after_read:3` or `after_read:3:stop`. Raises ValueError with the valid choices.
 
         >>> Failpoint.parse("mid_delete:2")
         Failpoint(name='mid_delete', hit=2, action='kill')
@@ -56,18 +53,18 @@ class Failpoint:
         name, _, rest = text.strip().partition(":")
         hit, _, action = rest.partition(":")
         if name not in NAMES:
-            raise ValueError(f"{name!r} is no failpoint; there are {', '.join(NAMES)}")
+            raise ValueError(f"unknown failpoint {name!r}; use one of {', '.join(NAMES)}")
         if hit and not (hit.isascii() and hit.isdecimal() and int(hit)):
-            raise ValueError(f"{hit!r} is no number of a visit: {name}:1 is the first one")
+            raise ValueError(f"invalid visit number {hit!r}; {name}:1 is the first visit")
         if action and action not in ACTIONS:
-            raise ValueError(f"{action!r} is nothing that can happen at a failpoint: {', '.join(ACTIONS)}")
+            raise ValueError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
         return cls(name, int(hit or 1), action or "kill")
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hit}:{self.action}"
 
     def hook(self) -> Callable[[str], None]:
-        """For `arm`. Counts the visits of all threads."""
+        """Return a hook for `arm` that counts the visits of all threads."""
         lock = threading.Lock()
         visits = 0
 
@@ -90,7 +87,7 @@ class Failpoint:
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
-    """`hook` is called with the name of each point that is reached, in whichever thread; None: nothing happens."""
+    """Call `hook` with the name of each point that is reached, in any thread; None disarms."""
     global _hook
     _hook = hook
 

@@ -1,4 +1,4 @@
-"""When something is worth trying again, how often and after what wait. Knows our errors, not what is tried."""
+"""Retry what failed with a retryable error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tenacity import (
     stop_after_delay,
     wait_random_exponential,
 )
-from tenacity.stop import stop_base
 
+from connector.cancellation import Cancellation
 from connector.errors import ConnectorError, Overloaded
 
 T = TypeVar("T")
@@ -24,37 +24,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential back-off with full jitter, bounded by attempts and by seconds in all. Only `retryable` errors."""
+    """Exponential back-off with full jitter, bounded by attempts and total seconds. Only for `retryable` errors."""
 
     attempts: int = 5
     seconds: float = 30.0
     first_wait: float = 0.1
     longest_wait: float = 5.0
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] | None = None  # None: really wait; a cancelled call stops waiting at once
 
-    def call(self, work: Callable[[], T], overloaded: int | None = None) -> T:
-        """What `work` returns, or its last error. `overloaded`: attempts at most that end in Overloaded, for a caller
-        who can do with less."""
-        stop = stop_after_attempt(self.attempts) | stop_after_delay(self.seconds)
+    def call(
+        self, work: Callable[[], T], *, overloaded: int | None = None, cancellation: Cancellation | None = None
+    ) -> T:
+        """Return what `work` returns, or raise its last error. `overloaded`: the most attempts that may end in
+        Overloaded, for a caller that can ask for less. Raises Cancelled when `cancellation` ends a pause."""
+        bounds = stop_after_attempt(self.attempts) | stop_after_delay(self.seconds)
+
+        def stop(state: RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome else None
+            too_often = overloaded is not None and isinstance(error, Overloaded) and state.attempt_number >= overloaded
+            return too_often or bounds(state)
+
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, ConnectorError) and error.retryable),
             wait=wait_random_exponential(multiplier=self.first_wait, max=self.longest_wait),
-            stop=stop if overloaded is None else stop | _StopOverloaded(overloaded),
-            sleep=self.sleep,
+            stop=stop,
+            sleep=self.sleep or (time.sleep if cancellation is None else cancellation.pause),
             reraise=True,
         )
         return retrying(work)
-
-
-class _StopOverloaded(stop_base):
-    """After so many attempts, if the last one ended in Overloaded."""
-
-    def __init__(self, attempts: int) -> None:
-        self._attempts = attempts
-
-    def __call__(self, state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        return isinstance(error, Overloaded) and state.attempt_number >= self._attempts
 
 
 AS_USUAL = RetryPolicy()

@@ -1,5 +1,5 @@
-"""The demonstration: a HANA emulator as a child process, with sample data, and the product at work on it through
-the real driver. Prints nothing; the command line shows what the methods return.
+"""The demo: a HANA emulator with sample data as a child process, synced and searched through the real driver. The
+command line prints what the methods return.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from connector.extras import emulator_command
 
 QUERIES = Path(__file__).with_name("demo.toml")
 TOP = 3
-_STEPS = {"page_rows": 64, "window": 64}
-"""Small, so that the progress bar moves."""
+_STEPS = {"page_rows": 64, "window": 64}  # small, so that the progress bar moves
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
@@ -71,7 +70,7 @@ class Answer:
 
 
 class Demo:
-    """A context: the emulator runs and the service is ready inside it; both are gone afterwards."""
+    """A context in which the emulator runs and the service is ready."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.embedding.hashing:
@@ -87,8 +86,8 @@ class Demo:
     def __enter__(self) -> Demo:
         self._folder = tempfile.TemporaryDirectory(prefix="owl-sap-demo-")
         try:
-            self._stand_in = StandIn(Path(self._folder.name))
-            settings = demo_settings(self._wanted, self._stand_in.greeting, self._collections)
+            self._emulator = EmulatorProcess(Path(self._folder.name))
+            settings = demo_settings(self._wanted, self._emulator.greeting, self._collections)
             state = StateSettings(path=Path(self._folder.name) / "state")
             self.service = Service(settings.model_copy(update={"state": state}))
         except BaseException:
@@ -100,12 +99,12 @@ class Demo:
         try:
             self.service.close()
         finally:
-            self._stand_in.stop()
+            self._emulator.stop()
             self._folder.cleanup()
 
     @property
     def place(self) -> str:
-        greeting = self._stand_in.greeting
+        greeting = self._emulator.greeting
         return f"{greeting['host']}:{greeting['port']}"
 
     @property
@@ -127,7 +126,7 @@ def _query(block: Mapping[str, Any]) -> DemoQuery:
 def demo_settings(
     wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
 ) -> Settings:
-    """The demo's own database and collections; engine, search and REST as the operator configured them."""
+    """Return settings with the demo's database and collections; engine, search and REST stay as configured."""
     hana = HanaSettings(
         host=greeting["host"],
         port=greeting["port"],
@@ -147,14 +146,14 @@ def demo_settings(
     )
 
 
-class StandIn:
+class EmulatorProcess:
     """The emulator as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
 
     def __init__(self, folder: Path, *, sample: bool = True) -> None:
         command = [*emulator_command(), "--port", "0", "--data", str(folder / "data")]
         command += ["--sample"] if sample else []
         self._log = (folder / "emulator.log").open("wb")
-        # A session of its own: Ctrl-C in the terminal must end us first, and we end it.
+        # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the emulator.
         self._process = subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,

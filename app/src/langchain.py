@@ -1,6 +1,4 @@
-"""Where an application gets LangChain's classes from: the settings' collections and models, opened in its own process.
-Knows the service; no HTTP and no terminal.
-"""
+"""LangChain's classes over the collections and models of the settings, opened in the application's own process."""
 
 from __future__ import annotations
 
@@ -19,28 +17,28 @@ from connector.sync.documents import NewDocument
 
 
 class Owl:
-    """What owl-sap.toml describes, for LangChain. Nothing is connected or loaded before it is needed; `close` it, or
-    use it as a context manager. Thread-safe; one for a process is enough."""
+    """Opens what owl-sap.toml describes for LangChain. Nothing is connected or loaded before it is needed. Close it, or
+    use it as a context manager. Thread-safe; one per process is enough."""
 
     def __init__(self, config: str | Path | None = None, *, service: Service | None = None) -> None:
-        """`config`: the settings file; None: as for the commands, from the environment and owl-sap.toml here.
-        `service`: one that is there already, which is closed all the same. Raises SettingsError."""
+        """Load the settings. `config` None: as for the commands, from the environment and ./owl-sap.toml. `service`: an
+        existing one, which `close` closes too. Raises SettingsError."""
         if service is None:
             loaded = load(None if config is None else Path(config))
             service = Service(loaded.settings, file=loaded.file)
         self.service = service
 
     def vector_store(self, collection: str, *, principal: Principal = OPERATOR) -> OwlVectorStore:
-        """For reading; for writing too where `documents = true`. `principal`: for whom, where the collection has row
-        rights; by default whoever runs this process, who sees every row. Raises UnknownCollection."""
+        """Return a vector store, writable where `documents = true`. `principal`: whose row rights apply; by default the
+        operator, who sees every row. Raises UnknownCollection."""
         return OwlVectorStore(_Opened(self.service, collection, principal))
 
     def retriever(self, collection: str, *, principal: Principal = OPERATOR, **fields: Any) -> OwlRetriever:
-        """`fields`: of an `OwlRetriever`. Raises UnknownCollection."""
+        """Return a retriever with these `fields` of `OwlRetriever`. Raises UnknownCollection."""
         return OwlRetriever(collection=_Opened(self.service, collection, principal), **fields)
 
     def embeddings(self) -> OwlEmbeddings:
-        """The model of [embedding]."""
+        """Return the model of [embedding]."""
         return OwlEmbeddings(self.service.parts.embedder)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Which tables of a schema are worth a collection: those that hold texts for people, the best known and the largest
-first. Asks the catalogue only, and of a schema of a hundred thousand tables no more than the largest.
+"""Find the tables of a schema that are worth a collection: those with texts, well-known and large ones first. Reads
+the catalogue only, and in a very large schema only the largest tables.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from connector.hana import catalog
 from connector.hana.connection import HanaPool
 from connector.model import Column, TableRef
 
-_SMALL = 300
-"""Tables of a schema that are all looked at."""
+_SMALL = 300  # a schema with so many tables is read completely
 _OURS = "OWL_"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`rows` as HANA keeps count; None for a view, and where the user may not see it. `texts`: its text columns."""
+    """`rows`: HANA's own count; None for a view, and where the user may not see it. `texts`: its text columns."""
 
     ref: TableRef
     is_view: bool
@@ -30,8 +29,7 @@ class Candidate:
 
 
 def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[Candidate]:
-    """Best first. Empty tables stand last, but for views, of which nobody knows. Raises UnknownTable for a schema that
-    is not there."""
+    """Return candidates, best first and empty tables last. Raises UnknownTable for an unknown schema."""
     listed = catalog.tables(pool, schema, limit=_SMALL + 1)
     if len(listed) > _SMALL:
         largest = catalog.largest_tables(pool, schema, _SMALL)

@@ -1,5 +1,5 @@
-"""Which way to find changes a proposal names, and why: from the columns of a table and what one look at its rows told.
-Pure. Cautious: a watermark that some changes do not set loses them until the next full comparison.
+"""Choose the change method of a proposal from a table's columns and a look at its rows. Pure. Cautious, because a
+watermark that some changes do not set misses them until the next full comparison.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from connector.model import Column, Table
 
 FULL: Mapping[str, str] = {"method": "full"}
 DELAY = "30s"
-_LARGE = 500_000
-"""Rows from which comparing all of them in every run is felt."""
+_LARGE = 500_000  # rows; comparing more in every run takes noticeable time
 
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """What the rows hold in the column that tells changes: `filled` of `rows` have a value that is not initial, and
-    there are `distinct` ones."""
+    """Values of the column that may be a watermark: `filled` of `rows` have a value that is not initial, `distinct`
+    differ."""
 
     rows: int
     filled: int
@@ -30,7 +29,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`changes` as it stands in the settings; `guess`: it rests on a name."""
+    """`changes` as in the settings; `guess`: based on a name."""
 
     changes: Mapping[str, str]
     why: str
@@ -38,13 +37,13 @@ class Advice:
 
 
 def stamp_column(table: Table) -> Column | None:
-    """The column that may be a watermark: it says when a row changed, to the second."""
+    """Return the column that may be a watermark: the time of the last change, to the second."""
     found = [column for column in table.columns if tells_changes(column) and tells_time(column)]
     return min(found, key=lambda column: not column.name.upper().startswith("LAST"), default=None)
 
 
 def advise(table: Table, stamps: Stamps | None, rows: int | None = None) -> Advice:
-    """`stamps`: of `stamp_column`; None: nobody looked. `rows`: of the table, if known."""
+    """`stamps`: of `stamp_column`; None when not read. `rows`: of the table, if known."""
     column = stamp_column(table)
     if column is None:
         return Advice(FULL, f"every row is compared: {_no_column(table)}{_large(table, rows)}")

@@ -1,5 +1,5 @@
-"""Looks at a table and proposes a collection: describes it, asks the catalogue and its rows for what the description
-does not say (keys, clients, text tables), and hands that to `proposal`. Changes nothing.
+"""Describe a table and propose a collection: read keys, clients and text tables from the catalogue and the rows, and
+pass them to `proposal`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from connector.model import Column, Table, TableRef
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
 _MOST_CLIENTS = 20
 _MOST_TEXT_TABLES = 3
-_LOOKED_AT = 20
-"""Tables of the same key that are described to see whether they are text tables."""
+_LOOKED_AT = 20  # tables with the same key that are checked for being text tables
 
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """`proposal` is None where none can be made; `reason` then says why. `rows`: as HANA keeps count, if known."""
+    """`proposal` is None where none is possible, for the `reason`. `rows`: HANA's own count, if known."""
 
     table: Table
     rows: int | None
@@ -39,9 +38,9 @@ def introspect(
     """Describe a table or view and propose a collection over it.
 
     A table without text of its own, but with a text table (MARA and MAKT), gets a proposal for that one, and the SQL of
-    a view over both. With `look_at_rows` clients are counted, for views the key is tried, and a column that may tell
-    changes is looked at: each is one pass of HANA over the table. `languages`: which texts the view takes, best first.
-    Raises UnknownTable; PermissionRefused when the rows may not be read.
+    a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark, each one pass
+    of HANA over the table. `languages`: of the view's texts, best first. Raises UnknownTable; PermissionRefused when
+    the rows may not be read.
     """
     table = catalog.describe(pool, ref)
     counts = {} if table.is_view else catalog.record_counts(pool, ref.schema, [ref.name])
@@ -96,14 +95,14 @@ def _tried(pool: HanaPool, table: Table) -> dict[tuple[str, ...], int]:
 
 def _clients(pool: HanaPool, table: Table, column: Column) -> list[tuple[str, int]]:
     name = quote(column.name)
-    # Names are quoted, so S608 has nothing to find here and below.
+    # S608, here and below: all names are quoted.
     sql = f"SELECT {name}, COUNT(*) FROM {_place(table)} GROUP BY {name} ORDER BY COUNT(*) DESC, {name} LIMIT ?"  # noqa: S608
     found = pool.read(sql, (_MOST_CLIENTS,), doing=f"counting the clients in {table.ref}")
     return [(str(client), int(rows)) for client, rows in found if client is not None]
 
 
 def _shared(pool: HanaPool, table: Table, key: tuple[str, ...]) -> int | None:
-    """Values of these columns that more than one row has; None when there is no row, which proves nothing."""
+    """Return how many values of these columns occur in several rows; None for an empty table, which proves nothing."""
     names = ", ".join(map(quote, key))
     sql = (
         'SELECT COUNT(*), SUM(CASE WHEN "N" > 1 THEN 1 ELSE 0 END) '  # noqa: S608
@@ -114,7 +113,7 @@ def _shared(pool: HanaPool, table: Table, key: tuple[str, ...]) -> int | None:
 
 
 def _stamps(pool: HanaPool, table: Table, column: Column) -> Stamps:
-    """Initial values count as none: ABAP writes zeros or blanks where nothing was set."""
+    """Count initial values as missing: ABAP writes zeros or blanks where nothing was set."""
     name = quote(column.name)
     value = name if column.type_name in _NEVER_INITIAL else f"NULLIF(LTRIM(TO_NVARCHAR({name}), '0. '), '')"
     sql = f"SELECT COUNT(*), COUNT({value}), COUNT(DISTINCT {name}) FROM {_place(table)}"  # noqa: S608
@@ -123,8 +122,8 @@ def _stamps(pool: HanaPool, table: Table, column: Column) -> Stamps:
 
 
 def _text_sources(pool: HanaPool, table: Table, languages: Sequence[str]) -> TextSources:
-    """Tables of the same schema with this primary key and a language, the likeliest first; those that SAP's conventions
-    name although their key is another; and those that hold several rows with texts for one."""
+    """Find the text tables of the same schema: with this primary key and a language, likeliest first; by SAP's naming
+    conventions; and tables of items, with several rows for one."""
     schema, name = table.ref.schema, table.ref.name
     keys = catalog.tables_with_key(pool, schema, table.primary_key[-1]) if table.primary_key else {}
     key = set(table.primary_key)

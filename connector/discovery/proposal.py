@@ -1,5 +1,5 @@
-"""A first `[[collections]]` block for a table, each choice with its reason, from what catalogue and counts say.
-Pure: asks nothing itself. A proposal is for a person to read and change; nothing is decided by it."""
+"""Propose a `[[collections]]` block for a table, each setting with its reason, from the catalogue and counts. Pure. A
+user reviews and changes the proposal."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_TEXTS = 6
 MOST_METADATA = 8
 _MOST_MEASURES = 2
 _MOST_CANDIDATES = 4
+# A key column that numbers items: useless as a filter.
 _ITEM = re.compile(r"\b(number|no|item)\b|NUM$|_ITEM$", re.IGNORECASE)
-"""Of a key column: it counts, and nobody filters by it."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -30,9 +30,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Facts:
     """What is known of a table besides its description.
 
-    `clients`: (client, rows), most rows first; None: not asked. `shared`: for each key that was tried, how many of its
-    values belong to more than one row; 0 proves it unique now. `stamps`: of the column that may tell changes. `rows`:
-    as HANA keeps count. `texts`: what stands in other tables.
+    `clients`: (client, rows), most rows first; None: not read. `shared`: for each key that was tried, how many of its
+    values occur in several rows; 0 proves it unique now. `stamps`: of a possible watermark. `rows`: HANA's own count.
+    `texts`: text tables.
     """
 
     unique_keys: Sequence[tuple[str, ...]] = ()
@@ -48,10 +48,8 @@ Setting = str | list[str] | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One block. `reasons`: by setting, why it is so; `guessed`: those settings of which nothing proves that they are
-    right; `notes`: what else a person should know before using it.
-
-    `create_view`: SQL of a view that joins the table with its text tables, where that would give more to find.
+    """One block. `reasons`: by setting. `guessed`: the settings that are not proven. `notes`: what else the user should
+    know. `create_view`: SQL of a view that joins the table with its text tables, where that has more texts.
     """
 
     name: str
@@ -67,19 +65,19 @@ class Proposal:
     create_view: str | None = None
 
     def settings(self) -> dict[str, Setting]:
-        """As they stand in the settings file."""
+        """Return the settings as in the settings file."""
         block: dict[str, Setting] = {"name": self.name, "source": str(self.source), "key": list(self.key)}
         if self.where is not None:
             block["where"] = self.where
         return block | {"template": self.template, "metadata": list(self.metadata), "changes": dict(self.changes)}
 
     def comments(self) -> dict[str, str]:
-        """The reasons, with a mark where a person has to look."""
+        """Return the reasons; a guess is marked for review."""
         return {name: f"GUESS: {why}" if name in self.guessed else why for name, why in self.reasons.items()}
 
 
 def propose(table: Table, facts: Facts) -> Proposal:
-    """Raises NoProposal when no column holds text, none that SQL can read, or none could be a key."""
+    """Raises NoProposal when no column has text that SQL can read, or none can be a key."""
     if (why := unreadable(table.ref.name)) is not None:
         raise NoProposal(why)
     chosen = _Choices(table, facts)
@@ -110,7 +108,7 @@ def collection_name(table: str) -> str:
 
 
 class _Choices:
-    """The choices one after the other; each leaves its reason."""
+    """Makes the choices one after the other and keeps their reasons."""
 
     def __init__(self, table: Table, facts: Facts) -> None:
         self._table = table
@@ -120,7 +118,7 @@ class _Choices:
         self.notes: list[str] = []
 
     def template(self) -> tuple[tuple[str, ...], str]:
-        """The text columns, titles first, and the template made of them."""
+        """Return the text columns, titles first, and their template."""
         table = self._table
         found = [(guess(column), column) for column in table.columns if nameable(column)]
         texts = [
@@ -245,7 +243,7 @@ class _Choices:
 
 
 def _pairs(columns: Sequence[Column], taken: set[str]) -> list[tuple[str, str]]:
-    """A currency or unit once, with the first value that it belongs to."""
+    """Each currency or unit once, with the first value that it belongs to."""
     found = [(value.name, unit.name) for value, unit in measures(columns) if nameable(value) and nameable(unit)]
     by_unit = {unit: value for value, unit in reversed(found) if not {unit, value} & taken}
     return [(value, unit) for unit, value in reversed(by_unit.items())][:_MOST_MEASURES]
@@ -268,7 +266,7 @@ def _slot(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """For a condition that a person reads: SAP's own names need no quotes."""
+    """For a readable condition: SAP's own names need no quotes."""
     return name if re.fullmatch(r"[A-Z]+", name) else quote(name)
 
 
@@ -280,14 +278,14 @@ def client_column(table: Table) -> Column | None:
 
 
 def _own_number(table: Table) -> str | None:
-    """The column that identifies a row within its client: a filter by it could find that one row only."""
+    """The column that identifies a row within its client: useless as a filter."""
     client = client_column(table)
     rest = [name for name in table.primary_key if client is None or name != client.name]
     return rest[0] if len(rest) == 1 else None
 
 
 def key_candidates(table: Table) -> list[tuple[str, ...]]:
-    """Columns that may identify a row where nothing in the catalogue says so, best first; at most four.
+    """Return up to four possible keys of a table without one in the catalogue, best first.
 
     One column alone that is called like an id; then, by name, the client and numbers, without and with languages; then
     all before the first text.
@@ -303,7 +301,7 @@ def key_candidates(table: Table) -> list[tuple[str, ...]]:
 
 
 def _likeliest(candidates: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Where no row was looked at: rather a language too many than rows that share a key."""
+    """The choice without reading rows: an extra language is safer than rows that share a key."""
     first, *others = candidates
     return next((key for key in others[:1] if set(first) < set(key)), first)
 
@@ -330,11 +328,11 @@ def _about_texts(table: Table, facts: Facts) -> list[str]:
     if facts.texts.texts:
         names = ", ".join(str(other.ref) for other in facts.texts.texts)
         notes.append(
-            f"Texts of {table.ref} in several languages stand in: {names}. {VIEW_TOLD}: make it and introspect that."
+            f"Texts of {table.ref} in several languages are in: {names}. {VIEW_TOLD}: make it and introspect that."
         )
     if facts.texts.items:
         names = ", ".join(str(other.ref) for other in facts.texts.items)
-        notes.append(f"Items with texts of their own stand in: {names}; the view below strings them together.")
+        notes.append(f"Items with texts of their own are in: {names}; the view below concatenates them.")
     if (note := long_text_note(table.ref.name)) is not None:
         notes.append(note)
     return notes
@@ -342,5 +340,5 @@ def _about_texts(table: Table, facts: Facts) -> list[str]:
 
 VIEW_TOLD = (
     "The view below gives each row the text of the first language that has one (fixed in it, because every sync must "
-    "read the same text, whoever logs on; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
+    "read the same text for any user; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
 )

@@ -1,5 +1,5 @@
-"""What a column is for, guessed from its type, length, name and comment: text for people, a code, a date, a client ...
-SAP's own names are known by heart. Guesses for a proposal that a person reads; nothing else may rest on them.
+"""Guess the role of a column from type, length, name and comment: text, code, date, client ... SAP's own names are
+known. Only proposals, which users review, may depend on these guesses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from connector.model import Column
 
 
 class Role(Enum):
-    """In this order text roles stand in a template."""
+    """Text roles are in the order in which a template uses them."""
 
     TITLE = "title"
     TEXT = "text"
@@ -24,10 +24,8 @@ class Role(Enum):
     LANGUAGE = "language"
     CODE = "code"
     DATE = "date"
-    NUMBER = "number"
-    """A number or name that identifies something: good as a key, not as a text."""
-    PERSON = "person"
-    """Who did it: no text, and nothing to keep beside vectors without need."""
+    NUMBER = "number"  # a number or name that identifies something: a key, not a text
+    PERSON = "person"  # who did it: not a text, and personal data that need a reason to be stored
     OTHER = "other"
 
 
@@ -36,7 +34,7 @@ TEXTS = (Role.TITLE, Role.TEXT, Role.LONG_TEXT)
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A role and why, in words for people. `known`: SAP's own name says so, and nothing had to be guessed."""
+    """A role and the reason. `known`: certain, by SAP's own name."""
 
     role: Role
     why: str
@@ -114,7 +112,7 @@ _MOMENTS = frozenset({"DATE", "TIMESTAMP", "SECONDDATE"})
 
 
 def guess(column: Column) -> Guess:
-    """Total: everything has a role, if only OTHER."""
+    """Return the role of any column, OTHER if no other fits."""
     if column.type_name in _MOMENTS:
         return Guess(Role.DATE, column.type_name)
     if column.type_name == "BOOLEAN":
@@ -125,7 +123,7 @@ def guess(column: Column) -> Guess:
 
 
 def _special(column: Column) -> Guess | None:
-    """What SAP's conventions say, before anything else is guessed."""
+    """The role by SAP's conventions."""
     name, both = column.name.upper().rpartition("/")[2], f"{column.name} {column.comment}"
     if (found := _by_name(name, column)) is not None:
         return found
@@ -148,7 +146,7 @@ def _special(column: Column) -> Guess | None:
 
 
 def _by_name(name: str, column: Column) -> Guess | None:
-    """Names that mean one thing in every SAP system; but for the client and the language whatever their length."""
+    """The role by names that mean the same in every SAP system."""
     if name in _CLIENTS and column.length <= 3:
         return Guess(Role.CLIENT, "SAP's client", known=True)
     if name in _LANGUAGES and column.length <= _LONGEST_LOCALE:
@@ -198,8 +196,8 @@ _AMOUNT = _words(r"amount|price|value|cost|betrag|preis|wert|kosten|AMT$|PRICE$"
 
 
 def measures(columns: Sequence[Column]) -> list[tuple[Column, Column]]:
-    """Amounts with their currency and quantities with their unit, as SAP pairs them: by known names, by NAMEUnit and
-    NAMECurrency, or because one stands right behind the other."""
+    """Return amounts with their currency and quantities with their unit, as SAP pairs them: by known names, by NAMEUnit
+    and NAMECurrency, or because one directly follows the other."""
     by_name = {column.name: column for column in columns}
     units = [column for column in columns if _is_unit(column)]
     found = []
@@ -227,7 +225,7 @@ def _is_unit(column: Column) -> bool:
 
 
 def tells_changes(column: Column) -> bool:
-    """Could this column say when a row was last changed?"""
+    """Return whether this column may have the time of the last change."""
     stamp = column.type_name == "DECIMAL" and (column.length, column.scale) in _STAMPS
     written = column.type_name in CHARACTER_TYPES and (column.length == 14 or is_dats(column))
     named = _CHANGED.search(column.name) or _CHANGED.search(column.comment)

@@ -1,5 +1,5 @@
-"""What is known by heart of SAP's own tables: where their texts stand, which items they have, what SQL cannot read.
-Facts for a proposal that a person reads. Source: SAP's data dictionary, as documentation and field lists show it.
+"""Facts about SAP's own tables, for proposals: their text tables and items, and what SQL cannot read. Source: SAP's
+data dictionary in documentation and field lists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Known:
     """`texts`: text tables, best first; `items`: tables with several rows for one of this, whose texts belong to it;
-    `long_text`: the object under which its long texts stand in STXH and STXL."""
+    `long_text`: the object of its long texts in STXH and STXL."""
 
     about: str
     texts: tuple[str, ...] = ()
@@ -61,18 +61,18 @@ def known(table: str) -> Known:
 
 
 def unreadable(table: str) -> str | None:
-    """Why no text can be had from it by SQL, where that is so."""
+    """Return why SQL cannot read texts from the table; None when it can."""
     if table not in _LONG_TEXTS:
         return None
     what = "holds the headers of" if table == "STXH" else "holds"
     return (
-        f"{table} {what} SAPscript's long texts, which stand in STXL as compressed ABAP clusters: SQL sees bytes only, "
-        f"and so does every tool that reads the database. {UNPACK}"
+        f"{table} {what} SAPscript's long texts, which STXL stores as compressed ABAP clusters that SQL cannot read. "
+        f"{UNPACK}"
     )
 
 
 def long_text_note(table: str) -> str | None:
-    """A warning for a table whose best texts may be out of reach."""
+    """Return a warning for a table whose long texts SQL cannot read."""
     object_name = known(table).long_text
     if not object_name:
         return None
@@ -83,9 +83,8 @@ def long_text_note(table: str) -> str | None:
 
 
 def text_table_names(table: str) -> Sequence[str]:
-    """Names under which the texts of a table stand by SAP's conventions, the likeliest first: known pairs; BW's master
-    data (/BIC/PZMAT has its texts in /BIC/TZMAT); a CDS view I_Product with I_ProductText; MARAT or MART; CAP's
-    _TEXTS."""
+    """Return the names of a table's text table by SAP's conventions, likeliest first: known pairs; BW's master data
+    (/BIC/PZMAT has /BIC/TZMAT); a CDS view I_Product with I_ProductText; MARAT or MART; CAP's _TEXTS."""
     names = [*known(table).texts]
     if found := _BW_MASTER.fullmatch(table):
         names.append(f"/{found[1]}/T{found[2]}")
@@ -95,5 +94,5 @@ def text_table_names(table: str) -> Sequence[str]:
 
 
 def outside_names(table: str) -> Sequence[str]:
-    """Those of them that no key leads to: in their key, or in the table's, there is something else."""
+    """Return those of them whose key may differ from the table's."""
     return text_table_names(table)[:-5]

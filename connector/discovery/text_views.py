@@ -1,5 +1,5 @@
-"""Text tables: which table holds the texts of another, and the SQL of a view that joins both, one row for each key,
-with the texts of the best language that there is. Pure; the SQL is for a person to read and run, nothing here runs it.
+"""Text tables: find the table with the texts of another, and write the SQL of a view that joins both: one row for each
+key, with the texts of the best language. A user reads and runs the SQL; nothing here does.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from connector.hana.catalog import LOB_TYPES, NOT_COMPARABLE
 from connector.hana.connection import quote
 from connector.model import Column, Table, TableRef
 
-LANGUAGES = ("E", "D")
-"""English, then German, in SAP's one-letter form."""
+LANGUAGES = ("E", "D")  # English, then German, in SAP's one-letter form
 _ISO = {
     "E": "en", "D": "de", "F": "fr", "I": "it", "S": "es", "N": "nl", "P": "pt", "L": "pl", "J": "ja", "1": "zh",
     "A": "ar", "B": "he", "C": "cs", "G": "el", "H": "hu", "K": "da", "O": "no", "Q": "sk", "R": "ru", "T": "tr",
     "U": "fi", "V": "sv", "W": "bg", "2": "th", "3": "ko", "4": "ro", "5": "sl", "6": "hr", "8": "uk", "9": "et",
 }  # fmt: skip
 _SAP = {iso: letter for letter, iso in _ISO.items()}
-_ACTIVE = "OBJVERS"
-"""BW keeps a version beside the active one while somebody changes master data."""
+_ACTIVE = "OBJVERS"  # BW keeps a second version while master data are being changed
 _RANK = "OWL_RANK"
 _LONGEST_NAME = 127
 _MOST_ITEM_TEXTS = 2
 
 
 def nameable(column: Column) -> bool:
-    """Names that no statement of ours could hold are left out."""
+    """Return whether SQL can quote the column's name."""
     try:
         quote(column.name)
     except ConfigurationError:
@@ -43,14 +41,14 @@ def place(ref: TableRef) -> str:
 
 
 def language_of(table: Table) -> Column | None:
-    """The language that is part of the table's key; of a view: its language, wherever it stands."""
+    """Return the language in the table's key; of a view, any language column."""
     columns = [column for column in table.columns if not table.primary_key or column.name in table.primary_key]
     return next((column for column in columns if guess(column).role is Role.LANGUAGE), None)
 
 
 def shared_key(texts: Table, table: Table) -> tuple[str, ...]:
-    """The columns that lead from a row of `table` to its texts: the key of `texts` but for the language. Empty: they do
-    not belong together, or there is no text in `texts`."""
+    """Return the columns that join `table` with its texts: the key of `texts` without the language. Empty when they do
+    not belong together or `texts` has no text."""
     language = language_of(texts)
     if language is None or not any(_text_columns(texts)):
         return ()
@@ -62,19 +60,19 @@ def shared_key(texts: Table, table: Table) -> tuple[str, ...]:
 
 
 def is_text_table(texts: Table, table: Table) -> bool:
-    """Is the key of `texts` that of `table`, plus a language? Then its texts are of just this."""
+    """Return whether the key of `texts` is that of `table` plus a language."""
     both = bool(table.primary_key) and bool(texts.primary_key)
     return both and set(shared_key(texts, table)) == set(table.primary_key)
 
 
 def nearest_first(table: str, others: Sequence[str]) -> list[str]:
-    """Names of text tables, the likeliest one first, then the alphabet."""
+    """Return the names, likely text tables first, the others sorted."""
     likely = list(text_table_names(table))
     return sorted(others, key=lambda name: (likely.index(name) if name in likely else len(likely), name))
 
 
 def items_key(items: Table, table: Table) -> tuple[str, ...]:
-    """The key of `table`, where that of `items` is just one column longer, which is no language; else ()."""
+    """Return the key of `table` when that of `items` has one more column, which does not hold a language; else ()."""
     rest = [name for name in items.primary_key if name not in table.primary_key]
     if not table.primary_key or len(rest) != 1 or len(items.primary_key) != len(table.primary_key) + 1:
         return ()
@@ -85,7 +83,7 @@ def items_key(items: Table, table: Table) -> tuple[str, ...]:
 class TextSources:
     """What a view joins with a table: `texts`, a row for each language, and `items`, several rows without languages.
 
-    `languages`: the wanted ones, best first, as SAP or ISO writes them; where none is there, any other is taken.
+    `languages`: the wanted ones, best first, as SAP or ISO writes them; any other where these are missing.
     """
 
     texts: Sequence[Table] = ()
@@ -93,7 +91,7 @@ class TextSources:
     languages: Sequence[str] = ()
 
     def chain(self, column: Column) -> tuple[str, ...]:
-        """The wanted languages as the column holds them: "E" for SPRAS, "en" for a locale."""
+        """Return the languages in the form of the column: "E" for SPRAS, "en" for a locale."""
         wanted = (*self.languages, *LANGUAGES)
         letters = column.length == 1
         forms = [_SAP.get(each.lower(), each) if letters else _locale(each) for each in wanted]
@@ -101,12 +99,12 @@ class TextSources:
 
 
 def create_view(table: Table, sources: TextSources) -> str | None:
-    """SQL of a view with one row for each row of `table`, its columns (but for persons) and its texts; None where
-    nothing is to be joined.
+    """Return the SQL of a view with the rows and columns of `table` (without persons) and their texts; None when there
+    is nothing to join.
 
-    Each text table gives the first wanted language in which it has a text, else any. A text that the table itself has
-    in its default language (CAP) is replaced by the one of the first wanted language alone, as CAP does it. Texts of
-    items are strung together in their order.
+    Each text table gives the first wanted language that has a text, else any. A text that the table itself has in its
+    default language (CAP) is replaced only by that of the first wanted language, as CAP does. Texts of items are
+    concatenated in their order.
     """
     parts = _Parts(table, sources)
     for texts in sources.texts:
@@ -202,7 +200,7 @@ class _Parts:
 
 
 def _behind_key(items: dict[str, str], table: Table, name: str, value: str) -> dict[str, str]:
-    """With the language after the key columns, where a person looks for it."""
+    """Put the language after the key columns, where users look for it."""
     made: dict[str, str] = {each: text for each, text in items.items() if each in table.primary_key}
     made[name] = value
     return made | {each: text for each, text in items.items() if each not in made}
@@ -226,7 +224,7 @@ def _comparable(column: Column) -> bool:
 
 
 def _has_text(table: Table, name: str) -> str:
-    """Of LOBs too, which HANA compares with nothing. False for NULL and, but for LOBs, for blanks."""
+    """SQL that is false for NULL and, except for LOBs, for blanks. HANA cannot compare LOBs."""
     value = quote(name) if _is_lob(table, name) else f"TRIM({quote(name)})"
     return f"LENGTH({value}) > 0"
 

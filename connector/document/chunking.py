@@ -1,4 +1,4 @@
-"""How long texts are cut into pieces that the model takes whole. Knows the embedder's limits; no row, no store."""
+"""Cut long texts into pieces that the model can read whole."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ class Chunker:
             embedder.fingerprint.encode("utf-8", "surrogatepass"),
         ):
             self._hash.update(struct.pack("<Q", len(part)) + part)
-        self.digest = self._hash.digest()
-        """16 bytes of sizes and model."""
+        self.digest = self._hash.digest()  # 16 bytes of sizes and model
 
     def text_digest(self, text: str) -> bytes:
-        """16 bytes of the text, of how it is cut and of the model."""
+        """Return 16 bytes of the text, the sizes and the model."""
         digest = self._hash.copy()
         digest.update(text.encode())
         return digest.digest()
 
     def pieces_of(self, texts: Sequence[str]) -> list[list[str]]:
-        """The pieces of each text, none of an empty one. Tokens are counted in one call, and only for texts that might
-        be too long."""
+        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that might be too long."""
         long = [position for position, text in enumerate(texts) if self._may_be_long(text)]
         counts = self._embedder.count_tokens([texts[position] for position in long]) if long else []
         too_long = {position for position, count in zip(long, counts, strict=True) if count > self.max_tokens}
@@ -48,8 +46,8 @@ class Chunker:
         return self._embedder.split(text, self.max_tokens, self.overlap) if too_long else [text]
 
     def _may_be_long(self, text: str) -> bool:
-        """False only when no tokeniser could make more than `max_tokens` of it: at most one token per ASCII character
-        and one mark at the start; other characters may fall apart into bytes or, normalised, into several letters."""
+        """False only when no tokeniser can give more than `max_tokens`: at most one token per ASCII character and one
+        at the start; other characters may become several bytes or letters."""
         if len(text) >= self.max_tokens:
             return True
         return not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= self.max_tokens
@@ -60,9 +58,9 @@ def _sizes(spec: ChunkSpec, embedder: Embedder) -> tuple[int, int]:
     wanted = spec.max_tokens or most
     if wanted > most:
         raise ConfigurationError(
-            f"`chunk.max_tokens` is {wanted}, but {embedder.model} takes {most}: the rest would be cut off unseen"
+            f"`chunk.max_tokens` is {wanted}, but {embedder.model} takes at most {most}: texts would be cut off"
         )
     if spec.overlap < 0:
-        raise ConfigurationError(f"`chunk.overlap` is {spec.overlap}; it must not be negative")
-    # The default overlap is meant for the usual models; with few tokens more than half would go in circles.
+        raise ConfigurationError(f"`chunk.overlap` is {spec.overlap}; it must be at least 0")
+    # With few tokens the default overlap would repeat more than half of each piece.
     return wanted, min(spec.overlap, wanted // 2)

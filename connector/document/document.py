@@ -1,6 +1,4 @@
-"""A row becomes a document and its chunks: rendered text, metadata, identity, digests.
-Knows the catalogue's description of the columns and the embedder's limits; no connection, no store.
-"""
+"""Turn a row into a document and its chunks: rendered text, metadata, identity, digests."""
 
 from __future__ import annotations
 
@@ -39,26 +37,23 @@ __all__ = [
     "vector_digest",
 ]
 
-LONGEST_ID = 2000
-"""SRC_KEY is NVARCHAR(2000), which counts UTF-16 units."""
-LARGEST_METADATA = 100_000
-"""Bytes of one row's metadata as JSON: filters and hits are no place for documents."""
+LONGEST_ID = 2000  # SRC_KEY is NVARCHAR(2000), which counts UTF-16 units
+LARGEST_METADATA = 100_000  # bytes of one row's metadata as JSON
 UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _FLOATS = frozenset({"DOUBLE", "REAL", "FLOAT"})
 _DIGEST = 16
-RENDERING = 1
-"""Raised whenever the same row would be rendered differently by a later version of this code."""
+RENDERING = 1  # increase it when this code renders the same row differently
 
 
 # --------------------------------------------------------------------------------------------------------- identity
 
 
 def document_id(key: Key) -> str:
-    """The key as a canonical, compact JSON array: no two keys share one, whatever their types.
+    """Return the key as a canonical, compact JSON array, different for different keys.
 
-    Text, integers, booleans and NULL stand as themselves, floats with a point or exponent, the rest as an object with
-    its type: {"decimal":"12.5"} {"date":..} {"time":..} {"datetime":..} {"bytes":"<hex>"}. Keys that are equal for SQL
-    (1.50 and 1.5, 0.0 and -0.0) have one id. Raises RowRejected above 2000 characters, the length of SRC_KEY.
+    Text, integers, booleans and NULL are plain JSON, floats have a point or exponent, other types are objects:
+    {"decimal":"12.5"} {"date":..} {"time":..} {"datetime":..} {"bytes":"<hex>"}. Keys that are equal for SQL (1.50 and
+    1.5, 0.0 and -0.0) have one id. Raises RowRejected above 2000 characters, the length of SRC_KEY.
     """
     text = _encode(key)
     if len(text) > LONGEST_ID // 2 and _units(text) > LONGEST_ID:
@@ -67,7 +62,7 @@ def document_id(key: Key) -> str:
 
 
 def quarantine_id(key: Key) -> str:
-    """`document_id`, or for a key too long for it a stand-in of bounded length, so that the row can be quarantined."""
+    """Return `document_id`, or a digest for a key too long for it, so that the row can be quarantined."""
     try:
         return document_id(key)
     except RowRejected:
@@ -75,7 +70,7 @@ def quarantine_id(key: Key) -> str:
 
 
 def parse_id(id: str) -> list[Value]:
-    """The key values of a document id, with their types. Raises ValueError for what `document_id` cannot have made."""
+    """Return the key values of a document id, with their types. Raises ValueError for anything else."""
     parsed = json.loads(id, object_hook=_untag)
     if not isinstance(parsed, list):
         raise ValueError(f"a document id is a JSON array, not {type(parsed).__name__}")
@@ -96,13 +91,13 @@ def _encode(key: Key) -> str:
 
 
 def _encode_odd(key: Key) -> str:
-    """The same form for what orjson refuses: halves of characters (escaped) and integers beyond 64 bits."""
+    """The same form for what orjson refuses: unpaired surrogates (escaped) and integers beyond 64 bits."""
     text = json.dumps([_whole_pairs(value) for value in key], default=_tag, ensure_ascii=False, separators=(",", ":"))
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def _whole_pairs(value: Value) -> Value:
-    """Two halves in a row are one character: the database's UTF-16 cannot tell them apart, so neither may an id."""
+    """Join surrogate pairs to one character: UTF-16 in the database makes no difference between them."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return value
@@ -111,7 +106,7 @@ def _whole_pairs(value: Value) -> Value:
 def _plain_float(value: Value) -> Value:
     if isinstance(value, float):
         if value - value != 0.0:
-            raise RowRejected("a key column holds a number that is not finite")
+            raise RowRejected("a key column has a number that is not finite")
         return value + 0.0
     return value
 
@@ -127,14 +122,14 @@ def _tag(value: Any) -> dict[str, str]:
         return {"time": value.isoformat()}
     if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": bytes(value).hex()}
-    raise RowRejected(f"a key column holds a {type(value).__name__}, which cannot identify a row")
+    raise RowRejected(f"a key column has a {type(value).__name__}, which cannot identify a row")
 
 
 def _canonical_decimal(value: Decimal) -> str:
     """Exact (normalize() would round to 28 digits), equal numbers alike, plain notation where it is short."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
-        raise RowRejected("a key column holds a number that is not finite")
+        raise RowRejected("a key column has a number that is not finite")
     while len(digits) > 1 and digits[-1] == 0:
         digits, exponent = digits[:-1], exponent + 1
     if digits == (0,):
@@ -158,7 +153,7 @@ def _untag(tagged: dict[str, str]) -> Value:
         ((tag, text),) = tagged.items()
         if tag in _UNTAG:
             return _UNTAG[tag](text)
-    raise ValueError(f"no value of a document id: {', '.join(sorted(tagged))}")
+    raise ValueError(f"invalid value in a document id: {', '.join(sorted(tagged))}")
 
 
 def _units(text: str) -> int:
@@ -177,11 +172,10 @@ def _safe_bytes(text: str) -> bytes:
 
 
 def content_hash(document: Document, number: int, total: int) -> bytes:
-    """24 bytes for chunk `number` of `total`; with `vector_digest` behind them they are the 32 that a store keeps.
+    """Return 24 bytes for chunk `number` of `total`; stores keep them with `vector_digest` as 32.
 
-    Three times 8: text, chunking, model and the total (a missing last chunk shows as a difference); the metadata, so
-    that a change there leaves the first ones alone; the row as it was read, the same for every chunk. They are compared
-    within one document only, so 8 bytes are enough.
+    Three digests of 8 bytes: text, chunking, model and total (so a missing last chunk shows); the metadata; the row
+    that was read, the same for every chunk. Only digests of one document are compared, so 8 bytes are enough.
     """
     of_text = _hash(document.text_digest + struct.pack("<II", number, total), 8)
     of_meta = _hash(document.meta_digest + struct.pack("<I", number), 8)
@@ -196,18 +190,17 @@ def _folded(row_digest: bytes, total: int) -> bytes:
 
 
 def fold(total: int) -> int:
-    """What the number of chunks does to a stored row digest; nothing for a single chunk. 64 bits."""
+    """Return the 64 bits that the number of chunks changes in a stored row digest; 0 for a single chunk."""
     return ((total - 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
 
 
 def vector_digest(vector: NDArray[np.float32]) -> bytes:
-    """8 bytes of the vector's float32 values, the same on every machine."""
+    """Return 8 bytes of the vector's float32 values, the same on every machine."""
     return _hash(np.ascontiguousarray(vector, dtype="<f4").tobytes(), 8)
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Compact JSON with sorted names: equal metadata, equal text. Total, because it is also asked of what a store
-    gives back, which others may have changed."""
+    """Return compact JSON with sorted names. Never raises, because other programs may have changed stored metadata."""
     try:
         return orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS).decode()
     except (orjson.JSONEncodeError, TypeError):
@@ -215,15 +208,15 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
 
 
 def metadata_digest(metadata: Mapping[str, Any]) -> bytes:
-    """16 bytes. Raises RowRejected above LARGEST_METADATA."""
+    """Return 16 bytes. Raises RowRejected above LARGEST_METADATA."""
     data = metadata_json(metadata).encode()
     if len(data) > LARGEST_METADATA:
-        raise RowRejected(f"its metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are kept")
+        raise RowRejected(f"the metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are stored")
     return _hash(data)
 
 
 def chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:
-    """What is stored of a document that was cut into `pieces`."""
+    """Return the chunks of a document that was cut into `pieces`."""
     total = len(pieces)
     return [
         Chunk(document.id, number, piece, document.metadata, content_hash(document, number, total))
@@ -237,9 +230,8 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def metadata_names(columns: Iterable[str]) -> dict[str, str]:
-    """Column -> its name in the metadata. Names that are JSON-path words stay; in others every odd character becomes
-    `_` (/BIC/AZD -> BIC_AZD). Where two would meet, the later one gets _2, _3 ...; a name that is a word always keeps
-    it."""
+    """Return the metadata name of each column. Names that are JSON-path words are kept; in others every odd character
+    becomes `_` (/BIC/AZD -> BIC_AZD), and a name already taken gets _2, _3 ..."""
     distinct = list(dict.fromkeys(columns))
     names = {column: column for column in distinct if _WORD.fullmatch(column)}
     taken = set(names)
@@ -266,8 +258,8 @@ def _free(word: str, taken: set[str]) -> str:
 
 
 class Renderer:
-    """Rows of one collection to documents and chunks. Thread-safe once made; making one checks the whole
-    configuration against the table (ConfigurationError, UnknownColumn, NoKey, each naming the setting)."""
+    """Turns rows of one collection into documents and chunks. Thread-safe. Creating one checks the configuration
+    against the table: ConfigurationError, UnknownColumn, NoKey, each with the setting's name."""
 
     def __init__(self, spec: CollectionSpec, table: Table, embedder: Embedder) -> None:
         self.key = resolve_key(spec, table)
@@ -278,27 +270,24 @@ class Renderer:
         self.metadata_names = metadata_names(spec.metadata)
         self._chunker = Chunker(spec.chunk, embedder)
         self.max_tokens, self.overlap = self._chunker.max_tokens, self._chunker.overlap
-        self.query = Query(table.ref, self.key, self._columns(), spec.where)
-        """What to read so that every row can be rendered."""
+        columns = tuple(dict.fromkeys((*self.template.columns, *self.metadata_names)))
+        self.query = Query(table.ref, self.key, columns, spec.where)
         self._slots = [(name, values.formatter(_column(table, name))) for name in self.template.slots]
         self._amounts = _amounts(self.template, table)
         self._metadata = [
             (column, name, values.scalar(_column(table, column))) for column, name in self.metadata_names.items()
         ]
+        # Of everything but the row that decides how it is rendered.
         self.digest = _hash(self._chunker.digest + _safe_bytes(_shape(spec, table, self)))
-        """Of everything but the row that decides what becomes of it."""
         self._serialize = _serializer(table, dict.fromkeys((*self.key, *self.query.columns)))
 
-    def _columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.template.columns, *self.metadata_names)))
-
     def row_digest(self, row: Row) -> bytes:
-        """8 bytes of the row as it was read and of everything that decides how it is rendered: while they are as
-        stored, so is the document. Costs a tenth of rendering."""
+        """Return 8 bytes of the row and of everything that decides how it is rendered: the same digest, the same
+        document. Costs a tenth of rendering."""
         return blake2b(self.digest + self._content(row), digest_size=8).digest()
 
     def row_digests(self, rows: Iterable[Row]) -> list[bytes]:
-        """`row_digest` of each."""
+        """Return the `row_digest` of each row."""
         prefix, content = self.digest, self._content
         return [blake2b(prefix + content(row), digest_size=8).digest() for row in rows]
 
@@ -309,7 +298,7 @@ class Renderer:
         return self._serialize(values.in_order if isinstance(values, Cells) else tuple(values.values()))
 
     def document(self, row: Row) -> Document:
-        """Raises RowRejected, naming the column, for a value that cannot be shown or a key too long for an id."""
+        """Raises RowRejected, naming the column, for a value that cannot be rendered or a key too long for an id."""
         text = self._text(row.values)
         metadata = self._scalars(row.values)
         text_digest, meta_digest = self._chunker.text_digest(text), metadata_digest(metadata)
@@ -319,7 +308,7 @@ class Renderer:
         return self.chunks_of([document])[0]
 
     def chunks_of(self, documents: Sequence[Document]) -> list[list[Chunk]]:
-        """The chunks of each document, none for an empty one."""
+        """Return the chunks of each document, [] for an empty one."""
         pieces = self._chunker.pieces_of([document.text for document in documents])
         return [chunks(document, some) for document, some in zip(documents, pieces, strict=True)]
 
@@ -344,17 +333,17 @@ class Renderer:
     def _rejected(
         self, row: Mapping[str, Value], converters: Sequence[tuple[str, Callable[[Any], Any]]], error: Exception
     ) -> RowRejected:
-        """Which column it was, found by trying each alone; the message must not repeat the value."""
+        """Find the column by trying each alone; the message must not repeat the value."""
         for column, convert in converters:
             try:
                 convert(row[column])
             except (ValueError, ArithmeticError):
-                return RowRejected(f"column {column!r} holds a value that cannot be shown ({type(error).__name__})")
-        return RowRejected(f"an amount cannot be shown ({type(error).__name__})")
+                return RowRejected(f"column {column!r} has a value that cannot be rendered ({type(error).__name__})")
+        return RowRejected(f"an amount cannot be rendered ({type(error).__name__})")
 
 
 def _shape(spec: CollectionSpec, table: Table, renderer: Renderer) -> str:
-    """Everything but the row that decides how it is rendered: of its columns also what `values` goes by."""
+    """Everything but the row that decides how it is rendered, with what `values` knows of the columns."""
     query = renderer.query
     used = [_column(table, name) for name in dict.fromkeys((*query.key, *query.columns))]
     columns = [(one.name, one.type_name, one.length, one.scale, one.comment) for one in used]
@@ -362,8 +351,8 @@ def _shape(spec: CollectionSpec, table: Table, renderer: Renderer) -> str:
 
 
 def _serializer(table: Table, names: Iterable[str]) -> Callable[[tuple[Value, ...]], bytes]:
-    """What makes bytes of a row's values, never the same of two that differ. JSON is four times as fast as `repr`, but
-    has no form for a float that is not a number, nor for all texts: those go by `repr`, which never begins with `[`."""
+    """Return a function from a row's values to bytes, different for different values. JSON is four times as fast as
+    `repr`, but cannot represent NaN and some texts: these use `repr`, which never begins with `[`."""
     floats = any(_column(table, name).type_name in _FLOATS for name in names)
     return _as_repr if floats else _as_json
 
@@ -380,13 +369,13 @@ def _as_json(values: tuple[Value, ...]) -> bytes:
 
 
 def _as_tagged(value: Any) -> list[str]:
-    """A value that JSON has no form for: none that it has is an array."""
+    """A type that JSON lacks, as an array, which no other value is."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
 
 
 def _column(table: Table, name: str) -> Column:
     column = table.column(name)
-    assert column is not None  # check_columns has seen to it
+    assert column is not None  # check_columns raises otherwise
     return column
 
 
@@ -395,12 +384,12 @@ def _check_types(table: Table, in_template: Iterable[str], in_metadata: Iterable
         for name in names:
             if (kind := _column(table, name).type_name) in UNREADABLE:
                 raise ConfigurationError(
-                    f"`{setting}`: column {name!r} of {table.ref} is a {kind}, which cannot go there"
+                    f"`{setting}`: column {name!r} of {table.ref} is a {kind}, which cannot be used there"
                 )
 
 
 def _amounts(template: Template, table: Table) -> list[tuple[int, Column]]:
-    """Slots that hold an amount directly followed by its currency: position and the currency's column."""
+    """Slots with an amount directly followed by its currency: position and the currency's column."""
     pairs: list[tuple[int, Column]] = []
     for position, (name, following) in enumerate(zip(template.slots, template.slots[1:], strict=False)):
         currency = _column(table, following)

@@ -1,6 +1,4 @@
-"""The template language of a collection: `{COLUMN}` and literal text, and what becomes of the literal text around
-columns that are empty. Knows nothing of rows, types or HANA.
-"""
+"""The template language: `{COLUMN}` and literal text, which shrinks around empty columns."""
 
 from __future__ import annotations
 
@@ -19,10 +17,8 @@ _LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
 _UNIT = re.compile(r"^[^.,;|\n)\]]*")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
-_SHOWN = 60
-"""Characters of a template that an error repeats."""
-_PLANS = 1024
-"""Combinations of empty columns kept; 2 to the number of columns are possible, few occur."""
+_SHOWN = 60  # characters of a template that an error repeats
+_PLANS = 1024  # cached combinations of empty columns; few of all possible ones occur
 
 
 class Template:
@@ -33,14 +29,13 @@ class Template:
     def __init__(self, slots: Sequence[str], literals: Sequence[str]) -> None:
         self.slots = tuple(slots)
         self.literals = tuple(literals)
-        self.columns = tuple(dict.fromkeys(slots))
-        """Distinct columns, in order of first use."""
+        self.columns = tuple(dict.fromkeys(slots))  # distinct, in order of first use
         self._plans: dict[tuple[bool, ...], str] = {}
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """`{COL}`, `{"/BIC/TXT"}` for names with braces, quotes (doubled) or blanks at an end; `{{` and `}}` are
-        literal braces. Raises ConfigurationError naming the position, counted from 1."""
+        """Parse `{COL}`, or `{"/BIC/TXT"}` for names with braces, quotes (doubled) or outer blanks; `{{` and `}}` are
+        literal braces. Raises ConfigurationError with the position, counted from 1."""
         slots: list[str] = []
         literals = [""]
         for token in _TOKEN.finditer(text):
@@ -57,8 +52,8 @@ class Template:
         return cls(slots, literals)
 
     def render(self, values: Sequence[str]) -> str:
-        """The text for one formatted value per slot. "" when all are empty; where some are, separators, brackets
-        and labels with what follows up to the next mark ("Weight: {BRGEW} kg, ") go with them."""
+        """Return the text for one formatted value per slot, "" when all are empty. An empty slot takes along its
+        separators, brackets, and its label with what follows up to the next mark ("Weight: {BRGEW} kg, ")."""
         mask = tuple(map(bool, values))
         plan = self._plans.get(mask)
         if plan is None:
@@ -66,7 +61,7 @@ class Template:
         return (plan % tuple(value for value in values if value)).strip()
 
     def _plan(self, mask: tuple[bool, ...]) -> str:
-        """The literal texts around the columns that are not empty, as a %-pattern; made once per combination."""
+        """Return a %-pattern of the literal texts around the columns that are not empty; cached by combination."""
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         literals = list(self.literals)
@@ -102,12 +97,12 @@ def _complaint(text: str, position: int) -> str:
     if not inside.strip():
         return f"{where}: no column name between the braces"
     inside = inside if len(inside) <= _SHOWN else f"{inside[:_SHOWN]}..."
-    return f'{where}: {inside!r} is no column name; odd names stand in double quotes, {{"/BIC/TXT"}}'
+    return f'{where}: invalid column name {inside!r}; put odd names in double quotes, {{"/BIC/TXT"}}'
 
 
 def _join(before: str, after: str, *, first: bool, last: bool) -> str:
-    """What stays of the texts on both sides of an empty column. `first`, `last`: no column with text stands before
-    or behind them."""
+    """Return what stays of the texts on both sides of an empty column. `first`, `last`: no filled column comes before
+    or after them."""
     without_label = _LABEL.sub("", before)
     if without_label != before:
         before, after = without_label, _UNIT.sub("", after)
@@ -130,7 +125,7 @@ def _without_brackets(before: str, after: str) -> tuple[str, str]:
 
 
 def _stronger(one: str, other: str) -> str:
-    """Of two separators the one that parts more: line break, full stop, other marks, blank."""
+    """Return the stronger separator: line break, full stop, other marks, blank."""
 
     def strength(separator: str) -> int:
         if "\n" in separator:

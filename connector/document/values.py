@@ -1,8 +1,8 @@
-"""How a column's value reads in a text and in metadata: SAP's conventions for dates, times, numbers and amounts.
-Decided once per column from the catalogue; knows nothing of templates, documents or connections.
+"""Format a column's values for texts and metadata, by SAP's conventions for dates, times, numbers and amounts. Chosen
+once per column from the catalogue.
 
-HANA keeps ABAP's dates and numbers as character columns and does not say which; these rules find them. A rule needs the
-type and length *and* the column's name or comment *and* a value that fits; whatever does not fit is shown as it is.
+HANA stores ABAP's dates and numbers in character columns. A rule applies when type and length, the column's name or
+comment, and the value all fit; other values stay unchanged.
 
 | convention | column | shown in a text | in metadata |
 |---|---|---|---|
@@ -45,11 +45,11 @@ _TIME_NAMES = _names("ERZET AEZET CPUTM AUZTV AUZTB STRUR LTRUR")
 _TIME_NAME = re.compile(r"(ZEIT|TIME|TIMS|TIM|UHR)$", re.IGNORECASE)
 _TIME_COMMENT = re.compile(r"\b(time|tims)\b|zeit\b", re.IGNORECASE)
 _STAMP = re.compile(r"T(IME)?ST(A)?MP|_AT$|CHANGED|CREATED|\btime ?stamp\b|zeitstempel", re.IGNORECASE)
+# SAP's names for numbers that are stored with leading zeros.
 ALPHA_NAMES = _names(
     "MATNR KUNNR LIFNR VBELN EBELN EBELP BELNR AUFNR QMNUM EQUNR POSNR BANFN MBLNR RSNUM PERNR PARNR KOSTL PRCTR SAKNR "
     "HKONT ANLN1 CHARG VBELV KUNAG KUNWE WARPL WAPOS"
 )
-"""SAP's names for numbers that are stored with leading zeros."""
 _ZEROS_COUNT = re.compile(
     r"PSTL|PLZ|ZIP|POST|TEL|FAX|PHONE|MOBIL|EAN|GTIN|UPC|ISBN|IBAN|BANK|BLZ|SWIFT|STCD|STEUER|TAX|HASH|GUID|BARCODE",
     re.IGNORECASE,
@@ -68,8 +68,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def formatter(column: Column) -> Formatter:
-    """How values of this column read in a text: one line per value, "" for NULL and initial values. The function
-    raises ValueError for a value that cannot be shown (NaN)."""
+    """Return a function that formats values of this column for a text, "" for NULL and initial values. It raises
+    ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
         return _character_formatter(column)
     if _is_stamp(column):
@@ -78,7 +78,7 @@ def formatter(column: Column) -> Formatter:
 
 
 def plain(value: Any) -> str:
-    """A value without any convention."""
+    """Format a value without conventions."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -99,7 +99,7 @@ def plain(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Without control characters (line breaks and tabs stay) and without halves of characters."""
+    """Remove control characters (except line breaks and tabs) and unpaired surrogates."""
     if text.isprintable():  # neither of them is
         return text
     text = _CONTROL.sub(" ", text)
@@ -134,7 +134,7 @@ def _without_zeros(text: str, known: bool, full: int) -> str:
 
 
 def _trimmed(value: Decimal) -> str:
-    """Plain notation without trailing zeros behind the point."""
+    """Plain notation without trailing zeros."""
     if not value.is_finite():
         raise ValueError("not a finite number")
     text = format(value, "f")
@@ -153,14 +153,14 @@ def _finite(value: float) -> float:
 
 
 def is_dats(column: Column) -> bool:
-    """For a character column: could this be ABAP's DATS, YYYYMMDD?"""
+    """Return whether a character column looks like ABAP's DATS, YYYYMMDD."""
     return column.length == 8 and (
         column.name in _DATE_NAMES or bool(_DATE_NAME.search(column.name) or _DATE_COMMENT.search(column.comment))
     )
 
 
 def is_tims(column: Column) -> bool:
-    """For a character column: could this be ABAP's TIMS, HHMMSS?"""
+    """Return whether a character column looks like ABAP's TIMS, HHMMSS."""
     return column.length == 6 and (
         column.name in _TIME_NAMES or bool(_TIME_NAME.search(column.name) or _TIME_COMMENT.search(column.comment))
     )
@@ -173,7 +173,7 @@ def _is_stamp(column: Column) -> bool:
 
 @lru_cache(maxsize=8192)
 def iso_date(text: str) -> str | None:
-    """ISO date, "" for the initial value, None for what is no date."""
+    """Return an ISO date, "" for the initial value, None for other texts."""
     if text == "00000000":
         return ""
     if len(text) != 8 or not (text.isascii() and text.isdigit()):
@@ -186,7 +186,7 @@ def iso_date(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def _tims(text: str) -> str | None:
-    """ISO time, "" for the initial value (midnight looks the same in ABAP), None for what is no time."""
+    """Return an ISO time, "" for the initial value (which is also midnight in ABAP), None for other texts."""
     if text == "000000":
         return ""
     if len(text) != 6 or not (text.isascii() and text.isdigit()):
@@ -212,7 +212,7 @@ def _stamp(value: Any) -> str:
 
 
 def is_amount(column: Column) -> bool:
-    """Could this be ABAP's CURR? All of them are stored with two decimals, whatever the currency has."""
+    """Return whether the column looks like ABAP's CURR, stored with two decimals for every currency."""
     return column.type_name == "DECIMAL" and column.scale == _CURR_SCALE
 
 
@@ -222,10 +222,10 @@ def is_currency(column: Column) -> bool:
 
 
 def amount(value: Any, currency: str, currency_column: Column) -> str:
-    """An amount with the decimals of its currency, none when it is whole.
+    """Format an amount with the decimals of its currency, none when it is whole.
 
-    ABAP stores 1250 yen as 12.50: a currency column of CUKY's length (5) says that this is ABAP's table, and the point
-    moves for currencies without or with three decimals (ISO 4217; a customised TCURX is not read).
+    ABAP stores 1250 yen as 12.50. A currency column of CUKY's length (5) marks an ABAP table: the point moves for
+    currencies with no or three decimals (ISO 4217; a customised TCURX is not read).
     """
     if not isinstance(value, Decimal):
         return plain(value)
@@ -242,8 +242,8 @@ def amount(value: Any, currency: str, currency_column: Column) -> str:
 
 
 def scalar(column: Column) -> Callable[[Any], Scalar]:
-    """How values of this column stand in metadata: integers, finite floats and booleans as they are, DECIMAL as plain
-    decimal text, dates and times ISO, bytes as hexadecimal text. The function raises ValueError for NaN."""
+    """Return a function that formats values of this column for metadata: integers, finite floats and booleans
+    unchanged, DECIMAL as plain text, dates and times as ISO, bytes as hexadecimal. It raises ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
         if is_dats(column):
             return lambda value: _convention_or_none(value, iso_date)
@@ -253,7 +253,7 @@ def scalar(column: Column) -> Callable[[Any], Scalar]:
 
 
 def canonical(value: Any) -> Scalar:
-    """A value without any convention, for metadata."""
+    """Format a value for metadata without conventions."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,6 +1,4 @@
-"""What HANA can say of changes in a table: a stretch of its watermark column, a token for every row, the log that
-triggers fill. SQL and its reading; what follows from it is the business of `changes`.
-"""
+"""Read changes from HANA: a range of a watermark column, a token for every row, the log that triggers fill."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ from connector.hana.statement import Statement, check_unique, place, with_bytes
 from connector.hana.watermarks import watermark
 from connector.model import Column, Key, LogEntry, Passed, Query, Row, RowIds, Span, TableRef, Token
 
-Read = Callable[[Query, str, Sequence[Any], str], Rows]
-"""Query, SQL, parameters, what is being done: one statement over the query's table."""
+Read = Callable[[Query, str, Sequence[Any], str], Rows]  # query, SQL, parameters, what is being done
 SMALLEST_PAGE = 16
 _ROWID = '"$rowid$"'
 _TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
@@ -37,7 +34,7 @@ FIND_TRIGGERS = (
 
 
 class HanaCapture:
-    """`model.Capture` over a pool. Thread-safe; nothing is held between pages."""
+    """`protocols.Capture` over a pool. Thread-safe; nothing is held between pages."""
 
     def __init__(self, pool: HanaPool, read: Read) -> None:
         self._pool = pool
@@ -54,7 +51,7 @@ class HanaCapture:
     # -------------------------------------------------------------------------------------------------- watermark
 
     def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
-        """Each page is one statement, which goes on behind the last row of the page before."""
+        """Each page is one statement that begins after the last row of the page before."""
         statement, mark = Statement(query), watermark(span.column, query.table)
         name = quote(span.column.name)
         start = statement.select_with(mark.selected.format(name))
@@ -160,15 +157,15 @@ class HanaCapture:
 
 @contextmanager
 def _there() -> Iterator[None]:
-    """Once it was looked at, a log that is not there has gone away."""
+    """Turn errors about a log that existed a moment ago into LogMissing."""
     try:
         yield
     except (UnknownTable, UnknownColumn) as error:
-        raise LogMissing(f"the change log went away while it was read: {error}") from None
+        raise LogMissing(f"the change log disappeared while it was read: {error}") from None
 
 
 class _Pages:
-    """How many rows to ask for: fewer while HANA is short of memory."""
+    """Read pages, smaller ones while HANA is short of memory."""
 
     def __init__(self, size: int) -> None:
         self._size = self._count = size
@@ -193,8 +190,8 @@ def _tokened(query: Query, token: Token) -> str:
 
 
 def hashed(query: Query) -> str:
-    """One SHA-256 over all columns of the query but its key: for each the length of its text and the text, so that no
-    two rows of different content give the same bytes; NULL is a length of its own."""
+    """Return SQL for one SHA-256 over the query's columns without its key. Each column adds its length and its text, so
+    that different rows never give the same bytes; NULL has a length of its own."""
     parts: list[str] = []
     for column in dict.fromkeys(query.columns):
         text = f"TO_NVARCHAR({quote(column)})"
@@ -220,6 +217,6 @@ def _no_token(table: TableRef, token: Token, error: Exception) -> Exception:
 
 def _no_row_ids(table: TableRef) -> ConfigurationError:
     return ConfigurationError(
-        f'`changes.method`: {table} has no "$rowid$": only column tables have, no views and no row tables; '
+        f'`changes.method`: {table} has no "$rowid$": only column tables have it; '
         'use method = "full" with hash = "server"'
     )

@@ -1,6 +1,4 @@
-"""What HANA's catalogue says about a table or view, and whether a collection's names fit it.
-Reads the SYS views only; never a row of the table itself.
-"""
+"""Read HANA's catalogue (SYS views, never a table's rows), and check a collection's names against it."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from connector.model import CollectionSpec, Column, Table, TableRef
 
 LOB_TYPES = frozenset({"NCLOB", "CLOB", "BLOB", "TEXT", "BINTEXT"})
 VECTOR_TYPES = frozenset({"REAL_VECTOR", "HALF_VECTOR"})
+# HANA cannot order by these types, so such columns cannot be keys.
 NOT_COMPARABLE = LOB_TYPES | VECTOR_TYPES | {"ST_GEOMETRY", "ST_POINT", "ARRAY"}
-"""Types that HANA cannot order by, so no column of theirs can be a key."""
 
 FIND_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
 _VIEW = "SELECT VIEW_NAME, COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ?"
@@ -48,8 +46,7 @@ _VISIBLE = (
 _OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
 _OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
 _LISTING = "listing tables"
-_NAMES_AT_ONCE = 64
-"""Names per look-up statement, always as many, so that there is one statement text."""
+_NAMES_AT_ONCE = 64  # names per look-up statement, always as many, so that there is one statement text
 _NAMES = ", ".join("?" * _NAMES_AT_ONCE)
 _COUNT_COLUMNS = (
     "SELECT {kind}_NAME, COUNT(*) FROM SYS.{kind}_COLUMNS "
@@ -86,7 +83,7 @@ _TABLES_BY_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table or view in a list. `rows` as HANA keeps count; None for a view and where the user may not see it."""
+    """A table or view in a list. `rows`: HANA's own count; None for a view and where the user may not see it."""
 
     ref: TableRef
     is_view: bool
@@ -96,7 +93,7 @@ class TableEntry:
 
 
 def describe(pool: HanaPool, ref: TableRef) -> Table:
-    """The table or view with columns, primary key and comments. Raises UnknownTable with the nearest names."""
+    """Return the table or view with columns, key and comments. Raises UnknownTable with the nearest names."""
     place = (ref.schema, ref.name)
     doing = f"looking up {ref}"
     if found := pool.read(FIND_TABLE, place, doing=doing):
@@ -112,10 +109,10 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
 def tables(
     pool: HanaPool, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
 ) -> list[TableEntry]:
-    """What this user can see, by schema and name: tables that are not temporary, and views.
+    """Return the tables (not temporary ones) and views that this user can see, by schema and name.
 
-    Without `schema` all but SYS and _SYS_...; `text` must stand in the name or the comment, in capitals or not.
-    Raises UnknownTable for a schema that is not there.
+    Without `schema` all but SYS and _SYS_...; name or comment must contain `text`, in any case. Raises UnknownTable for
+    an unknown schema.
     """
     doing = _LISTING
     pattern = f"%{_escaped(text)}%"
@@ -142,7 +139,7 @@ def tables(
 
 
 def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Rows by (schema, table) as HANA itself keeps count: no table is read. {} where the user may not see that."""
+    """Return rows by (schema, table), by HANA's own count. {} where the user may not see it."""
     try:
         return _numbers(pool, _RECORD_COUNTS, schema, names)
     except (PermissionRefused, UnknownTable, UnknownColumn):
@@ -150,13 +147,13 @@ def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tup
 
 
 def schemas(pool: HanaPool) -> list[str]:
-    """What this user can see, but for those of the system."""
+    """Return the schemas that this user can see, without HANA's own."""
     names = [str(row[0]) for row in pool.read(_SCHEMAS, doing="listing schemas")]
     return [name for name in names if name != "SYS" and not name.startswith("_SYS_")]
 
 
 def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, str], int]:
-    """Rows by (schema, table) of the tables with most rows, as HANA keeps count. {} where the user may not see that."""
+    """Return rows by (schema, table) of the largest tables, by HANA's own count. {} where the user may not see it."""
     try:
         found = pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}")
     except (PermissionRefused, UnknownTable, UnknownColumn):
@@ -165,13 +162,13 @@ def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, s
 
 
 def tables_named(pool: HanaPool, schema: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that are tables of the schema."""
+    """Return those of the names that are tables of the schema."""
     batches = _batches(list(names))
     return [str(row[0]) for batch in batches for row in pool.read(_THERE, (schema, *batch), doing=_LISTING)]
 
 
 def columns_of(pool: HanaPool, schema: str, names: Sequence[str], *, views: bool) -> dict[str, tuple[Column, ...]]:
-    """The columns of several tables, or of several views, by name."""
+    """Return the columns of several tables, or of several views, by name."""
     sql = _COLUMNS_OF_VIEWS if views else _COLUMNS_OF_TABLES
     found: dict[str, list[Sequence[object]]] = {}
     for batch in _batches(names):
@@ -204,8 +201,7 @@ def _escaped(text: str) -> str:
 
 
 def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
-    """Columns that identify a row besides the primary key: unique constraints and indexes over columns that are NOT
-    NULL (HANA lets NULL come twice). Fewest columns first."""
+    """Return the unique constraints and indexes over NOT NULL columns (NULL may occur twice), fewest columns first."""
     place = (table.ref.schema, table.ref.name)
     found: dict[tuple[str, str], list[str]] = {}
     for sql in (_UNIQUE_CONSTRAINTS, _UNIQUE_INDEXES):
@@ -217,7 +213,7 @@ def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
 
 
 def tables_with_key(pool: HanaPool, schema: str, column: str) -> dict[str, tuple[str, ...]]:
-    """Tables of the schema with `column` in their primary key, and that key."""
+    """Return the tables of the schema with `column` in their primary key, and that key."""
     found: dict[str, tuple[str, ...]] = {}
     for name, part in pool.read(_TABLES_BY_KEY, (schema, schema, column), doing=f"looking for keys with {column}"):
         found[str(name)] = (*found.get(str(name), ()), str(part))
@@ -256,7 +252,7 @@ def _check_schema(pool: HanaPool, schema: str) -> None:
 
 
 def _no_schema(pool: HanaPool, schema: str) -> str:
-    """ "" when it is there, else a sentence with the nearest names."""
+    """Return a sentence with the nearest names; "" when the schema exists."""
     doing = f"looking for schema {schema!r}"
     if pool.read(FIND_SCHEMA, (schema,), doing=doing):
         return ""
@@ -265,7 +261,7 @@ def _no_schema(pool: HanaPool, schema: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' with the nearest names, or ''. Says so when only upper and lower case differ."""
+    """Return " Did you mean ...?" with the nearest names, or ""; mentions case when only that differs."""
     names = list(known)
     same = [other for other in names if other.lower() == name.lower() and other != name]
     if same:
@@ -278,7 +274,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
-    """Raises UnknownColumn for the first name that is no column of the table; `setting` is where it was written."""
+    """Raises UnknownColumn for the first name that is not a column of the table. `setting`: for the message."""
     known = [column.name for column in table.columns]
     for name in names:
         if name not in known:
@@ -286,7 +282,7 @@ def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
 
 
 def resolve_key(spec: CollectionSpec, table: Table) -> tuple[str, ...]:
-    """The key columns: `key` as configured, else the primary key. Raises NoKey where neither can serve."""
+    """Return the configured `key`, else the primary key. Raises NoKey where neither works."""
     if not spec.key and not table.primary_key:
         kind = "a view" if table.is_view else "a table without a primary key"
         raise NoKey(f'{table.ref} is {kind}: name the columns that identify a row, key = ["...", ...]')

@@ -1,5 +1,4 @@
-"""The log that triggers at the source fill: its table, the triggers, and what of it is missing.
-Pure: makes SQL for a person or the CLI to run, sends nothing.
+"""The change log: a table at the source that triggers fill. Makes its SQL and finds what is missing; sends nothing.
 
 Source: SAP HANA SQL Reference Guide, *CREATE TRIGGER Statement*; SAP Notes 1655725 and 2751675.
 """
@@ -17,22 +16,21 @@ from connector.hana.connection import quote
 from connector.model import CollectionSpec, Column, Query, Table, TableRef
 
 ID, OPERATION, MOMENT = "OWL_ID", "OWL_OP", "OWL_AT"
-"""Our columns of a log; the others are the key columns of the source, under their own names."""
+# Our columns of a log; the others are the key columns of the source.
 _WITH_LENGTH = frozenset({"NVARCHAR", "VARCHAR", "NCHAR", "CHAR", "ALPHANUM", "SHORTTEXT", "VARBINARY", "BINARY"})
-_FLOATING = 34
-"""The length the catalogue gives for a DECIMAL without precision."""
+_FLOATING = 34  # the length that the catalogue gives for a DECIMAL without precision
 _EVENTS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 WARNING = (
-    "Triggers on tables of the ABAP dictionary block their activation, conversion and transport as long as they are "
-    "there (SAP Note 1655725): agree on them with those who run the system, and drop them before such changes "
-    "(owl-sap changes install NAME --drop). TRUNCATE and loads that bypass triggers write nothing to the log; the next "
-    "full reconciliation finds what they did"
+    "Triggers on tables of the ABAP dictionary block activation, conversion and transport of the table (SAP Note "
+    "1655725): agree on them with the system's administrators, and drop them before such changes (owl-sap changes "
+    "install NAME --drop). TRUNCATE and loads that bypass triggers write nothing to the log; the next full comparison "
+    "finds their changes"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """SQL: the log first, then its triggers (by name); dropped the other way round."""
+    """SQL to create the log and then its triggers (by name), and to drop the triggers and then the log."""
 
     log: TableRef
     create_table: str
@@ -42,17 +40,17 @@ class Installation:
 
 
 def log_of(spec: CollectionSpec) -> TableRef:
-    """`changes.log`, or OWL_LOG_<NAME> beside the source; one for all generations of a collection."""
+    """Return `changes.log`, or OWL_LOG_<NAME> in the schema of the source; all generations of a collection share it."""
     if spec.changes.log is not None:
         return spec.changes.log
     return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
 
 
 def installation(spec: CollectionSpec, table: Table) -> Installation:
-    """For the collection's source. Raises ConfigurationError for a view, NoKey without a key."""
+    """Return the SQL for a collection. Raises ConfigurationError for a view, NoKey without a key."""
     if table.is_view:
         raise ConfigurationError(
-            f'`changes.method`: {table.ref} is a view, and triggers stand on tables only; use method = "full" with '
+            f'`changes.method`: {table.ref} is a view, and only tables have triggers; use method = "full" with '
             'hash = "server", or "watermark"'
         )
     log, key = log_of(spec), [_column(table, name) for name in resolve_key(spec, table)]
@@ -68,8 +66,8 @@ def installation(spec: CollectionSpec, table: Table) -> Installation:
 
 
 def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[Sequence[Any]]) -> str:
-    """Return what is missing, "" when nothing is. `columns` of the log; `triggers` of the table: name, event, enabled,
-    valid, definition."""
+    """Return what is missing, "" when the log is complete. `columns`: of the log. `triggers`: of the table, as name,
+    event, enabled, valid, definition."""
     if not columns:
         return f"the change log {log} of {query.table} does not exist or this user cannot see it"
     lacking = [name for name in (ID, *query.key) if name not in columns]
@@ -90,7 +88,7 @@ def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[S
 
 
 def _trigger(log: TableRef, table: Table, key: Sequence[Column], letter: str) -> str:
-    """Each entry names a key whose row is to be looked at; an update of the key names the old one too."""
+    """Each entry has the key of a changed row; an update of the key adds an entry for the old key."""
     names = ", ".join(quote(column.name) for column in key)
 
     def entry(row: str) -> str:
@@ -126,7 +124,7 @@ def _type(column: Column) -> str:
 
 def _column(table: Table, name: str) -> Column:
     column = table.column(name)
-    assert column is not None  # resolve_key has seen to it
+    assert column is not None  # resolve_key raises otherwise
     return column
 
 

@@ -1,6 +1,4 @@
-"""Puts the change log of a collection in and takes it out: what of it is there, and the statements that are missing.
-Changes the source, so only where a person asked for it.
-"""
+"""Install and remove the change log of a collection. Changes the source, so only on an explicit command."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from connector.model import CollectionSpec
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The log table or one of its triggers. `done`: put in or taken out just now."""
+    """The log table or one of its triggers. `done`: installed or removed by this call."""
 
     name: str
     present: bool
@@ -27,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`pieces` in the order in which they are put in. `complete`: all of them are there."""
+    """`pieces` in the order of installation. `complete`: all are present."""
 
     collection: str
     log: str
@@ -41,21 +39,20 @@ class Setup:
 
 
 def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Reads the catalogue only. `user`: who syncs, for the grants; "" when it is not known. Raises UnknownTable, NoKey,
-    and ConfigurationError for a view.
-    """
+    """Return what is installed, from the catalogue. `user`: the user of syncs, for the grants, or "". Raises
+    UnknownTable, NoKey, and ConfigurationError for a view."""
     plan = installation(spec, describe(pool, spec.source))
     log, doing = plan.log, f"looking for the change log of {spec.name}"
     found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}
     if pool.read(FIND_TABLE, (log.schema, log.name), doing=doing):
         found.add(log.name)
-    grants = tuple(each.grant(named(user) if user else "<the user who syncs>") for each in reading(spec))
+    grants = tuple(each.grant(named(user) if user else "<the user of syncs>") for each in reading(spec))
     return _setup(spec, plan, found, grants)
 
 
 def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Put in what is missing; once more does nothing. Needs the right to create in the schema of the log, TRIGGER on
-    the source, and INSERT on the log."""
+    """Create what is missing. Needs the privileges to create in the schema of the log, TRIGGER on the source, and
+    INSERT on the log."""
     before = look(pool, spec, user)
     for piece in before.pieces:
         if not piece.present:
@@ -64,7 +61,7 @@ def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
 
 
 def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Take out what is there, the triggers first: without its log a trigger would make every write fail."""
+    """Drop what is present, the triggers first: a trigger without its log would make every write fail."""
     before = look(pool, spec, user)
     for piece in reversed(before.pieces):
         if piece.present:

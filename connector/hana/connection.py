@@ -1,5 +1,5 @@
-"""Connections to SAP HANA: options, pool, transactions, retries, quoting, what the server can do.
-The only file that imports the driver (hdbcli), and that only when the first connection is made.
+"""Connections to SAP HANA: options, pool, transactions, retries, quoting, capabilities. The only module that imports
+the driver (hdbcli), when the first connection is made.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ LONGEST_IDENTIFIER = 127
 
 
 def quote(identifier: str) -> str:
-    """The name as a quoted SQL identifier, case kept. Raises ConfigurationError for what can be no name in HANA."""
+    """Return the name as a quoted SQL identifier, case kept. Raises ConfigurationError for an impossible name."""
     if not identifier or len(identifier) > LONGEST_IDENTIFIER:
         raise ConfigurationError(f"a name in HANA has 1 to {LONGEST_IDENTIFIER} characters, this one {len(identifier)}")
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in identifier):
-        raise ConfigurationError(f"{identifier!r} cannot be a name in HANA: it holds NUL or half a character")
+        raise ConfigurationError(f"{identifier!r} cannot be a name in HANA: it contains NUL or an unpaired surrogate")
     return '"' + identifier.replace('"', '""') + '"'
 
 
@@ -56,7 +56,7 @@ def quote(identifier: str) -> str:
 
 
 class DriverCursor(Protocol):
-    """What we use of a DB-API cursor."""
+    """The part of a DB-API cursor that we use."""
 
     rowcount: int
 
@@ -66,7 +66,7 @@ class DriverCursor(Protocol):
 
 
 class DriverConnection(Protocol):
-    """What we use of a DB-API connection."""
+    """The part of a DB-API connection that we use."""
 
     def cursor(self) -> DriverCursor: ...
     def setautocommit(self, auto: bool, /) -> Any: ...
@@ -85,12 +85,12 @@ class Driver(Protocol):
 
 
 def load_driver() -> Driver:
-    """SAP's driver. It comes under SAP's own licence, so it is an extra that the user installs."""
+    """Import SAP's driver: an extra, because it has SAP's own licence."""
     try:
         return cast(Driver, importlib.import_module("hdbcli.dbapi"))
     except ImportError as error:
         raise ConfigurationError(
-            f"SAP's driver hdbcli is not installed (it comes under SAP's own licence): {install_command('hana')}"
+            f"SAP's driver hdbcli is not installed (it has SAP's own licence): {install_command('hana')}"
         ) from error
 
 
@@ -99,7 +99,7 @@ def load_driver() -> Driver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionOptions:
-    """How to reach one HANA. Times in seconds. Closed on purpose: the driver ignores misspelt properties silently.
+    """How to reach one HANA. Times in seconds. Other properties are not accepted: the driver ignores misspelt ones.
 
     `userkey` (SAP's secure user store) replaces `host`, `port`, `user` and `password`. `trust_store` is the path of a
     PEM file or the PEM itself. `schema` becomes the current schema of every session.
@@ -123,21 +123,21 @@ class ConnectionOptions:
         if not self.userkey and not self.host:
             raise ConfigurationError("no HANA to connect to: set `host` (and `user`, `password`), or `userkey`")
         if not self.userkey and not 1 <= self.port <= 65535:
-            raise ConfigurationError(f"`port` is {self.port}; it must lie between 1 and 65535")
+            raise ConfigurationError(f"`port` is {self.port}; it must be between 1 and 65535")
         for name in ("connect_timeout", "communication_timeout"):
             if not 0.001 <= getattr(self, name) <= 86_400:
-                raise ConfigurationError(f"`{name}` is {getattr(self, name)}; it must lie between 0.001 and 86400 s")
+                raise ConfigurationError(f"`{name}` is {getattr(self, name)}; it must be between 0.001 and 86400 s")
 
     @property
     def place(self) -> str:
-        """For messages: where this leads."""
+        """The address, for messages."""
         return f"user store key {self.userkey}" if self.userkey else f"{self.host}:{self.port}"
 
     def properties(self) -> dict[str, str | int]:
-        """The driver's properties, spelled exactly as it knows them (`vectoroutputtype` only in lower case).
+        """Return the driver's properties, in its exact spelling (`vectoroutputtype` only in lower case).
 
-        Encryption and both timeouts always stand here: without them the driver talks plain text on any port but 443
-        and waits for ever. `reconnect` is off because a silent reconnect loses the transaction.
+        Encryption and both timeouts are always set: without them the driver uses plain text on any port but 443 and
+        waits for ever. `reconnect` is off because a silent reconnect loses the transaction.
         """
         properties: dict[str, str | int] = {
             "encrypt": _flag(self.encrypt),
@@ -159,7 +159,7 @@ class ConnectionOptions:
         return properties
 
     def check_trust_store(self) -> None:
-        """The driver reports a missing file as an untrusted certificate; we say which file is missing."""
+        """Raises ConnectionMisconfigured for a missing file, which the driver reports as an untrusted certificate."""
         inline = "-----BEGIN" in self.trust_store
         if self.encrypt and self.trust_store and not inline and not Path(self.trust_store).is_file():
             raise ConnectionMisconfigured(f"`trust_store` names a file that does not exist: {self.trust_store}")
@@ -173,11 +173,10 @@ def _flag(value: bool) -> str:
 
 
 class Session:
-    """One connection, used by one thread at a time. Statements are autocommitted unless within `transaction`.
+    """One connection, used by one thread at a time. Statements are autocommitted outside `transaction`.
 
-    Cursors live as long as the connection, one per statement text, and are closed after it: letting go of a cursor
-    that holds a prepared statement is a round trip made while holding the interpreter lock. A cursor taken over by
-    another statement frees the old one without that.
+    Cursors are kept, one per statement text, until the connection is closed: closing a cursor with a prepared statement
+    costs a round trip that holds the interpreter lock. Reusing the cursor for another statement does not.
     """
 
     CURSORS = 24
@@ -189,25 +188,24 @@ class Session:
         self._connection = connection
         self._on_statement = on_statement
         self._cursors: OrderedDict[str, DriverCursor] = OrderedDict()
-        self.broken = False
-        """The connection must not be used again."""
+        self.broken = False  # True: the connection must not be used again
         self.last_used = time.monotonic()
 
     def query(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "querying HANA") -> Rows:
-        """All rows of the result, as tuples; nothing stays open."""
+        """Return all rows of the result as tuples."""
         cursor = self._run(sql, parameters, doing)
         return self._call(doing, lambda: list(map(tuple, cursor.fetchall())))
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
-        """The number of affected rows (-1 when the driver does not say)."""
+        """Return the number of affected rows (-1 when the driver does not say)."""
         return self._run(sql, parameters, doing).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
-        """Once per row of parameters, packed into as few packets as they need; nothing when there are none.
+        """Execute once per row of parameters, in as few packets as possible.
 
-        Where HANA refuses a row, the first error is raised and the rows that it took stand in the transaction, which
-        must be rolled back. The driver could name the bad rows (`batcherrors`), but its 2.30 ends the process with a
-        segmentation fault where an error's text is not plain ASCII, as texts that quote a value may be.
+        When HANA rejects a row, the first error is raised, and the transaction, which has the accepted rows, must be
+        rolled back. The driver's `batcherrors` could name the bad rows, but 2.30 crashes with a segmentation fault on
+        an error text that is not ASCII, as one that quotes a value may be.
         """
         if not rows:
             return
@@ -238,8 +236,7 @@ class Session:
         return cursor
 
     def _call(self, doing: str, work: Callable[[], T]) -> T:
-        """Every call into the driver goes through here: its errors become ours, without the driver's text behind them
-        (which may hold row data)."""
+        """Call the driver and turn its errors into ours, without the driver's text, which may contain row data."""
         mapped: ConnectorError
         try:
             return work()
@@ -263,7 +260,7 @@ class Session:
         self._autocommit_again()
 
     def rollback(self) -> None:
-        """Never raises: a connection that cannot roll back is marked broken, and HANA rolls back when it goes."""
+        """Never raises: a connection that cannot roll back is marked broken, and HANA rolls back when it closes."""
         try:
             self._call("rolling back", self._connection.rollback)
         except ConnectorError:
@@ -271,21 +268,21 @@ class Session:
         self._autocommit_again()
 
     def _autocommit_again(self) -> None:
-        """Must not fail what is committed already, or it would be done twice."""
+        """Never raises: the caller would repeat what is committed already."""
         try:
             self._call("ending a transaction", lambda: self._connection.setautocommit(True))
         except ConnectorError:
             self.broken = True
 
     def cancel(self) -> None:
-        """End the statement that another thread runs here. Until HANA says that one was cancelled, it might be the
-        next. Never raises."""
+        """End the statement that another thread runs here. The session counts as broken until HANA confirms, since the
+        cancel might hit the next statement. Never raises."""
         self.broken = True
         with suppress(self._driver.Error):
             self._connection.cancel()
 
     def close(self) -> None:
-        """Connection first, cursors after it. Never raises."""
+        """Close the connection, then the cursors. Never raises."""
         self.broken = True
         with suppress(self._driver.Error):
             self._connection.close()
@@ -302,8 +299,8 @@ def _mapped(error: Any, doing: str) -> ConnectorError:
 class HanaPool:
     """At most `size` connections, each used by one thread at a time; a thread holds at most one.
 
-    Connections unused for `idle_check` seconds are asked for a sign of life before they are used. `on_statement` is
-    told every SQL text before it is sent, never its parameters.
+    A connection unused for `idle_check` seconds is checked before use. `on_statement` receives every SQL text before
+    it is sent, never its parameters.
     """
 
     def __init__(
@@ -338,7 +335,7 @@ class HanaPool:
         self.close()
 
     def close(self) -> None:
-        """Close what is idle now and the rest when it is given back. Safe to call twice."""
+        """Close idle connections now, the others when they are returned. Safe to call twice."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -348,12 +345,12 @@ class HanaPool:
             session.close()
 
     def allow_login(self) -> None:
-        """After a refused login: somebody says that it may be tried again."""
+        """Allow another login attempt after a refused one."""
         self._login.refused = None
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """This thread's connection, autocommit on. Asking for a second one in the same thread is a RuntimeError:
+        """Yield this thread's connection, with autocommit. Raises RuntimeError for a second one in the same thread:
         pass the session on instead."""
         if getattr(self._held, "session", None) is not None:
             raise RuntimeError("this thread already holds a connection of this pool")
@@ -371,7 +368,7 @@ class HanaPool:
 
     @contextmanager
     def transaction(self, *, doing: str = "writing to HANA") -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back by any exception. Not retried: see `in_transaction`."""
+        """Commit at the end, roll back on any exception. Not retried: see `in_transaction`."""
         with self.session() as session:
             try:
                 session.begin()
@@ -384,8 +381,7 @@ class HanaPool:
     def in_transaction(
         self, work: Callable[[Session], T], *, doing: str = "writing to HANA", overloaded: int | None = None
     ) -> T:
-        """`work` in one transaction, the whole of it run again after a retryable error; `overloaded` as in
-        `RetryPolicy.call`.
+        """Run `work` in one transaction, and again after a retryable error. `overloaded`: see `RetryPolicy.call`.
 
         `work` must be idempotent: when the connection breaks during the commit, it may have happened already.
         """
@@ -394,11 +390,10 @@ class HanaPool:
             with self.transaction(doing=doing) as session:
                 return work(session)
 
-        return self.retry.call(attempt, overloaded)
+        return self.retry.call(attempt, overloaded=overloaded)
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
-        """One statement that changes nothing, retried; no transaction and no cursor is open afterwards. Raises
-        Cancelled where this thread's call is cancelled."""
+        """Run a reading statement, with retries. Raises Cancelled when this thread's call is cancelled."""
         call = cancellation.current()
 
         def attempt() -> Rows:
@@ -409,10 +404,10 @@ class HanaPool:
                     call.check()
                     raise
 
-        return self.retry.call(attempt)
+        return self.retry.call(attempt, cancellation=call)
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
-        """One autocommitted statement, not retried (DDL, for example); affected rows."""
+        """Run one autocommitted statement, such as DDL, without retries; return the affected rows."""
         with self.session() as session:
             return session.execute(sql, parameters, doing=doing)
 
@@ -428,7 +423,7 @@ class HanaPool:
             raise
 
     def _idle_or_room(self) -> Session | None:
-        """An idle session, or None: the caller has the right to open one."""
+        """Return an idle session, or None when the caller may open one."""
         patience, call = self.options.communication_timeout, cancellation.current()
         with call.calling(self._wake), self._changed:
             free = self._changed.wait_for(
@@ -483,9 +478,8 @@ class HanaPool:
 
 
 class _Login:
-    """Connects, one thread at a time, so that a wrong password is sent exactly once however many threads wait.
-
-    A thread that was waiting while another's attempt failed gets that failure instead of trying again itself.
+    """Connects one thread at a time, so that a wrong password is sent once. A thread that waited while another's
+    attempt failed gets that error instead of trying again.
     """
 
     def __init__(self, options: ConnectionOptions, prepare: Callable[[Session], None]) -> None:
@@ -531,7 +525,7 @@ class _Login:
 
 
 def _again(error: ConnectorError) -> ConnectorError:
-    """A fresh copy: one exception object must not be raised in two threads."""
+    """Return a copy: one exception object must not be raised in two threads."""
     return make(type(error), str(error), getattr(error, "code", 0))
 
 
@@ -540,7 +534,7 @@ def _again(error: ConnectorError) -> ConnectorError:
 
 @dataclass(frozen=True, slots=True)
 class HanaFeatures:
-    """Capabilities as the server itself states them. `cloud_version` is None on-premise."""
+    """Capabilities that the server reports. `cloud_version` is None on-premise."""
 
     real_vector: bool
     half_vector: bool
@@ -549,7 +543,7 @@ class HanaFeatures:
 
     @classmethod
     def cloud(cls, cloud_version: str = "2025.15.0") -> HanaFeatures:
-        """A HANA Cloud of that version: REAL_VECTOR since 2024.2, HALF_VECTOR since 2025.15."""
+        """Return those of a HANA Cloud: REAL_VECTOR since 2024.2, HALF_VECTOR since 2025.15."""
         year, quarter = (int(part) for part in cloud_version.split(".")[:2])
         return cls((year, quarter) >= (2024, 2), (year, quarter) >= (2025, 15), "4.00.000.00", cloud_version)
 
@@ -559,8 +553,8 @@ class HanaFeatures:
 
     @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
-        """Ask the server. A version that the user may not see is left empty; the types decide, not the version."""
-        doing = "asking HANA what it can do"
+        """Ask the server. The types decide; a version that the user may not see is left empty."""
+        doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
         cloud = _version(pool, "SELECT CLOUD_VERSION FROM SYS.M_DATABASE", doing)
         return cls(
@@ -572,7 +566,7 @@ class HanaFeatures:
 
 
 def utc_now(pool: HanaPool) -> datetime:
-    """The database's own clock, by which leases and time stamps live, at second precision or better."""
+    """Return the database's time, which leases and time stamps use; precise to a second or better."""
     ((moment,),) = pool.read("SELECT CURRENT_UTCTIMESTAMP FROM DUMMY", doing="asking HANA for the time")
     found: datetime = moment
     return found.replace(tzinfo=UTC)

@@ -1,5 +1,4 @@
-"""What a user of HANA needs to be granted for a collection to work, as one list for doctor, `grants` and `changes
-install`; and what he has beyond it. Pure but for one look into the catalogue; grants nothing.
+"""The privileges that a collection needs, for doctor, `grants` and `changes install`; and those beyond them.
 
 Source: SAP HANA Security Guide, *System Privileges*, *Object Privileges*; SQL Reference Guide, *GRANT Statement*.
 """
@@ -21,15 +20,13 @@ EFFECTIVE = (
     "WHERE USER_NAME = CURRENT_USER AND GRANTEE <> 'PUBLIC'"
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ALMIGHTY = frozenset({"SYSTEM", "DBADMIN"})
-"""The administrators that on-premise systems and HANA Cloud come with."""
-_OF_HANA_ITSELF = re.compile(r"SYS|_SYS_.*", re.S)
-"""Schemas. Others may be called SYSTEM, or SYS_SALES, and hold people's data."""
+_ADMINISTRATORS = frozenset({"SYSTEM", "DBADMIN"})  # of on-premise systems and of HANA Cloud
+_SYSTEM_SCHEMA = re.compile(r"SYS|_SYS_.*", re.S)  # others, like SYSTEM or SYS_SALES, may hold business data
 
 
 @dataclass(frozen=True, slots=True)
 class Privilege:
-    """`names` on a table or view, or on a schema. `why`: for the person who grants it."""
+    """Privileges `names` on a table, view or schema. `why`: for the administrator."""
 
     names: tuple[str, ...]
     on: TableRef | str
@@ -49,7 +46,7 @@ class Privilege:
 
 @contextmanager
 def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
-    """Name in the error of a missing privilege the GRANT that an administrator has to run."""
+    """Add to the error of a missing privilege the GRANT that an administrator must run."""
     try:
         yield
     except PermissionRefused as error:
@@ -58,7 +55,7 @@ def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
 
 
 def named(user: str) -> str:
-    """A user or role as SQL takes it: a plain name is upper case in HANA, whatever it was typed as."""
+    """Return a user or role as SQL: HANA reads a plain name as upper case."""
     return quote(user.upper() if _PLAIN_NAME.fullmatch(user) else user)
 
 
@@ -67,44 +64,47 @@ def selecting(table: TableRef, why: str = "") -> Privilege:
 
 
 def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """Of who syncs a collection, at its source."""
+    """What a sync of the collection needs at its source."""
     name = spec.name.partition("@")[0]
     found = [selecting(spec.source, f"{name}: reading rows")]
     if spec.changes.method == "log":
-        why = f"{name}: the log of changes (made by owl-sap changes install {name}), a queue that a sync empties"
+        why = f"{name}: the change log (created by owl-sap changes install {name}), which a sync reads and empties"
         found.append(Privilege(("SELECT", "DELETE"), log_of(spec), why))
     return tuple(found)
 
 
 def installing(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """Of who puts the change log of a collection in (`changes install --apply`), where the table is not his own."""
+    """What `changes install --apply` needs, where the user does not own the table."""
     if spec.changes.method != "log":
         return ()
     name = spec.name.partition("@")[0]
     return (
-        Privilege(("CREATE ANY",), log_of(spec).schema, f"{name}: makes the log and its triggers"),
-        Privilege(("TRIGGER",), spec.source, f"{name}: puts the triggers on the table"),
+        Privilege(("CREATE ANY",), log_of(spec).schema, f"{name}: creates the log and its triggers"),
+        Privilege(("TRIGGER",), spec.source, f"{name}: creates the triggers on the table"),
     )
 
 
 def creating(schema: str) -> Privilege:
-    """Of who syncs, in the schema of the vectors, where it is not his own. What he makes there is his."""
-    return Privilege(("CREATE ANY",), schema, "vectors and their state: makes tables, which are then his own")
+    """What a sync needs in the schema of the vectors, where the user does not own it; the user owns the tables it
+    creates."""
+    return Privilege(("CREATE ANY",), schema, "vectors and their state: creates tables, which it then owns")
 
 
 def writing(schema: str) -> Privilege:
-    """Of who syncs into tables that somebody else has made."""
-    return Privilege(("SELECT", "INSERT", "UPDATE", "DELETE"), schema, "vectors and their state, made by another user")
+    """What a sync needs to write into tables of another user."""
+    return Privilege(
+        ("SELECT", "INSERT", "UPDATE", "DELETE"), schema, "vectors and their state, created by another user"
+    )
 
 
 def searching(schema: str) -> Privilege:
-    """Of who only searches. On the schema, for every generation has a table of its own."""
-    return Privilege(("SELECT",), schema, "searching vectors, of every generation, and asking for their state")
+    """What searches need. On the schema, because every generation has a table of its own."""
+    return Privilege(("SELECT",), schema, "searching vectors of every generation, and reading their state")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One privilege that a user has: on a table, on a schema, or (None) of the system."""
+    """One privilege of a user: on a table, on a schema, or (None) a system privilege."""
 
     name: str
     on: TableRef | str | None = None
@@ -117,8 +117,8 @@ class Holder:
 
 
 def effective(pool: HanaPool) -> Holder:
-    """What the user of these connections may do, roles and ownership included, and what everybody may excepted."""
-    rows = pool.read(EFFECTIVE, (), doing="asking for the user's privileges")
+    """Return the privileges of the pool's user, with roles and ownership, without those of PUBLIC."""
+    rows = pool.read(EFFECTIVE, (), doing="reading the user's privileges")
     return Holder(str(rows[0][0]) if rows else "", tuple(_held(*row[1:]) for row in rows))
 
 
@@ -129,14 +129,14 @@ def _held(schema: str | None, name: str | None, privilege: str) -> Held:
 
 
 def excess(holder: Holder, needed: Sequence[Privilege], own: Collection[TableRef | str]) -> list[str]:
-    """What `holder` has beyond `needed`, for people, by place. What is in his own schema, and in or on one of `own`, is
-    his to do with as he likes."""
-    found = [f"{holder.user} is an administrator"] if holder.user in _ALMIGHTY else []
+    """Return what `holder` has beyond `needed`, as texts by place. Privileges in the user's own schema, and in or on
+    one of `own`, do not count."""
+    found = [f"{holder.user} is an administrator"] if holder.user in _ADMINISTRATORS else []
     allowed = {(name, privilege.on) for privilege in needed for name in privilege.names}
     beyond: dict[str, list[str]] = {}
     for each in holder.held:
         schema = each.on.schema if isinstance(each.on, TableRef) else each.on or ""
-        free = each.on in own or schema in own or schema == holder.user or _OF_HANA_ITSELF.fullmatch(schema)
+        free = each.on in own or schema in own or schema == holder.user or _SYSTEM_SCHEMA.fullmatch(schema)
         if not free and (each.name, each.on) not in allowed:
             place = "" if each.on is None else f" on {'schema ' * isinstance(each.on, str)}{each.on}"
             beyond.setdefault(place, []).append(each.name)

@@ -1,5 +1,5 @@
-"""Statements as a person types them: cut at `;`, run one by one on one connection, with column names and HANA's own
-error texts. For the prompt of the stand-in; knows no terminal.
+"""Run statements that a user types: split at `;`, one connection, with column names and HANA's own error texts. For
+`owl-sap emulator sql`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ _PIECES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|[^'"\-
 _OPENED = ("'", '"')
 _LEFT_OUT = ("--", "/*")
 _TRIGGER = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TRIGGER\b", re.IGNORECASE)
-_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")
-"""What opens and closes a block in the body of a trigger."""
+_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")  # open and close blocks in the body of a trigger
 _TABLES = (
     "SELECT TABLE_NAME AS NAME, 'TABLE' AS KIND, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = CURRENT_SCHEMA "
     "UNION ALL SELECT VIEW_NAME, 'VIEW', COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = CURRENT_SCHEMA ORDER BY NAME"
@@ -31,8 +30,8 @@ _COLUMNS = (
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """The statements of `text` that a `;` ends, outside quotes, comments and the bodies of triggers, and what is left
-    after the last one."""
+    """Return the statements of `text` that end with `;`, and the rest. Quotes, comments and the bodies of triggers may
+    contain `;`."""
     found, start, code = [], 0, ""
     for piece in _PIECES.finditer(text):
         if piece.group() in _OPENED or (text.startswith("/*", piece.start()) and len(piece.group()) == 1):
@@ -46,7 +45,7 @@ def split(text: str) -> tuple[list[str], str]:
 
 
 def _is_in_body(code: str) -> bool:
-    """Whether a `;` after `code`, a statement so far without its quotes and comments, is inside a trigger."""
+    """Whether a `;` after `code` (without quotes and comments) is inside the body of a trigger."""
     if not _TRIGGER.match(code):
         return False
     words: list[str] = _BLOCKS.findall(code.upper())
@@ -54,16 +53,13 @@ def _is_in_body(code: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Nothing but white space and comments?"""
+    """Return whether there is only white space and comments."""
     return all(piece[:2] in _LEFT_OUT or piece.isspace() for piece in _PIECES.findall(text))
 
 
 class StatementRefused(Exception):
-    """No ConnectorError: no statement of ours, but a person's.
-
-    `code` and `text` as HANA gave them; `kind` is the class that the connector has for such an error.
-
-    The text may quote what the person typed, so it is for the person only.
+    """HANA refused a user's statement. `kind`: the connector's class for such an error. The text may quote the
+    statement: show it to the user only, do not log it.
     """
 
     def __init__(self, code: int, text: str, kind: type[ConnectorError]) -> None:
@@ -74,7 +70,7 @@ class StatementRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement gave. `columns` is empty when it has no result; `more` says that rows were left out."""
+    """The result of a statement. `columns` is empty without a result set; `more`: rows were left out."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -91,7 +87,7 @@ class _Cursor(Protocol):
 
 
 class Prompt:
-    """One connection, autocommit on, made at once. A lost one is made anew by the next statement."""
+    """One autocommit connection, opened at once. After a loss the next statement reconnects."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         """Raises the errors of connecting: LoginRefused, ConnectFailed ..."""
@@ -106,7 +102,7 @@ class Prompt:
         try:
             self._connection = self._driver.connect(**self._options.properties() | {"vectoroutputtype": "list"})
         except self._driver.Error as error:
-            code, text = _told(error)
+            code, text = _code_and_text(error)
             failure = classify(code, text, doing=f"connecting to {self._options.place}")
         if failure is not None:
             raise failure
@@ -118,11 +114,11 @@ class Prompt:
                 connection.close()
 
     def run(self, sql: str, most_rows: int, parameters: Sequence[Any] = ()) -> Answer:
-        """At most `most_rows` rows of the result. Raises StatementRefused, and the errors of connecting."""
+        """Return at most `most_rows` rows. Raises StatementRefused, and the errors of connecting."""
         if self._connection is None:
             self._connect()
         cursor = cast(_Cursor, self._call(self._connection.cursor))
-        # Without parameters nothing is prepared, which every statement allows.
+        # Not every statement can be prepared, so those without parameters are not.
         self._call(lambda: cursor.execute(sql, tuple(parameters)) if parameters else cursor.execute(sql))
         if not cursor.description:
             return Answer((), [], max(cursor.rowcount, 0))
@@ -131,11 +127,11 @@ class Prompt:
         return Answer(columns, rows[:most_rows], len(rows[:most_rows]), len(rows) > most_rows)
 
     def tables(self, most_rows: int) -> Answer:
-        """Tables and views of the current schema."""
+        """Return the tables and views of the current schema."""
         return self.run(_TABLES, most_rows)
 
     def columns(self, schema: str, name: str, most_rows: int) -> Answer:
-        """Columns of a table or view; `schema` '' is the current one. No rows when there is none of that name."""
+        """Return the columns of a table or view; no rows when it does not exist. `schema` "": the current one."""
         place = (schema, name) if schema else (name,)
         answer = Answer((), [], 0)
         for kind in ("TABLE", "VIEW"):
@@ -150,12 +146,12 @@ class Prompt:
         try:
             return work()
         except self._driver.Error as error:
-            code, text = _told(error)
+            code, text = _code_and_text(error)
             refused = StatementRefused(code, text, type(classify(code, text, doing="")))
         if issubclass(refused.kind, ConnectionLost | ConnectFailed | Unavailable):
             self.close()
         raise refused
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _code_and_text(error: Exception) -> tuple[int, str]:
     return int(getattr(error, "errorcode", 0) or 0), str(getattr(error, "errortext", "") or error)

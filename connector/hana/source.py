@@ -1,6 +1,4 @@
-"""Rows out of a HANA table or view, page by page in key order (keyset paging, never OFFSET).
-Knows nothing of texts, documents or vectors.
-"""
+"""Read rows of a HANA table or view, page by page in key order (keyset paging, never OFFSET)."""
 
 from __future__ import annotations
 
@@ -27,21 +25,15 @@ from connector.hana.statement import Statement, check_unique, with_bytes
 from connector.model import Key, KeyRange, Query, Row, Table, TableRef
 from connector.protocols import Capture
 
-_SYNTAX = 257
-"""HANA's code for a syntax error; ours is fixed text, so with a `where` it is the operator's."""
-
-SMALLEST_PAGE = 16
-"""Rows; a HANA that has no memory for these has none for anything."""
-
-PAGE_BYTES = 16 << 20
-"""Pages of large rows get fewer rows, so that about so much is read at once."""
-_ROW_BYTES = 1000
-"""Of a row beside its values: the objects around them, and what is made of it."""
+_SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the error is in the operator's `where`
+SMALLEST_PAGE = 16  # rows; below this, smaller pages no longer help a HANA that is short of memory
+PAGE_BYTES = 16 << 20  # read at once, about; pages of large rows have fewer rows
+_ROW_BYTES = 1000  # of a row beside its values: objects around them
 _SAMPLE = 16
 
 
 class HanaSource:
-    """`model.Source` over a pool. Thread-safe; nothing is held between pages, so a page may be taken at any time."""
+    """`protocols.Source` over a pool. Thread-safe; nothing is held between pages."""
 
     def __init__(self, pool: HanaPool) -> None:
         self._pool = pool
@@ -58,14 +50,13 @@ class HanaSource:
         return utc_now(self._pool)
 
     def count(self, query: Query) -> int:
-        """Rows that `pages` would give now."""
+        """Return how many rows `pages` would give now."""
         statement = Statement(query)
         rows = self._read(query, statement.count, (), "counting")
         return int(rows[0][0])
 
     def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
-        """Cut where the keys stand now. One statement for each border, which costs HANA about what a page costs: it
-        sorts the keys behind the border before."""
+        """Divide the present keys. One statement for each border, which costs about as much as a page."""
         statement = Statement(query)
         borders: list[Key] = []
         step = max(1, rows // parts)
@@ -79,22 +70,21 @@ class HanaSource:
         return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
-        """Every row once, in key order; `size` rows a page, the last one shorter, none empty. While HANA is short of
-        memory, or rows are large, pages are smaller.
+        """Yield every row once, in key order; `size` rows a page, fewer while HANA is short of memory or rows are
+        large.
 
-        Each page is one statement of its own, retried after a lost connection: rows that change meanwhile are seen
-        as they are when their page is read. NULL in a key column (views) comes first, as HANA orders it. Raises NoKey
-        when two rows share one key, because one of them would be lost; SchemaChanged when the table or a column goes
-        away between pages.
+        Each page is one statement, retried after a lost connection, and shows its rows at that time. NULL in a key
+        column (views) comes first. Raises NoKey when two rows share a key, because one would be lost; SchemaChanged
+        when the table or a column disappears between pages.
         """
         if size < 1:
-            raise ValueError(f"a page has at least one row, not {size}")
+            raise ValueError(f"a page must have at least one row, not {size}")
         statement = Statement(query, None if within is None else within.upto)
         last = None if within is None else within.after
         count, more = size, True
         while more:
             try:
-                # One row more than the page: it tells whether there is another page and whether the key is unique.
+                # One more row shows whether another page follows and whether the key is unique.
                 rows = self._page(query, statement, last, count + 1)
             except Overloaded:
                 if count <= SMALLEST_PAGE:
@@ -133,12 +123,12 @@ class HanaSource:
             if query.where and isinstance(error, UnknownColumn):
                 raise UnknownColumn(f"{error} Is the name in `where`?") from None
             if query.where and isinstance(error, StatementFailed) and error.code == _SYNTAX:
-                raise ConfigurationError(f"`where` is no condition that HANA understands: {error}") from None
+                raise ConfigurationError(f"HANA does not understand the condition in `where`: {error}") from None
             raise
 
 
 def size_of_rows(rows: Sequence[Row]) -> int:
-    """Bytes, judged by a few of them."""
+    """Return bytes, estimated from a sample."""
     sample = rows[:: max(1, len(rows) // _SAMPLE)]
     if not sample:
         return 0

@@ -1,6 +1,4 @@
-"""The SQL of one query: what is selected of its table, in which order, from which key on; and how result rows are read.
-Pure: sends nothing.
-"""
+"""The SQL of one query, and how its result rows are read. Pure: sends nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +9,11 @@ from connector.errors import NoKey
 from connector.hana.connection import Rows, quote
 from connector.model import Cells, Key, Query, Row, TableRef
 
-LOOKUP_SIZES = (1, 8, 64)
-"""Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+LOOKUP_SIZES = (1, 8, 64)  # keys per look-up statement: few statement texts in HANA's plan cache
 
 
 class Statement:
-    """The SQL of one query, and how its result rows are read; `upto`: the last key of interest. Pure: sends nothing."""
+    """`upto`: the last key to read."""
 
     def __init__(self, query: Query, upto: Key | None = None) -> None:
         if not query.key:
@@ -28,7 +25,7 @@ class Statement:
         self._own = _own_condition(query.where)
         self._table = place(query.table)
         self.key_list = ",".join(self._key)
-        # Every name is quoted, and `where` is the operator's own: S608 has nothing to find here.
+        # S608: every name is quoted, and `where` is the operator's own SQL.
         self.count = self.of_all("COUNT(*)")
         self.select = f"SELECT {','.join(map(quote, self._names))} FROM {self._table}"  # noqa: S608
         self.keys = f"SELECT {self.key_list} FROM {self._table}"  # noqa: S608
@@ -36,7 +33,7 @@ class Statement:
         self._upto = ("", ()) if upto is None else self.upto(upto)
 
     def of_all(self, what: str) -> str:
-        """`what` (SQL) of all rows of the query."""
+        """Select the SQL expressions `what` over all rows of the query."""
         return f"SELECT {what} FROM {self._table}{self.where()}"  # noqa: S608
 
     def select_with(self, what: str) -> str:
@@ -48,11 +45,11 @@ class Statement:
         return f" WHERE {both}" if both else ""
 
     def after(self, last: Key) -> tuple[str, tuple[Any, ...]]:
-        """The condition for all rows behind this key, and its parameters: K1 > ? OR (K1 = ? AND K2 > ?) ..."""
+        """Return the condition for all rows after this key, and its parameters: K1 > ? OR (K1 = ? AND K2 > ?) ..."""
         terms: list[str] = []
         parameters: list[Any] = []
         for column in reversed(range(self._width)):
-            # Built from the last column outwards, so each step wraps what stands already.
+            # From the last column outwards: each step wraps the terms so far.
             above, above_parameters = _greater(self._key[column], last[column])
             if terms:
                 same, same_parameters = _equal(self._key[column], last[column])
@@ -63,7 +60,7 @@ class Statement:
         return terms[0], tuple(parameters)
 
     def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
-        """The condition for this key and all before it: exactly the rows that `after` leaves out."""
+        """Return the condition for this key and all before it: the rows that `after` leaves out."""
         sql, parameters = _not_greater(self._key[-1], last[-1])
         for name, value in reversed(list(zip(self._key[:-1], last[:-1], strict=True))):
             below, below_parameters = _less(name, value)
@@ -74,21 +71,21 @@ class Statement:
         return sql, tuple(parameters)
 
     def between(self, last: Key | None) -> tuple[str, tuple[Any, ...]]:
-        """The condition for what comes behind `last` and is still of interest."""
+        """Return the condition for the rows after `last` and up to `upto`."""
         after, parameters = ("", ()) if last is None else self.after(last)
         upto, more = self._upto
         return " AND ".join(sql for sql in (after, upto) if sql), (*parameters, *more)
 
     def behind(self, name: str, bound: str, value: Any, last: Key | None) -> tuple[str, tuple[Any, ...]]:
-        """The condition for all rows behind `value` of another column, and behind this key among those that hold it;
-        `bound`: SQL with one parameter for the value."""
+        """Return the condition for all rows after `value` of another column, and after this key among rows with that
+        value. `bound`: SQL with one parameter for the value."""
         if last is None:
             return f"{name} > {bound}", (value,)
         condition, parameters = self.after(last)
         return f"({name} > {bound} OR ({name} = {bound} AND {condition}))", (value, value, *parameters)
 
     def any_of(self, keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
-        """The condition for exactly these keys."""
+        """Return the condition for exactly these keys."""
         terms: list[str] = []
         parameters: list[Any] = []
         for key in keys:
@@ -98,7 +95,7 @@ class Statement:
         return f"({' OR '.join(terms)})", tuple(parameters)
 
     def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Statements that begin with `start` and together find exactly these keys; those that hold NULL each alone."""
+        """Return statements that begin with `start` and together find exactly these keys; keys with NULL each alone."""
         whole = [key for key in keys if None not in key]
         parts: list[tuple[list[Key], int]] = []
         begin = 0
@@ -123,8 +120,8 @@ def place(table: TableRef) -> str:
 
 
 def with_bytes(rows: Rows) -> Rows:
-    """The driver gives binary columns as memoryview, which does not survive as a key;
-    rows carry bytes. A column's values have one type, so its first one that is not NULL decides."""
+    """Return the rows with bytes instead of the driver's memoryview, which cannot be part of a key. The first value of
+    a column that is not NULL decides, because all have one type."""
     firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
     binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
     if not binary:
@@ -138,12 +135,12 @@ def with_bytes(rows: Rows) -> Rows:
 def _own_condition(where: str | None) -> str:
     if not where or not where.strip():
         return ""
-    # A comment at its end must not swallow our bracket.
+    # A comment at its end must not hide our bracket.
     return f"({where}\n)" if "--" in where else f"({where})"
 
 
 def _greater(name: str, value: Any) -> tuple[str, list[Any]]:
-    """HANA puts NULL first, so everything that is not NULL comes behind it."""
+    """HANA sorts NULL first, so every other value comes after it."""
     return (f"{name} IS NOT NULL", []) if value is None else (f"{name} > ?", [value])
 
 
@@ -171,6 +168,6 @@ def check_unique(query: Query, last: Key | None, page: Sequence[Row], following:
 
 def _not_unique(query: Query) -> str:
     return (
-        f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two of them share one key. "
-        "Name further columns (a TIMESTAMP is told apart to the microsecond only)"
+        f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two rows share one key. "
+        "Add columns to `key` (two TIMESTAMPs within one microsecond count as equal)"
     )

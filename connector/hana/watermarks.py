@@ -1,7 +1,7 @@
-"""Which columns can be a watermark, how their values are written down in a mark, and how far a run may read them. Pure.
+"""Columns that can be a watermark: how a mark stores their values, and how far a run may read. Pure.
 
-Every value is text here, in the column's own order: a TIMESTAMP has seven decimals in HANA and six in Python, so it is
-read and compared as text of HANA's making, or rows would be lost or read for ever at a page's border.
+Values are kept as text: a TIMESTAMP has seven decimals in HANA and six in Python, and a rounded one would lose rows or
+repeat them for ever at the border of a page.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from connector.model import Column, TableRef
 _TIMESTAMP = "'YYYY-MM-DD HH24:MI:SS.FF7'"
 _INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
 _TEXTS = frozenset({"NVARCHAR", "VARCHAR"})
-_WEST = timedelta(hours=12)
-"""So far behind UTC may a clock be that writes dates."""
+_WEST = timedelta(hours=12)  # a clock that writes dates may be so far behind UTC
 
 
 class Step(Enum):
-    """What one more is: for `end`."""
+    """The smallest difference between two values."""
 
     MICROSECOND = timedelta(microseconds=1)
     SECOND = timedelta(seconds=1)
@@ -34,37 +33,34 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A column as a watermark. `{}` in `selected` is the quoted column, `bound` stands for a parameter."""
+    """How to read a watermark column. `selected`: SQL with `{}` for the quoted column. `bound`: SQL of a parameter.
+    `form`: from a time to a mark's text. `bind`: from a mark's text to the parameter. `text`: from a value that was
+    read to a mark's text."""
 
     step: Step
     selected: str
     bound: str
     form: Callable[[datetime], str]
     bind: Callable[[str], Any]
-    """From the text of a mark to the parameter."""
     text: Callable[[Any], str]
-    """From the value read to the text of a mark."""
-
-    def __post_init__(self) -> None:
-        assert "{}" in self.selected
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`upto`: rows up to this value are read. `settled`: no row can still come at or below this one, so that the mark
-    may go as far."""
+    """`upto`: rows up to this value are read. `settled`: no new row can have this value or a lower one, so the mark may
+    go as far."""
 
     upto: str
     settled: str
 
 
 def watermark(column: Column, table: TableRef) -> Watermark:
-    """Raises ConfigurationError for a type that tells no order of changes."""
+    """Raises ConfigurationError for a type that does not order changes."""
     found = _known(column)
     if found is None:
         shown = f"{column.type_name}({column.length})" if column.length else column.type_name
         raise ConfigurationError(
-            f"`changes.column`: {column.name!r} of {table} is {shown}, which cannot be a watermark: it takes a "
+            f"`changes.column`: {column.name!r} of {table} is {shown}, which cannot be a watermark; use a "
             "TIMESTAMP, SECONDDATE, DATE, a rising integer, or SAP's time stamps in UTC, DECIMAL(15), DECIMAL(21,7), "
             "NVARCHAR(14), or a day in NVARCHAR(8)"
         )
@@ -72,7 +68,7 @@ def watermark(column: Column, table: TableRef) -> Watermark:
 
 
 def tells_time(column: Column) -> bool:
-    """Could it be a watermark that knows seconds?"""
+    """Return whether the column can be a watermark precise to the second."""
     found = _known(column)
     return found is not None and found.step in (Step.SECOND, Step.MICROSECOND)
 
@@ -80,9 +76,9 @@ def tells_time(column: Column) -> bool:
 def reach(mark: Watermark, now: datetime, delay: float) -> Reach:
     """How far a run at `now` (UTC, by the database) may read and its mark may go.
 
-    A unit of time that is not over yet is left to the next run, for more rows may come to bear it. A day is so long
-    that it is read at once and again until it is over everywhere on earth: nothing is lost, some rows are compared more
-    than once. For numbers see `changes/watermark.py`.
+    The current second or microsecond is left to the next run, because more rows may get it. A day is read at once, and
+    again until it is over everywhere on earth, so some rows are compared more than once. For numbers see
+    `sync/feeds/watermark.py`.
     """
     end = now - timedelta(seconds=delay)
     if mark.step is Step.DAY:
@@ -92,13 +88,13 @@ def reach(mark: Watermark, now: datetime, delay: float) -> Reach:
 
 
 def less(mark: Watermark, one: str, other: str) -> bool:
-    """Does `one` stand before `other`?"""
+    """Return whether `one` comes before `other`."""
     first, second = mark.bind(one), mark.bind(other)
     return bool(first < second)
 
 
 def moment(text: str) -> datetime:
-    """The time that the text of a mark says, UTC. Raises ValueError for a number."""
+    """Return the time in a mark's text, UTC. Raises ValueError for a number."""
     digits = "".join(filter(str.isdigit, text))
     if len(digits) not in (8, 14, 21):
         raise ValueError("a number has no time")

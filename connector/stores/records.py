@@ -118,7 +118,7 @@ def checked_metadata(changes: ChangeSet) -> list[str]:
         except RowRejected as error:
             refused[position] = error
         except UnicodeError:
-            refused[position] = RowRejected("its text holds half a character")
+            refused[position] = RowRejected("the text contains an unpaired surrogate")
     if refused:
         what = f"{len(refused)} rows cannot be written: {next(iter(refused.values()))}"
         raise RowsRejected(what, rows=refused)

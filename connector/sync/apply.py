@@ -1,5 +1,5 @@
-"""Documents in, stored vectors out: cuts chunks, has them embedded, applies change sets, sets aside the rows that the
-engine or the store refuses. Knows the protocols of `protocols.py` only, no SQL.
+"""Write documents: cut them into chunks, embed these, apply change sets. Rows that the engine or the store rejects go
+to quarantine, and the others go on.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from connector.errors import Overloaded, RowRejected, RowsRejected
 from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
 from connector.protocols import Embedder
 from connector.stores.store import VectorStore
-from connector.sync.clock import StageClock
-from connector.sync.embedding import Embedded, TextEmbedder, Vector, VectorCache
+from connector.sync.embedding import Embedded, TextEmbedder, Vector
+from connector.sync.options import StageClock
 
-CHUNKS_PER_APPLY = 1000
-"""Bounds one write transaction in the store; at 384 dimensions about 1.5 MB of vectors."""
-GROW_AFTER = 8
-"""Change sets written in a row, after which an overloaded store is given twice as much again."""
-_NAMED_ROUNDS = 3
-"""How often the rows that a store names are believed to be all; after that the rest is halved."""
-_NO_VECTOR = "the model gave no finite vector for its text"
+CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
+GROW_AFTER = 8  # successful change sets after which an overloaded store gets twice as much again
+_NAMED_ROUNDS = 3  # how often the rows that a store names are trusted to be all; after that the rest is halved
 
 
 @dataclass(slots=True)
 class Written:
-    """What was written. `upserted` are document ids. `undone`: rows of `extra.metadata_only` that the store refused;
-    they stand in `quarantined`, too."""
+    """`upserted`: document ids. `undone`: rows of `extra.metadata_only` that the store rejected; they are in
+    `quarantined`, too."""
 
     upserted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
@@ -42,7 +38,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where documents go: a store, under a lease. `afresh`: attempts at rows that are refused count from one again."""
+    """The store to write to, and the lease. `afresh`: attempts at rejected rows are counted from one again."""
 
     store: VectorStore
     lease: Lease
@@ -51,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A document with everything the store needs. `digest`: of the row as it was read."""
+    """A document with chunks and vectors. `digest`: of the row as it was read."""
 
     id: str
     chunks: list[Chunk]
@@ -90,7 +86,7 @@ _Piece = Ready | _Rest
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Documents whose every chunk has a vector, the rows that the engine refused, and what embedding them took."""
+    """Documents whose every chunk has a vector, and the rows that the engine rejected."""
 
     ready: list[Ready]
     refused: list[QuarantinedRow]
@@ -98,154 +94,147 @@ class Prepared:
 
 
 class DocumentWriter:
-    """Embeds and applies documents of one collection. One per run. `prepare` and `apply` may run in two threads, each
-    in one."""
+    """Embeds and writes documents of one collection, for one run. `prepare` and `apply` may run in two threads."""
 
     def __init__(self, target: Target, embedder: Embedder, renderer: Renderer, clock: StageClock) -> None:
         self._target = target
         self._embed = TextEmbedder(embedder, clock)
         self._renderer = renderer
         self._clock = clock
-        self._size = _Size(CHUNKS_PER_APPLY)
+        # Chunks that a change set may have: fewer while the store is overloaded, more again afterwards.
+        self._limit = CHUNKS_PER_APPLY
+        self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
         """Replace what the store holds of `documents`; `extra` is applied first, in a transaction of its own.
 
-        A document the engine or the store refuses is quarantined and what the store held of it is removed; the others
-        go on. Infrastructure errors are raised, and everything not yet applied is untouched in the store. While the
-        store is overloaded less is written at a time; Overloaded is raised when a single document is too much.
+        A document that the engine or the store rejects is quarantined, and what the store held of it is removed.
+        Infrastructure errors are raised, and everything not yet applied is untouched in the store. While the store is
+        overloaded, change sets are smaller; raises Overloaded when a single document is too much.
         """
         return self.apply(self.prepare(documents), extra)
 
     def prepare(self, documents: Sequence[Document]) -> Prepared:
-        """Cut and embed; touches no store."""
+        """Cut and embed, without the store."""
         if not documents:
             return Prepared([], [], Embedded())
         with self._clock("tokenize", len(documents)):
-            chunked = list(zip(documents, self._renderer.chunks_of(documents), strict=True))
-        embedded = self._embed([chunk.text for _, chunks in chunked for chunk in chunks])
+            chunked = self._renderer.chunks_of(documents)
+        embedded = self._embed([chunk.text for chunks in chunked for chunk in chunks])
         failpoints.reach("after_embed")
-        return _prepared(chunked, embedded)
+        prepared = Prepared([], [], embedded)
+        for document, chunks in zip(documents, chunked, strict=True):
+            vectors = [vector for chunk in chunks if (vector := embedded.vector(chunk.text)) is not None]
+            if len(vectors) == len(chunks):
+                ready = Ready(document.id, with_vectors(chunks, vectors), vectors, document.row_digest)
+                prepared.ready.append(ready)
+            else:
+                reason = "the model gave no finite vector for its text"
+                prepared.refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
+        return prepared
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
-        """Store what was prepared; `extra` first, `closing` last, each in a transaction of its own. An empty `closing`
-        makes sure of the lease all the same."""
+        """Store `extra`, what was prepared, and `closing`, each in a transaction of its own. An empty `closing` still
+        checks the lease."""
         embedded = prepared.embedded
         written = Written([], [], embedded.embedded_texts, embedded.reused_texts, embedded.tokens)
         failpoints.reach("before_apply")
         if extra:
-            self._extra(extra, written)
+            self._write_extra(extra, written)
         if prepared.refused:
-            self._set_aside(prepared.refused, written)
-        self._pieces(prepared.ready, written)
+            self._quarantine(prepared.refused, written)
+        self._write_pieces(prepared.ready, written)
         failpoints.reach("after_apply")
         if closing is not None:
             self._apply(closing, 0)
         return written
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Delete what the store holds of these documents; in smaller sets while it is overloaded."""
-        self._extra(ChangeSet(deleted=list(ids)), Written())
+        """Delete what the store holds of these documents."""
+        self._write_extra(ChangeSet(deleted=list(ids)), Written())
 
     def _apply(self, changes: ChangeSet, items: int) -> None:
         with self._clock("apply", items):
             self._target.store.apply(self._target.lease, changes)
 
-    def _extra(self, extra: ChangeSet, written: Written) -> None:
+    def _write_extra(self, extra: ChangeSet, written: Written) -> None:
         try:
             self._apply(extra, len(extra.metadata_only) + len(extra.deleted))
         except (Overloaded, RowRejected):
-            self._pieces(_by_document(extra), written)
+            self._write_pieces(_by_document(extra), written)
 
-    def _pieces(self, pieces: Sequence[_Piece], written: Written) -> None:
-        """Apply them in order, as many at a time as may be. When the store refuses rows, those that it names are tried
-        alone and the others together; where it names none, or not all, halves are tried until bad rows stand alone."""
+    def _write_pieces(self, pieces: Sequence[_Piece], written: Written) -> None:
+        """Apply the pieces in order, as many at a time as the store takes.
+
+        When the store rejects rows, those that it names are tried alone and the others together. Where it names none,
+        or not all, halves are tried until each bad row is alone.
+        """
         stack: list[tuple[Sequence[_Piece], int]] = [(pieces, 0)] if pieces else []
         while stack:
             whole, rounds = stack.pop()
-            part, rest = self._size.cut(whole)
-            if rest:
-                stack.append((rest, rounds))
+            count = self._fitting(whole)
+            part = whole[:count]
+            if len(whole) > count:
+                stack.append((whole[count:], rounds))
             try:
                 self._apply(_merged(part), sum(piece.weight for piece in part))
             except Overloaded:
                 if len(part) == 1:
                     raise
-                self._size.shrink(part)
+                self._limit = max(1, min(self._limit, sum(piece.weight for piece in part)) // 2)
+                self._streak = 0
                 stack.append((part, rounds))
             except RowRejected as error:
                 if len(part) == 1:
-                    self._refuse(part[0], error, written)
+                    self._reject(part[0], error, written)
                 else:
                     parts = _apart(part, _named(part, error) if rounds < _NAMED_ROUNDS else set())
                     stack += [(some, rounds + 1) for some in reversed(parts)]
             else:
-                self._size.grow()
+                self._grow()
                 written.upserted += [piece.id for piece in part if isinstance(piece, Ready)]
 
-    def _refuse(self, piece: _Piece, error: RowRejected, written: Written) -> None:
-        """Refused alone. Raises where that is not for the row's data: nothing of them was to be written."""
+    def _fitting(self, pieces: Sequence[_Piece]) -> int:
+        """How many of the pieces fit one change set; at least one."""
+        weight = 0
+        for count, piece in enumerate(pieces):
+            weight += piece.weight
+            if count and weight > self._limit:
+                return count
+        return len(pieces)
+
+    def _grow(self) -> None:
+        self._streak += 1
+        if self._limit < CHUNKS_PER_APPLY and self._streak >= GROW_AFTER:
+            self._limit = min(CHUNKS_PER_APPLY, self._limit * 2)
+            self._streak = 0
+
+    def _reject(self, piece: _Piece, error: RowRejected, written: Written) -> None:
+        """Quarantine a piece that was rejected alone. Raises the error where no data of the row was to be written."""
         if isinstance(piece, _Rest):
             if not piece.changes.metadata_only:
                 raise error
             written.undone += 1
+        reasons: Iterable[RowRejected] = error.rows.values() if isinstance(error, RowsRejected) else (error,)
         digest = piece.digest if isinstance(piece, Ready) else None
-        self._set_aside([QuarantinedRow(piece.id, "apply", _reason(error), digest=digest)], written)
+        self._quarantine([QuarantinedRow(piece.id, "apply", str(next(iter(reasons))), digest=digest)], written)
 
-    def _set_aside(self, rows: Sequence[QuarantinedRow], written: Written) -> None:
+    def _quarantine(self, rows: Sequence[QuarantinedRow], written: Written) -> None:
         ids = [row.id for row in rows]
         released = ids if self._target.afresh else []
-        self._extra(ChangeSet(deleted=ids, quarantined=list(rows), released=released), written)
+        self._write_extra(ChangeSet(deleted=ids, quarantined=list(rows), released=released), written)
         written.quarantined += rows
 
 
-class _Size:
-    """How many chunks a change set may have: fewer while the store is overloaded, more again when that is over."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._now = most
-        self._streak = 0
-
-    def cut(self, pieces: Sequence[_Piece]) -> tuple[Sequence[_Piece], Sequence[_Piece]]:
-        """Those that go together, at least one, and the rest."""
-        weight = 0
-        for place, piece in enumerate(pieces):
-            weight += piece.weight
-            if place and weight > self._now:
-                return pieces[:place], pieces[place:]
-        return pieces, ()
-
-    def shrink(self, part: Sequence[_Piece]) -> None:
-        self._now = max(1, min(self._now, sum(piece.weight for piece in part)) // 2)
-        self._streak = 0
-
-    def grow(self) -> None:
-        self._streak += 1
-        if self._now < self._most and self._streak >= GROW_AFTER:
-            self._now = min(self._most, self._now * 2)
-            self._streak = 0
+def with_vectors(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chunk]:
+    """The chunks with a digest of the vector at the end of their hash, so that `verify` notices a changed vector."""
+    pairs = zip(chunks, vectors, strict=True)
+    return [replace(chunk, content_hash=chunk.content_hash + vector_digest(vector)) for chunk, vector in pairs]
 
 
-def _prepared(chunked: Sequence[tuple[Document, list[Chunk]]], embedded: Embedded) -> Prepared:
-    ready: list[Ready] = []
-    refused: list[QuarantinedRow] = []
-    for document, chunks in chunked:
-        found = [embedded.vectors.get(VectorCache.key(chunk.text)) for chunk in chunks]
-        complete = [vector for vector in found if vector is not None]
-        if len(complete) == len(chunks):
-            ready.append(Ready(document.id, _hashed(chunks, complete), complete, document.row_digest))
-        else:
-            refused.append(QuarantinedRow(document.id, "embed", _NO_VECTOR, digest=document.row_digest))
-    return Prepared(ready, refused, embedded)
-
-
-def _hashed(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chunk]:
-    """The stored hash ends in a digest of the vector itself, so that `verify` notices any later change to it."""
-    return [
-        replace(chunk, content_hash=chunk.content_hash + vector_digest(vector))
-        for chunk, vector in zip(chunks, vectors, strict=True)
-    ]
+def entries(changes: ChangeSet) -> int:
+    """How many entries a change set has beside chunks."""
+    return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
 
 
 def _merged(pieces: Sequence[_Piece]) -> ChangeSet:
@@ -258,7 +247,7 @@ def _merged(pieces: Sequence[_Piece]) -> ChangeSet:
 
 
 def _by_document(changes: ChangeSet) -> list[_Rest]:
-    """A change set without chunks, taken apart: what it says of one document stays together."""
+    """Divide a change set without chunks: what it says of one document stays together."""
     pieces: dict[str, _Rest] = {}
 
     def of(id_: str) -> ChangeSet:
@@ -276,7 +265,7 @@ def _by_document(changes: ChangeSet) -> list[_Rest]:
 
 
 def _named(pieces: Sequence[_Piece], error: RowRejected) -> set[int]:
-    """Which of the pieces the store says are bad."""
+    """The positions of the pieces that the store says are bad."""
     if not isinstance(error, RowsRejected):
         return set()
     chunks = [place for place, piece in enumerate(pieces) if isinstance(piece, Ready) for _ in piece.chunks]
@@ -293,9 +282,3 @@ def _apart(pieces: Sequence[_Piece], named: set[int]) -> list[Sequence[_Piece]]:
         return [others, *([pieces[place]] for place in sorted(named))]
     middle = len(pieces) // 2
     return [pieces[:middle], pieces[middle:]]
-
-
-def _reason(error: RowRejected) -> str:
-    """Of a row that was tried alone."""
-    reasons: Iterable[RowRejected] = error.rows.values() if isinstance(error, RowsRejected) else (error,)
-    return str(next(iter(reasons)))

@@ -1,6 +1,4 @@
-"""Texts of chunks in, vectors out: each distinct text once, those the engine refuses left out. Knows the protocols of
-`model.py` only.
-"""
+"""Embed texts for a run: each distinct text once, without those that the engine rejects."""
 
 from __future__ import annotations
 
@@ -16,16 +14,15 @@ from connector.errors import TextsNotEmbeddable
 from connector.model import Vectors
 from connector.protocols import Embedder
 from connector.stores.records import UNIT_TOLERANCE
-from connector.sync.clock import StageClock
+from connector.sync.options import StageClock
 
 Vector = NDArray[np.float32]
-_ENTRY_BYTES = 256
-"""What Python needs for one cached vector beside its numbers: array, key, place in the table (measured, rounded up)."""
+_ENTRY_BYTES = 256  # memory of one cached vector beside its numbers: array, key, place in the table (measured)
 _PROBE = "a plain word"
 
 
 class VectorCache:
-    """Vectors by text; bounded in bytes, the least recently used out first. Not thread-safe."""
+    """Vectors by text, bounded in bytes, the least recently used dropped first. Not thread-safe."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
@@ -43,34 +40,37 @@ class VectorCache:
         return vector
 
     def put(self, key: bytes, vector: Vector) -> None:
-        self._forget(self._vectors.pop(key, None))
+        if key in self._vectors:
+            self._count(self._vectors.pop(key), -1)
         self._vectors[key] = vector
-        self.bytes += vector.nbytes + _ENTRY_BYTES
+        self._count(vector, 1)
         while self.bytes > self._max_bytes:
-            self._forget(self._vectors.popitem(last=False)[1])
+            self._count(self._vectors.popitem(last=False)[1], -1)
 
     def clear(self) -> None:
         self._vectors.clear()
         self.bytes = 0
 
-    def _forget(self, vector: Vector | None) -> None:
-        if vector is not None:
-            self.bytes -= vector.nbytes + _ENTRY_BYTES
+    def _count(self, vector: Vector, sign: int) -> None:
+        self.bytes += sign * (vector.nbytes + _ENTRY_BYTES)
 
 
 @dataclass(slots=True)
 class Embedded:
-    """`vectors` by `VectorCache.key` of the text; a text without a finite vector of length 1 is missing. `tokens`: of
-    what the engine gave vectors for."""
+    """`vectors` by `VectorCache.key`, only finite ones of length 1. `tokens`: of the texts that were computed."""
 
     vectors: dict[bytes, Vector] = field(default_factory=dict)
     embedded_texts: int = 0
     reused_texts: int = 0
     tokens: int = 0
 
+    def vector(self, text: str) -> Vector | None:
+        """None when the engine gave no finite unit vector for the text."""
+        return self.vectors.get(VectorCache.key(text))
+
 
 class TextEmbedder:
-    """One per run: the cache of vectors lives as long as it does."""
+    """Embeds texts and caches their vectors for one run."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
@@ -78,8 +78,8 @@ class TextEmbedder:
         self._cache = VectorCache()
 
     def __call__(self, texts: Sequence[str]) -> Embedded:
-        """Infrastructure errors are raised, and so is TextsNotEmbeddable when the engine gives no vector to anything,
-        not even to a plain word: then it is ill, not the texts."""
+        """Raises infrastructure errors, and TextsNotEmbeddable when the engine gives no vector to any text, not even to
+        a plain word: then the engine is at fault, not the texts."""
         known: dict[bytes, Vector] = {}
         fresh: dict[bytes, str] = {}
         for text in texts:
@@ -93,42 +93,40 @@ class TextEmbedder:
         if fresh and not embedded:
             self._check_engine(len(fresh))
         for key, vector in embedded.items():
-            self._cache.put(key, vector.copy())  # a row of a window's matrix would keep all of that
+            self._cache.put(key, vector.copy())  # a view would keep the whole window's matrix alive
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
 
-    def _embed(self, fresh: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
-        if not fresh:
+    def _embed(self, texts: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
+        """The vectors that the store would accept, by key, and the number of tokens."""
+        if not texts:
             return {}, 0
-        with self._clock("embed", len(fresh)):
-            while fresh:
+        with self._clock("embed", len(texts)):
+            while texts:
                 try:
-                    vectors, tokens = self._embedder.embed_counted(list(fresh.values()))
-                    return self._sound(fresh, vectors), sum(tokens)
+                    vectors, tokens = self._embedder.embed_counted(list(texts.values()))
                 except TextsNotEmbeddable as error:
                     bad = set(error.indices)
-                    good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
-                    if len(good) == len(fresh):
+                    good = {key: text for i, (key, text) in enumerate(texts.items()) if i not in bad}
+                    if len(good) == len(texts):
                         raise
-                    fresh = good
+                    texts = good
+                    continue
+                if vectors.shape != (len(texts), self._embedder.dimension):
+                    raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(texts)} texts")
+                sound = zip(texts, vectors, _are_units(vectors), strict=True)
+                return {key: vector for key, vector, unit in sound if unit}, sum(tokens)
         return {}, 0
-
-    def _sound(self, fresh: dict[bytes, str], vectors: Vectors) -> dict[bytes, Vector]:
-        """The store would refuse the others, and with them whatever is written together with them."""
-        if vectors.shape != (len(fresh), self._embedder.dimension):
-            raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(fresh)} texts")
-        whole = _are_units(vectors)
-        return {key: vector for key, vector, sound in zip(fresh, vectors, whole, strict=True) if sound}
 
     def _check_engine(self, count: int) -> None:
         try:
-            # Not as a query: that may be remembered from when the engine was well.
+            # As a document: vectors of queries may come from a cache filled before the engine failed.
             healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
         except TextsNotEmbeddable:
             healthy = False
         if not healthy:
             raise TextsNotEmbeddable(
-                f"the model gives no finite vector to any of {count} texts, nor to a plain word; no row goes to "
-                "quarantine. Check the device and the precision: owl-sap doctor",
+                f"the model gave no finite vector to any of {count} texts, nor to a plain word; no row was "
+                "quarantined. Check the device and the precision: owl-sap doctor",
                 indices=range(count),
             )
 

@@ -1,6 +1,4 @@
-"""Which generation of a collection serves, which one is built for a model, what a sync would fill, and how alike two
-answer. Knows the protocols of `protocols.py` only; loads no model and switches nothing.
-"""
+"""Find the active, building and retired generations of a collection, and compare the answers of two."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
 
 DEPTH = 10
-SAMPLED_FROM = 20_000
-"""Records that are read to draw sample texts from, at most: the oldest ones."""
+SAMPLED_FROM = 20_000  # records, the oldest ones, that sample texts are drawn from
 _SEED = 11
 
 
@@ -31,18 +28,18 @@ def is_of(generation: Generation, stamp: ModelStamp) -> bool:
 
 
 def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
-    """The one that a sync with this model goes on with: as `Generations.begin` chooses."""
+    """Return the generation that a sync with this model continues, as `Generations.begin` chooses it."""
     return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
 
 
 def last_retired(generations: Sequence[Generation]) -> Generation | None:
-    """The one that served before."""
+    """Return the one that was active before."""
     retired = [each for each in generations if each.retired is not None and each.state == "retired"]
     return max(retired, key=lambda each: (each.retired, each.number), default=None)
 
 
 def chosen(collection: str, generations: Sequence[Generation], number: int | None) -> Generation:
-    """Generation `number`; None: the newest that is being built. Raises UnknownGeneration, GenerationRefused."""
+    """Return generation `number`; None: the newest building one. Raises UnknownGeneration, GenerationRefused."""
     if number is not None:
         return numbered(collection, generations, number)
     if not generations:
@@ -58,7 +55,7 @@ def _newest(generations: Iterable[Generation]) -> Generation | None:
 
 
 def needs_another(store: VectorStore, collection: str, generations: Sequence[Generation], stamp: ModelStamp) -> bool:
-    """Whether the one that serves holds rows, which vectors of this model must not be mixed with."""
+    """Return whether the active one has rows of another model, with which vectors must not be mixed."""
     serving = active(generations)
     if serving is None or is_of(serving, stamp):
         return False
@@ -69,8 +66,8 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
 def filled_by_sync(
     store: VectorStore, spec: CollectionSpec, embedder: Embedder
 ) -> tuple[CollectionSpec, VectorStore | None]:
-    """What a sync would compare with the source: the spec under the name of the generation it would fill; no store
-    where it would begin a new one."""
+    """Return what a sync would compare with the source: the spec with the name of the generation it would fill, and the
+    store; None when it would begin a new generation."""
     stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
     building = building_for(found, stamp)
     if building is not None:
@@ -83,9 +80,9 @@ def filled_by_sync(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How alike two generations answer `queries` texts; null without any. `overlap_at_10`: mean share of the first ten
-    rows that both find; `rank_biased_overlap`: the same with the upper ranks counting more (p = 0.9), 1 for the same
-    rows in the same order; `same_first`: share of the queries with the same best row."""
+    """How alike two generations answer `queries` texts; null without queries. `overlap_at_10`: mean share of the first
+    ten rows that both find; `rank_biased_overlap`: the same with upper ranks weighing more (p = 0.9), 1 for the same
+    rows in the same order; `same_first`: share of queries with the same best row. `complete`: of the other one."""
 
     collection: str
     serving: int
@@ -93,7 +90,6 @@ class Comparison:
     serving_rows: int
     other_rows: int
     complete: bool
-    """Whether the other one is."""
     queries: int
     overlap_at_10: float | None
     rank_biased_overlap: float | None
@@ -105,14 +101,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A generation with the model that its queries are embedded by."""
+    """A generation with the model for its queries."""
 
     generation: Generation
     embedder: Embedder
 
 
 def compare(store: VectorStore, collection: str, serving: Side, other: Side, texts: Sequence[str]) -> Comparison:
-    """Search both for each text. A text that a model has no vector for raises TextsNotEmbeddable."""
+    """Search both for each text. Raises TextsNotEmbeddable for a text without a vector."""
     alike = []
     for text in texts:
         first, second = (_found(store, side, text) for side in (serving, other))
@@ -139,7 +135,7 @@ def _found(store: VectorStore, side: Side, text: str) -> list[str]:
 
 
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
-    """Up to `count` different stored texts, drawn at random but always the same."""
+    """Return up to `count` different stored texts, chosen at random but always the same."""
     texts: dict[str, None] = {}
     for page in store.records(name) if count else ():
         texts |= {record.text: None for record in page if record.id is not None and record.text}

@@ -1,36 +1,168 @@
-"""The stages of a run, each in a thread of its own: what the caller puts is embedded, then applied, in the order in
-which it came. Knows what a piece of work is, not what is in it.
-"""
+"""The threads of a run: readers work ahead of the run, and what the run puts is embedded, then written, in order."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from sys import getsizeof
+from typing import Generic, TypeVar
 
 from connector.hana.source import size_of_rows
 from connector.model import ChangeSet, Document, Query, Row
 from connector.protocols import Source
-from connector.sync.apply import DocumentWriter, Prepared, Written
-from connector.sync.channel import Channel, Closed, Crew
-from connector.sync.clock import StageClock
-from connector.sync.feeds.feed import Batch, Divided, Feed
-from connector.sync.read_ahead import ReadAhead
+from connector.sync.apply import DocumentWriter, Prepared, Written, entries
 
-MAX_BYTES = 32 << 20
-"""Of what may wait before a stage; each stage holds one piece of work more in its hands."""
-_WORKS, _PREPARED = 1, 2
-"""So many pieces of work may wait. More would gain nothing, and who asks a run to stop waits until they are done."""
-_OVERHEAD = 1000
-"""Bytes of a document or chunk beside its text and vector: objects, digests, metadata."""
+T = TypeVar("T")
+MAX_BYTES = 32 << 20  # may wait before a stage; each stage holds one more item in its hands
+_MAX_WORKS, _MAX_PREPARED = 1, 2  # more would gain nothing, and a stopped run first finishes what waits
+_OVERHEAD_BYTES = 1000  # of a document or chunk beside its text and vector: objects, digests, metadata
+_LEAVE_SECONDS = 2.0  # how long to wait for threads when leaving early; one that hangs does so inside a library
+
+
+class Closed(Exception):
+    """The senders have ended, or the receiver has."""
+
+
+class Channel(Generic[T]):
+    """A queue between threads, bounded in bytes and items. An item larger than `max_bytes` passes alone."""
+
+    def __init__(self, max_bytes: int, max_items: int, senders: int = 1) -> None:
+        self._max_bytes = max_bytes
+        self._max_items = max_items
+        self._senders = senders
+        self._waiting: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def put(self, item: T, size: int) -> None:
+        """Wait for room and add an item of `size` bytes. Raises Closed when the receiver or another sender has failed
+        or left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._given_up() or self._has_room(size))
+            if self._given_up():
+                raise Closed
+            self._waiting.append((item, size))
+            self._bytes += size
+            self._changed.notify_all()
+
+    def get(self) -> T:
+        """Wait for an item. Raises a sender's error after the items before it, and Closed when all senders have ended
+        or `close` was called."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
+            if not self._waiting:
+                raise self._error or Closed
+            item, size = self._waiting.popleft()
+            self._bytes -= size
+            self._changed.notify_all()
+            return item
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Called once by each sender. An error also stops the other senders."""
+        with self._changed:
+            self._senders -= 1
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what waits and stop both sides."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+
+    def _given_up(self) -> bool:
+        return self._closed or self._error is not None
+
+    def _has_room(self, size: int) -> bool:
+        return not self._waiting or (len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes)
+
+
+def _start(name: str, work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)  # a process that must end does not wait for it
+    thread.start()
+    return thread
+
+
+def _leave(threads: Sequence[threading.Thread]) -> None:
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class ReadAhead(Generic[T]):
+    """The items of several iterators, each read in a thread of its own and each in its order, mixed as they come.
+
+    Reading starts with the first `next`; one item of each iterator may wait. An iterator's error is raised after its
+    items. `size` gives an item's bytes, roughly; `busy` receives the seconds that reading each item took, in the thread
+    that read it. A context manager: leaving it ends the threads.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Iterator[T]],
+        size: Callable[[T], int],
+        busy: Callable[[float, T], None] | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._streams = list(streams)
+        self._size = size
+        self._busy = busy
+        self._channel: Channel[T] = Channel(max_bytes, len(self._streams), senders=len(self._streams))
+        self._threads: list[threading.Thread] = []
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._threads:
+            for number, stream in enumerate(self._streams, start=1):
+                read = partial(self._read, stream)
+                self._threads.append(_start(f"read-{number}", read))
+        try:
+            return self._channel.get()
+        except Closed:
+            raise StopIteration from None
+
+    def _read(self, stream: Iterator[T]) -> None:
+        try:
+            start = time.perf_counter()
+            for item in stream:
+                if self._busy is not None:
+                    self._busy(time.perf_counter() - start, item)
+                self._channel.put(item, self._size(item))
+                start = time.perf_counter()
+            self._channel.end()
+        except Closed:
+            self._channel.end()
+        except BaseException as error:
+            self._channel.end(error)
+
+    def __enter__(self) -> ReadAhead[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+        _leave(self._threads)
+
+
+def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
+    """`source.pages`, read while the caller works on the pages before."""
+    return ReadAhead([source.pages(query, page_rows)], size_of_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What goes to the store together: `extra` first, then `documents`, then `closing` (the checkpoint). Once all of
-    that is stored, and everything put before it, each of `done` is called, in the thread that writes."""
+    """Written together: `extra` first, then `documents`, then `closing` (the checkpoint). Each of `done` is called in
+    the writing thread once all of that, and everything put before it, is stored."""
 
     documents: Sequence[Document]
     extra: ChangeSet
@@ -38,39 +170,30 @@ class Work:
     done: Sequence[Callable[[], None]] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    work: Work
-    prepared: Prepared
-
-
 class Pipeline:
-    """Takes work in order and writes it in order, one piece at a time. Not thread-safe: one thread puts.
+    """Embeds and writes work in the order in which one thread puts it. Not thread-safe.
 
-    The first error of any stage ends the run: nothing of a later piece is written, and whoever puts or finishes gets
-    it. Work put before the piece that failed is still written where the stages behind are sound.
+    The first error of either stage ends the run: nothing put after it is written, and `put`, `check` and `finish` raise
+    it. Work put before the failing piece is still written where possible.
     """
 
     def __init__(self, writer: DocumentWriter, count: Callable[[Written], None], *, max_bytes: int = MAX_BYTES) -> None:
-        """`count` is told of everything that was written, in the thread that puts."""
+        """`count` receives everything that was written, in the thread that puts."""
         self._writer = writer
         self._count = count
-        self._works: Channel[Work] = Channel(max_bytes, _WORKS)
-        self._embedded: Channel[_Embedded] = Channel(max_bytes, _PREPARED)
+        self._works: Channel[Work] = Channel(max_bytes, _MAX_WORKS)
+        self._prepared: Channel[tuple[Work, Prepared]] = Channel(max_bytes, _MAX_PREPARED)
         self._written: deque[Written] = deque()
-        self._crew = Crew()
-        self._started = False
+        self._threads: list[threading.Thread] = []
         self._ended = False
         self._error: BaseException | None = None
         self._failing = threading.Lock()
 
     def put(self, work: Work) -> None:
-        """Waits while the stages have enough to do. Raises what went wrong with this or an earlier piece of work."""
+        """Wait while the stages are busy. Raises the error of this or an earlier piece of work."""
         self.check()
-        if not self._started:
-            self._started = True
-            self._crew.start("sync-embed", self._embed)
-            self._crew.start("sync-apply", self._apply)
+        if not self._threads:
+            self._threads = [_start("sync-embed", self._embed), _start("sync-apply", self._apply)]
         try:
             self._works.put(work, _size_of_work(work))
         except Closed:
@@ -78,46 +201,46 @@ class Pipeline:
             raise
 
     def check(self) -> None:
-        """Count what was written meanwhile. Raises as `put`."""
+        """Count what was written since the last call. Raises as `put`."""
         while self._written:
             self._count(self._written.popleft())
         if self._error is not None:
             raise self._error
 
     def finish(self) -> None:
-        """Until everything that was put is stored, and the threads have ended. Raises as `put`."""
+        """Wait until everything that was put is stored. Raises as `put`."""
         if not self._ended:
             self._ended = True
             self._works.end()
-        self._crew.join()
+        for thread in self._threads:
+            thread.join()
         self.check()
 
     def close(self) -> None:
-        """End the threads, each after the piece of work in its hands, whatever is still waiting. Safe to call twice."""
+        """Drop what waits and end the threads. Safe to call twice."""
         self._works.close()
-        self._embedded.close()
-        self._crew.leave()
+        self._prepared.close()
+        _leave(self._threads)
 
     def _embed(self) -> None:
         try:
             while True:
                 work = self._works.get()
                 prepared = self._writer.prepare(work.documents)
-                self._embedded.put(_Embedded(work, prepared), _size_of_embedded(work, prepared))
+                self._prepared.put((work, prepared), _size_of_prepared(work, prepared))
         except Closed:
             pass
         except BaseException as error:
             self._fail(error)
         finally:
             self._works.close()
-            self._embedded.end()
+            self._prepared.end()
 
     def _apply(self) -> None:
         try:
             while True:
-                embedded = self._embedded.get()
-                work = embedded.work
-                self._written.append(self._writer.apply(embedded.prepared, work.extra, work.closing))
+                work, prepared = self._prepared.get()
+                self._written.append(self._writer.apply(prepared, work.extra, work.closing))
                 for done in work.done:
                     done()
         except Closed:
@@ -126,45 +249,20 @@ class Pipeline:
             self._fail(error)
         finally:
             self._works.close()
-            self._embedded.close()
+            self._prepared.close()
 
     def _fail(self, error: BaseException) -> None:
         with self._failing:
             self._error = self._error or error
 
 
-def read_ahead(feed: Feed, clock: StageClock) -> ReadAhead[Batch]:
-    """The batches of a feed, read while those before them are worked on; the clock counts every thread's seconds."""
-    streams = feed.streams() if isinstance(feed, Divided) else [feed.batches()]
-    return ReadAhead(streams, _size_of_batch, lambda seconds, batch: clock.add("read", seconds, len(batch.rows)))
-
-
-def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
-    """`source.pages`, read while those before them are worked on."""
-    return ReadAhead([source.pages(query, page_rows)], size_of_rows)
-
-
-def _size_of_batch(batch: Batch) -> int:
-    return size_of_rows(batch.rows)
-
-
 def _size_of_work(work: Work) -> int:
     texts = sum(getsizeof(document.text) for document in work.documents)
-    return texts + _OVERHEAD * len(work.documents) + _size_of_changes(work.extra)
+    return texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra))
 
 
-def _size_of_embedded(work: Work, prepared: Prepared) -> int:
+def _size_of_prepared(work: Work, prepared: Prepared) -> int:
     chunks = [chunk for ready in prepared.ready for chunk in ready.chunks]
     vector = next((vector.nbytes for ready in prepared.ready for vector in ready.vectors), 0)
     texts = sum(getsizeof(chunk.text) for chunk in chunks)
-    return texts + (vector + _OVERHEAD) * len(chunks) + _size_of_changes(work.extra)
-
-
-def _size_of_changes(changes: ChangeSet) -> int:
-    lists: Sequence[Sequence[object]] = (
-        changes.metadata_only,
-        changes.deleted,
-        changes.quarantined,
-        changes.released,
-    )
-    return _OVERHEAD * sum(map(len, lists))
+    return texts + vector * len(chunks) + _OVERHEAD_BYTES * (len(chunks) + entries(work.extra))

@@ -1,5 +1,5 @@
-"""What a sync would do, and how long it might take: reads source and store, renders, counts tokens, writes nothing.
-Judges every row as `sync` does, with the same index and renderer. Knows the protocols of `protocols.py` only.
+"""Say what a sync would do, and how long it might take: read source and store, render, decide, count tokens; write
+nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from connector.protocols import Embedder, Observer, Source
 from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
 from connector.sync import schema
-from connector.sync.clock import StageClock
-from connector.sync.difference import Difference, StoredIndex
+from connector.sync.decide import Action, decide
 from connector.sync.embedding import VectorCache
-from connector.sync.feeds.choose import Wanted, check, choose
+from connector.sync.feeds.choose import check, choose
+from connector.sync.feeds.feed import ReadPlan
+from connector.sync.options import StageClock
 from connector.sync.pipeline import pages_ahead
-from connector.sync.reconcile import FREE_DELETES, types_in_use
+from connector.sync.reconcile import FREE_DELETES
+from connector.sync.stored_index import StoredIndex
 
 _MEASURED_TEXTS = 256
 _FIRST_BATCH = 8
@@ -48,13 +50,12 @@ class Plan:
     """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` beside it.
 
     `changed` includes `metadata_only` (nothing to embed). `tokens`, `duplicates`, `chunked`, `truncated` and the
-    histogram are about rows to be embedded: `tokens` of distinct chunks, for equal texts are embedded once;
-    `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
-    longer than the model takes, of which its end would be lost. `paused`: as which a sync would pause.
-    `estimated_range`: what it would be at the slowest and at the fastest batch that was measured.
-    `languages`: the values of the columns that SAP names a text's language by, as far as they are read.
+    histogram are about rows to be embedded: `tokens` of distinct chunks, because equal texts are embedded once;
+    `duplicates`: rows with the text of an earlier one; `chunked`: rows with several chunks; `truncated`: rows with a
+    chunk that is longer than the model takes. `paused`: the reason for which a sync would pause. `estimated_range`: by
+    the slowest and the fastest measured batch. `languages`: values of SAP's language columns, as far as they are read.
     `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
-    configured. The counts are of everything all the same.
+    configured. The counts are always of all rows.
     """
 
     collection: str
@@ -95,7 +96,7 @@ def plan(
     options: PlanOptions | None = None,
     observer: Observer | None = None,
 ) -> Plan:
-    """Compare the source with what is stored, without writing: no table is made, no lease taken.
+    """Compare the source with the store without writing, and without a lease.
 
     `store` None: nothing is stored yet. Memory: sync's index, and 40 bytes for each chunk to be embedded.
     Raises what a sync would before it writes: configuration errors, ModelMismatch, a lost connection.
@@ -105,14 +106,14 @@ def plan(
     renderer = Renderer(spec, table, embedder)
     found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, _language_columns(renderer, table))
     status = None if store is None else store.status(spec.name)
-    wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
-    choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
+    read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
+    choice = choose(read_plan, source, Checkpoint() if status is None else status.checkpoint)
     found.method, found.reason = choice.method, choice.reason
     before = Checkpoint() if status is None else status.checkpoint
-    if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
+    if schema.was_synced(before, spec.source) and schema.retyped(schema.columns_in_use(renderer, table, spec), before):
         found.paused = "schema_changed"
     if found.deleted and (other := schema.other_key(renderer.key, before)):
-        found.notes.append(f"{other}: every row is another one by it")
+        found.notes.append(f"{other}: every row would get a new id")
     return found
 
 
@@ -132,15 +133,14 @@ class _Pass:
         self._embedder = embedder
         self._options = options
         self._observer = observer
-        self._clock = StageClock(None)
+        self._clock = StageClock()
         self._plan = Plan(collection)
         self._workload = _Workload()
-        self._emptied = 0
-        """Stored rows that came blank: sync's brake counts them."""
+        self._emptied = 0  # stored rows that are blank now; the deletion limit counts them
         self._languages: set[str] = set()
 
     def __call__(self, source: Source, store: VectorStore | None, languages: Sequence[str]) -> Plan:
-        """`languages`: the columns that hold one."""
+        """`languages`: the language columns."""
         start = time.perf_counter()
         self._index = _stored(self._plan.collection, store, self._embedder)
         total = source.count(self._renderer.query)
@@ -173,7 +173,7 @@ class _Pass:
         self._workload.add([len(of_document) for of_document in chunks], texts, tokens, self._embedder.max_tokens)
 
     def _documents(self, rows: Sequence[Row]) -> dict[str, Document]:
-        """By id, as sync does it: the last of a key that comes twice, and without those that cannot be rendered."""
+        """By id, as in a sync: the last row of each key, without those that cannot be rendered."""
         documents: dict[str, Document] = {}
         for row in rows:
             try:
@@ -187,25 +187,16 @@ class _Pass:
         return documents
 
     def _judge(self, document: Document, position: int) -> bool:
-        """Count the document; True when it has to be embedded."""
+        """Count the document; return whether it must be embedded."""
         counted = self._plan
-        if document.empty:
-            counted.empty += 1
-            self._emptied += position >= 0
-            return False
-        match self._index.compare(document, position):
-            case Difference.SAME | Difference.ROW:
-                counted.unchanged += 1
-            case Difference.METADATA:
-                counted.changed += 1
-                counted.metadata_only += 1
-            case Difference.NEW:
-                counted.new += 1
-                return True
-            case Difference.CHANGED:
-                counted.changed += 1
-                return True
-        return False
+        action = decide(self._index.hashes(position), document)
+        counted.empty += document.empty
+        self._emptied += action is Action.REMOVE
+        counted.unchanged += action in (Action.KEEP, Action.REHASH)
+        counted.metadata_only += action is Action.METADATA
+        counted.changed += action in (Action.METADATA, Action.REPLACE)
+        counted.new += action is Action.ADD
+        return action.embeds
 
     def _finish(self, seconds: float) -> None:
         counted, work = self._plan, self._workload
@@ -221,8 +212,8 @@ class _Pass:
             self._estimate(seconds, self._options.measure_seconds)
 
     def _estimate(self, read_seconds: float, measure_seconds: float) -> None:
-        """Reading again takes as long as it just took; embedding goes by tokens. Writing is not in it: nothing may be
-        written to measure that."""
+        """Reading will take as long again; embedding is estimated by tokens. Writing is not included, because a plan
+        must not write to measure it."""
         counted = self._plan
         if not counted.tokens:
             counted.estimated_seconds = round(read_seconds, 3)
@@ -237,7 +228,7 @@ class _Pass:
 
 
 def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> StoredIndex:
-    """What the store holds; raises ModelMismatch where a sync would."""
+    """Return what is stored. Raises ModelMismatch where a sync would."""
     status = None if store is None else store.status(collection)
     if store is None or status is None:
         return StoredIndex([])
@@ -245,12 +236,12 @@ def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> S
     if (status.model, status.dimension) != (configured.id, configured.dimension):
         if status.chunks or status.foreign:
             raise ModelStamp(status.model, "", status.dimension).mismatch(collection, configured)
-        return StoredIndex([])  # a sync makes an empty collection anew
+        return StoredIndex([])  # a sync creates an empty collection again
     return StoredIndex(store.stored(collection))
 
 
 class _Workload:
-    """What has to be embedded, as digests and counts: texts themselves only for a few to measure with."""
+    """What must be embedded, as digests and counts, with a few texts to measure with."""
 
     def __init__(self) -> None:
         self.chunked = 0
@@ -282,7 +273,7 @@ class _Workload:
             self._keep(text)
 
     def _keep(self, text: str) -> None:
-        """Each text so far has the same chance to be kept."""
+        """Reservoir sampling: each text has the same chance."""
         self._seen += 1
         if len(self.some_texts) < _MEASURED_TEXTS:
             self.some_texts.append(text)
@@ -290,7 +281,7 @@ class _Workload:
             self.some_texts[place] = text
 
     def distinct(self) -> tuple[int, int]:
-        """Tokens of distinct chunks; rows whose whole text an earlier row has."""
+        """Return the tokens of distinct chunks, and how many rows have the text of an earlier row."""
         if not self._chunks:
             return 0, 0
         _, first = np.unique(np.concatenate(self._chunks), return_index=True)
@@ -299,7 +290,7 @@ class _Workload:
         return int(tokens.sum()), len(rows) - len(np.unique(rows))
 
     def histogram(self) -> dict[str, int]:
-        """Rows by tokens of their text ("17-32"); the overlap of chunks counts twice."""
+        """Return rows by tokens of their text ("17-32"); the overlap of chunks counts twice."""
         return lengths.named(self._buckets)
 
 
@@ -314,7 +305,7 @@ def _row_digests(digests: Sequence[bytes], chunks: Sequence[int]) -> NDArray[np.
 
 
 class _Samples:
-    """Texts from all over the table: the first one with text at or behind each of `count` evenly spaced rows."""
+    """Texts from the whole table: the first at or after each of `count` evenly spaced rows."""
 
     def __init__(self, count: int, total: int) -> None:
         self.texts: list[str] = []
@@ -339,8 +330,8 @@ class _Speed:
 
 
 def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Speed | None:
-    """Embeds the texts in growing batches, again until enough time went by, for `seconds` at most; the first batch only
-    warms up. None when nothing could be embedded."""
+    """Embed the texts in growing batches, repeatedly, for `seconds` at most, after one to warm up. None when nothing
+    could be embedded."""
     tokens, busy = 0, 0.0
     rates: list[float] = []
     deadline = time.perf_counter() + seconds
@@ -360,7 +351,7 @@ def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Spee
 
 
 def _embeds(embedder: Embedder, texts: Sequence[str]) -> int:
-    """How many tokens; 0 when they could not be embedded."""
+    """Return the number of tokens, 0 when the texts could not be embedded."""
     try:
         return sum(embedder.embed_counted(list(texts))[1])
     except TextsNotEmbeddable:

@@ -1,12 +1,10 @@
-"""Rows in quarantine: list, retry and drop them. Reads exactly those rows and writes
-them the way sync does. Knows the protocols of `protocols.py` only.
-"""
+"""Rows in quarantine: name them, retry them, drop their entries."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,12 +14,10 @@ from connector.errors import RowRejected, UnknownKey
 from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row, Value
 from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter, Target
-from connector.sync.clock import StageClock
-from connector.sync.run import Ends, SyncOptions, Watch
-from connector.sync.sync import own
+from connector.sync.options import Ends, StageClock, SyncOptions, Watch
+from connector.sync.run import take_lease
 
-Wanted = Mapping[str, Any] | Sequence[Any]
-"""A key as people and programs name it: values by column (not necessarily all), or all values in key order."""
+GivenKey = Mapping[str, Any] | Sequence[Any]  # a key as users write it: some values by column, or all in key order
 Plain = bool | int | float | str | None
 
 
@@ -30,8 +26,8 @@ Plain = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row in quarantine as users see it: `key` by column name, as in search hits. A key too long to be kept is
-    {"digest": ...}."""
+    """A row in quarantine as users see it. `key`: by column name; {"digest": ...} for a key too long to store.
+    `given_up`: syncs skip the row until its content changes or it is retried."""
 
     id: str
     key: Mapping[str, Plain]
@@ -39,7 +35,6 @@ class Entry:
     reason: str
     attempts: int
     given_up: bool
-    """Syncs leave it alone until its content changes or somebody has it retried."""
     last_seen: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,65 +44,60 @@ class Entry:
 
 
 def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Entry:
-    """`columns`: names of the key columns as far as they are known. `max_attempts` as in SyncOptions."""
+    """`columns`: names of the key columns, () if unknown. `max_attempts` as in SyncOptions."""
     seen = None if row.last_seen is None else row.last_seen.isoformat()
-    key, given_up = _named(row.id, columns), row.given_up(max_attempts)
-    return Entry(row.id, key, row.stage, row.reason, row.attempts, given_up, seen)
-
-
-def _named(id_: str, columns: Sequence[str]) -> dict[str, Plain]:
-    if _by_digest(id_):
-        return {"digest": str(parse_id(id_)[0])}
-    return named_key(parse_id(id_), columns)
+    values = parse_id(row.id)
+    key: dict[str, Plain] = {"digest": str(values[0])} if _by_digest(row.id) else named_key(values, columns)
+    return Entry(row.id, key, row.stage, row.reason, row.attempts, row.given_up(max_attempts), seen)
 
 
 def named_key(values: Sequence[Value], columns: Sequence[str]) -> dict[str, Plain]:
-    """Key values by column name; by position where the names are not known."""
+    """Return key values by column name; by position where the names are unknown."""
     names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
     return {name: plain(value) for name, value in zip(names, values, strict=True)}
 
 
 def plain(value: Value) -> Plain:
-    """A key value as JSON takes it; what JSON has no type for becomes text."""
+    """Return a key value as JSON; types that JSON lacks become text."""
     if isinstance(value, bytes):
         return value.hex()
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def chosen(entries: Sequence[Entry], wanted: Sequence[Wanted] | None) -> list[Entry]:
-    """The entries that are meant, in their order; None: all. Raises UnknownKey for a key that fits none of them."""
+def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[Entry]:
+    """Return the entries with these keys, in their order; None: all. Raises UnknownKey for a key that fits none."""
     if wanted is None:
         return list(entries)
     ids: set[str] = set()
     for key in wanted:
         found = [entry.id for entry in entries if _fits(entry.key, key)]
         if not found:
-            raise UnknownKey(f"no row in quarantine has the key {_shown(key)}; `quarantine list` shows those that are")
+            raise UnknownKey(f"no row in quarantine has the key {_shown(key)}; `quarantine list` shows the keys")
         ids.update(found)
     return [entry for entry in entries if entry.id in ids]
 
 
-def _fits(key: Mapping[str, Plain], wanted: Wanted) -> bool:
+def _fits(key: Mapping[str, Plain], wanted: GivenKey) -> bool:
     if isinstance(wanted, Mapping):
         return bool(wanted) and all(name in key and _same(key[name], value) for name, value in wanted.items())
     return len(wanted) == len(key) and all(map(_same, key.values(), wanted))
 
 
 def _same(value: Plain, wanted: Any) -> bool:
-    """A column has one type, so 5 and "5" cannot be two keys; NULL is no text."""
+    """A column has one type, so 5 and "5" are the same key. NULL equals only NULL."""
     if value is None or wanted is None:
         return value is wanted
     return value == wanted or str(value) == str(wanted)
 
 
-def _shown(wanted: Wanted) -> str:
+def _shown(wanted: GivenKey) -> str:
     if isinstance(wanted, Mapping):
         return ", ".join(f"{name}={value}" for name, value in wanted.items()) or "{}"
     return ", ".join(map(str, wanted)) or "[]"
 
 
 def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None:
-    """`MANDT=100` or `MANDT=100,MATNR=4711`: values by column; None when it is not of that form. A comma ends a value
+    """Return the values by column of `MANDT=100` or `MANDT=100,MATNR=4711`; None for another form. A comma ends a value
     only before one of `columns`."""
     names = "|".join(re.escape(name) for name in sorted(columns, key=len, reverse=True))
     parts = re.split(rf",(?=(?:{names})=)", text) if names else [text]
@@ -120,10 +110,10 @@ def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None
 
 @dataclass(slots=True)
 class RetryReport:
-    """Counts in rows: `retried = upserted + empty + gone + quarantined`, unless `stopped` (asked to end early).
+    """Counts in rows: `retried = upserted + empty + gone + quarantined`, unless `stopped` (ended early on request).
 
-    `gone`: no longer in the source, so the entry was dropped. `quarantined`: still bad, their attempts counting
-    from one again; with them those whose key is too long to be looked up, which only a sync meets again.
+    `gone`: no longer in the source, so the entry was dropped. `quarantined`: failed again, attempts counted from one;
+    also rows whose key is too long to look up, which only a sync can read.
     """
 
     collection: str
@@ -144,19 +134,19 @@ class RetryReport:
 def retry(
     spec: CollectionSpec, ends: Ends, ids: Sequence[str] | None, options: SyncOptions, watch: Watch | None = None
 ) -> RetryReport:
-    """Read the quarantined rows again, by key, and push them through the path of a sync; `ids` None: all of them.
+    """Read the quarantined rows again by key, and render, embed and store them as a sync does; `ids` None: all of them.
 
-    What has been mended is stored and leaves quarantine, and so do rows that are gone or empty now. Raises as `sync`.
+    Rows that succeed, and rows that are gone or empty now, leave quarantine. Raises as `sync`.
     """
     watch = watch or Watch()
     start = time.perf_counter()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
     ends.store.open(spec.name, ends.embedder)
     with ExitStack() as held:
-        lease = own(held, ends.store, spec.name, options, watch)
+        lease = take_lease(held, ends.store, spec.name, options, watch)
         if lease is None:
             return RetryReport(spec.name, stopped=True)
-        ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
+        ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
         report = _Retry(ends, renderer, lease)(ids, options.page_rows, watch)
     report.seconds = round(time.perf_counter() - start, 3)
     return report
@@ -170,10 +160,10 @@ class _Retry:
         self._renderer = renderer
         self._report = RetryReport(lease.collection)
         self._lease = lease
-        self._writer = DocumentWriter(Target(ends.store, lease, afresh=True), ends.embedder, renderer, StageClock(None))
+        self._writer = DocumentWriter(Target(ends.store, lease, afresh=True), ends.embedder, renderer, StageClock())
 
     def __call__(self, ids: Sequence[str] | None, size: int, watch: Watch) -> RetryReport:
-        # Under the lease: what another worker has released meanwhile is not tried again.
+        # Read under the lease, so that rows which another worker has released are not tried again.
         there = [row.id for row in self._ends.store.quarantine(self._lease.collection)]
         wanted = there if ids is None else [id_ for id_ in there if id_ in set(ids)]
         for start in range(0, len(wanted), size):
@@ -205,7 +195,7 @@ class _Retry:
         report.tokens += written.tokens
 
     def _key(self, id_: str) -> Key | None:
-        """None for an entry from when the collection had another key: no row has it now."""
+        """None for an entry from before a change of the key: no row has it now."""
         values = tuple(parse_id(id_))
         return values if len(values) == len(self._renderer.key) else None
 
@@ -238,15 +228,11 @@ def _by_digest(id_: str) -> bool:
 
 
 def drop(store: VectorStore, collection: str, ids: Sequence[str], options: SyncOptions) -> int:
-    """Forget these entries; how many there were. The next sync meets the rows again. Raises LeaseLost while another
-    worker holds the collection."""
+    """Drop these entries and return how many there were. The next sync tries the rows again. Raises LeaseLost while
+    another worker holds the collection."""
     with store.lease(collection, options.owner, options.lease_wait) as lease:
         there = {row.id for row in store.quarantine(collection)}
         found = [id_ for id_ in ids if id_ in there]
-        for page in _paged(found, options.page_rows):
-            store.apply(lease, ChangeSet(released=page))
+        for start in range(0, len(found), options.page_rows):
+            store.apply(lease, ChangeSet(released=found[start : start + options.page_rows]))
     return len(found)
-
-
-def _paged(ids: Sequence[str], size: int) -> Iterator[list[str]]:
-    return (list(ids[start : start + size]) for start in range(0, len(ids), size))

@@ -1,106 +1,108 @@
-"""What a run is told and what it tells: its ends, its options, who looks on, its report. Knows the protocols of
-`protocols.py` only.
-"""
+"""Sync one collection: take its lease, choose what to read, reconcile, report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import time
+from contextlib import ExitStack
 
-from connector.protocols import Embedder, Observer, Source
+from connector import failpoints
+from connector.errors import DatabaseError, LeaseLost, SchemaChanged, SyncPaused
+from connector.model import CollectionSpec, Lease
+from connector.protocols import Observer
 from connector.stores.store import VectorStore
-from connector.sync.clock import STAGES
+from connector.sync import schema
+from connector.sync.feeds.choose import choose
+from connector.sync.feeds.feed import ReadPlan
+from connector.sync.options import Ends, Stop, SyncOptions, SyncReport, Watch, never
+from connector.sync.reconcile import Task, reconcile
 
-Stop = Callable[[], bool]
-"""Asked between pages; True: end early, keeping what is done."""
+__all__ = ["Ends", "Stop", "SyncOptions", "SyncReport", "Watch", "never", "sync", "take_lease"]
 
-
-def never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Who looks on at a run, and who may end it early."""
-
-    observer: Observer | None = None
-    stop: Stop = never
-
-    def event(self, name: str) -> None:
-        if self.observer is not None:
-            self.observer.event(name)
-
-    def progress(self, done: int, total: int) -> None:
-        if self.observer is not None:
-            self.observer.progress(done, max(done, total))
+_LEASE_SLICE_SECONDS = 1.0  # how often a run that waits for another worker's lease asks whether to stop
 
 
-@dataclass(frozen=True, slots=True)
-class SyncOptions:
-    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
+def sync(
+    spec: CollectionSpec,
+    ends: Ends,
+    options: SyncOptions | None = None,
+    observer: Observer | None = None,
+    stop: Stop = never,
+) -> SyncReport:
+    """Bring the collection up to date with its source.
 
-    `window` is how many changed documents are collected before they are embedded together: a large window gives the
-    engine batches of like lengths. `readers`: so many threads read a large table at once, each a range of keys.
-    `full`: compare everything, whatever the change method. `accept_schema`: go on although the type of a column in use
-    is another one than at the last sync.
+    Raises configuration errors before anything is written, and a lost connection after what was already applied, which
+    the next run builds on. `stop` is called once a page; when it returns True the run finishes the work in hand and
+    reports `stopped`. A source that differs from the last sync pauses the collection.
     """
-
-    page_rows: int = 1000
-    max_deletes: float = 0.2
-    full: bool = False
-    owner: str = "sync"
-    lease_wait: float = 60.0
-    window: int = 1000
-    accept_schema: bool = False
-    max_attempts: int = 6
-    """Of a row in quarantine; after them it is left alone until its content changes or somebody has it retried."""
-    readers: int = 2
+    options, watch = options or SyncOptions(), Watch(observer, stop)
+    try:
+        return _sync(spec, ends, options, watch)
+    except SyncPaused as paused:
+        return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
+    except SchemaChanged as error:  # while reading: the rows read before are stored, nothing was deleted
+        return SyncReport(spec.name, paused="schema_changed", complete=False, notes=[str(error)])
 
 
-@dataclass(slots=True)
-class SyncReport:
-    """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` beside it.
-
-    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was), `log_missing` (nothing was read). `stopped`: the run was asked to end early, so nothing was deleted and the
-    checkpoint stayed. `complete`: every row was compared. `method`: how rows were found, by comparing all of them
-    (`full`; by `hash` or `rowid` without moving the unchanged ones) or by `watermark` or `log`. `loaded`: rows whose
-    values were read. `late_rows`: those a full comparison found changed that the watermark would have missed.
-    `stages`: seconds busy.
-    """
-
-    collection: str
-    method: str = "full"
-    read: int = 0
-    loaded: int = 0
-    upserted: int = 0
-    unchanged: int = 0
-    empty: int = 0
-    quarantined: int = 0
-    superseded: int = 0
-    deleted: int = 0
-    paused: str | None = None
-    stopped: bool = False
-    complete: bool = True
-    to_delete: int = 0
-    late_rows: int = 0
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    notes: list[str] = field(default_factory=list)
-    """What a person should know and no count says."""
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) -> SyncReport:
+    table, renderer = schema.readable(spec, ends)
+    schema.check_origin(spec.name, ends.store.open(spec.name, ends.embedder))
+    with ExitStack() as held:
+        lease = take_lease(held, ends.store, spec.name, options, watch)
+        if lease is None:
+            return SyncReport(spec.name, stopped=True, complete=False)
+        failpoints.reach("after_lease")
+        checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
+        columns = schema.columns_in_use(renderer, table, spec)
+        if not options.accept_schema:
+            schema.check_types(spec, columns, checkpoint)
+        if options.max_deletes < 1:
+            schema.check_key(renderer.key, checkpoint, ends.store, spec.name)
+        now = ends.source.now()
+        plan = ReadPlan(
+            spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
+        )
+        with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
+            choice = choose(plan, ends.source, checkpoint)
+            task = Task(ends, renderer, lease, options, watch, choice.feed, checkpoint, columns, now)
+            report = reconcile(task)
+    report.method = choice.method
+    if choice.reason:
+        report.notes.append(f"every row was compared: {choice.reason}")
+    if report.late_rows:
+        report.notes.append(
+            f"the watermark would have missed {report.late_rows} changed rows; check that every change sets it in UTC "
+            "and that `delay` is longer than the longest writing transaction"
+        )
+    if report.upserted:
+        try:
+            ends.store.optimise(spec.name)
+        except DatabaseError as error:  # the index only makes searches faster
+            report.notes.append(f"the rows are stored, but the search index was not built: {error}")
+    return report
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The two ends of a sync and what stands between them."""
-
-    source: Source
-    store: VectorStore
-    embedder: Embedder
+def take_lease(
+    held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, watch: Watch
+) -> Lease | None:
+    """Return the collection's lease, held until `held` ends; None when asked to stop while another worker had it. After
+    a wait the observer has received the events `waiting` and `owned`."""
+    deadline = time.monotonic() + options.lease_wait
+    waiting = False
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            lease = held.enter_context(
+                store.lease(collection, options.owner, min(max(left, 0.0), _LEASE_SLICE_SECONDS))
+            )
+        except LeaseLost:
+            if watch.stop():
+                return None
+            if left <= _LEASE_SLICE_SECONDS:
+                raise
+            if not waiting:
+                waiting = True
+                watch.event("waiting")
+            continue
+        if waiting:
+            watch.event("owned")
+        return lease

@@ -1,6 +1,4 @@
-"""Texts from all over a table, as a sync would embed them, without reading all of it. Knows the protocols of
-`protocols.py` only.
-"""
+"""Sample texts from a whole table, as a sync would embed them, without reading all of it."""
 
 from __future__ import annotations
 
@@ -15,20 +13,17 @@ from connector.errors import RowRejected
 from connector.model import CollectionSpec, Document, KeyRange, Row
 from connector.protocols import Embedder, Source
 
-PARTS = 32
-"""Places of the key space that are looked at in a large table, each for a border and a page."""
-SPARE = 2
-"""Rows read for each text that is wanted: some are blank or alike."""
-FARTHEST = 16
-"""Rows read for each text that is wanted, at most: a table may be blank nearly everywhere."""
+PARTS = 32  # ranges of keys that are read in a large table
+SPARE = 2  # rows read for each wanted text: some are blank or alike
+FARTHEST = 16  # rows read for each wanted text, at most: nearly all rows may be blank
 _SEED = 23
 
 
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
-    """Up to `count` different texts of chunks, in key order, always the same for the same rows. A table of up to
-    `SPARE` times as many rows is read whole, and of a larger one as much, spread over all of it; where that gives too
-    few texts, because rows are blank or alike, up to `FARTHEST` rows for each text. Rows that cannot be rendered are
-    passed over.
+    """Return up to `count` different texts of chunks, in key order, always the same for the same rows.
+
+    Reads `SPARE` rows for each text, spread over the table, and up to `FARTHEST` where rows are blank or alike. Rows
+    that cannot be rendered are skipped.
 
     Raises what a sync would before it writes.
     """
@@ -48,10 +43,8 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     return _evenly([list(part.texts) for part in parts], count)
 
 
-PREVIEWED = 200
-"""Rows that a preview renders, about."""
-_PLACES = 8
-"""Of the key space that a preview looks at."""
+PREVIEWED = 200  # rows that a preview renders, about
+_PLACES = 8  # ranges of keys that a preview reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +57,9 @@ class SampledText:
 
 @dataclass(slots=True)
 class Preview:
-    """What a template makes of some rows. `sampled`: rows that were rendered, of which `empty` have no text and
-    `unreadable` could not be. `histogram`: rows with text by tokens; `chunked`: those that would be cut into several
-    chunks; `truncated`: those that would lose text all the same."""
+    """How a template renders some rows. `sampled`: rows that were read, of which `empty` have no text and `unreadable`
+    could not be rendered. `histogram`: rows with text by tokens; `chunked`: rows that would be cut into several chunks;
+    `truncated`: rows that would still lose text."""
 
     samples: list[SampledText] = field(default_factory=list)
     histogram: dict[str, int] = field(default_factory=dict)
@@ -78,8 +71,8 @@ class Preview:
 
 
 def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> Preview:
-    """Render about PREVIEWED rows from all over the table, always the same for the same rows; a table of up to twice as
-    many is read whole. Costs HANA one count, and for a large table a page at each of a few places.
+    """Render about PREVIEWED rows from the whole table, always the same for the same rows; a table of up to twice as
+    many is read completely. Costs HANA one count and a few pages.
 
     Raises what a sync would before it writes.
     """
@@ -116,7 +109,7 @@ def _measure(found: Preview, renderer: Renderer, documents: Sequence[Document], 
 
 
 def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
-    """Different ones, from the first to the last."""
+    """Different texts, evenly spaced."""
     distinct = list({each.text: each for each in texts}.values())
     if len(distinct) <= count:
         return distinct
@@ -124,7 +117,7 @@ def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
 
 
 class _Part:
-    """A range of keys, read as far as texts are wanted. `texts`: of the rows so far, in key order."""
+    """A range of keys, read step by step. `texts`: of the rows so far, in key order."""
 
     def __init__(self, renderer: Renderer, source: Source, part: KeyRange | None) -> None:
         self._renderer = renderer
@@ -134,7 +127,7 @@ class _Part:
         self.texts: dict[str, None] = {}
 
     def read(self, rows: int) -> dict[str, None]:
-        """`rows` more of them, or as many as there are."""
+        """Read up to `rows` more rows."""
         if self._documents is None:
             pages = self._source.pages(self._renderer.query, min(1000, max(1, rows)), self._range)
             self._documents = _documents(self._renderer, pages)
@@ -145,7 +138,7 @@ class _Part:
 
 
 def _evenly(texts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """As many of each part; where parts have too few, the rest out of the others."""
+    """As many of each part; where a part has too few, more of the others."""
     chosen = dict.fromkeys(text for part in texts for text in _some(part, -(-count // len(texts))))
     others = dict.fromkeys(text for part in texts for text in part if text not in chosen)
     wanted = set(_some(list(chosen), count)) | set(_some(list(others), max(0, count - len(chosen))))
@@ -163,7 +156,7 @@ def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Docum
 
 
 def _some(texts: Sequence[str], count: int) -> list[str]:
-    """Drawn at random, but always the same, in their order."""
+    """A random choice, always the same, in order."""
     if len(texts) <= count:
         return list(texts)
     places = sorted(random.Random(_SEED).sample(range(len(texts)), count))

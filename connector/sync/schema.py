@@ -1,43 +1,59 @@
-"""Has the source changed under a collection? Is it still a table, and has it the columns that the last sync used?"""
+"""Has the source changed since the last sync? A collection whose table or columns changed pauses; nothing is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from connector.errors import WrongOrigin
-from connector.model import Checkpoint, Table, TableRef
+from connector.document.document import Renderer
+from connector.errors import (
+    ConfigurationError,
+    LogMissing,
+    SchemaChanged,
+    SyncPaused,
+    UnknownColumn,
+    UnknownTable,
+    WrongOrigin,
+)
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table, TableRef
+from connector.protocols import Source
+from connector.stores.store import VectorStore
+from connector.sync.feeds.choose import check, same_settings
+from connector.sync.feeds.feed import ReadPlan
+from connector.sync.options import Ends
 
-WRITTEN: Mapping[str, Any] = {"method": "documents"}
-"""The mark of a collection that clients write."""
+WRITTEN: Mapping[str, Any] = {"method": "documents"}  # the mark of a collection that clients write
 
 
 def check_origin(collection: str, checkpoint: Checkpoint) -> None:
-    """Raises WrongOrigin for one that clients have written: no table has its documents, so all would be deleted."""
+    """Raises WrongOrigin for a collection that clients have written: a sync would delete all its documents."""
     if checkpoint.mark == WRITTEN:
         raise WrongOrigin(
-            f'"{collection}" holds documents that clients wrote (documents = true), which no table has: give the '
-            "collection of the table another name"
+            f'"{collection}" holds documents that clients wrote (documents = true); a sync would delete them. Use '
+            "another collection name for the table"
         )
 
 
-def used(table: Table, columns: Iterable[str]) -> dict[str, str]:
-    """Type by name of the columns in use that the table has."""
+def columns_in_use(renderer: Renderer, table: Table, spec: CollectionSpec) -> dict[str, str]:
+    """Return type by name of the columns that a sync reads."""
+    query = renderer.query
+    watermark = [name for name in (spec.changes.column,) if name is not None]
+    return _types(table, dict.fromkeys((*query.key, *query.columns, *watermark)))
+
+
+def _types(table: Table, columns: Iterable[str]) -> dict[str, str]:
     return {name: column.type_name for name in columns if (column := table.column(name)) is not None}
 
 
 def was_synced(checkpoint: Checkpoint, source: TableRef) -> bool:
-    """Has this very table been read to its end? If not, a table that is not there is a slip in the settings."""
+    """Return whether this table was read to its end before. If not, a missing table is an error in the settings."""
     return checkpoint.last_sync is not None and checkpoint.source == str(source)
 
 
-def missing(table: Table, checkpoint: Checkpoint) -> list[str]:
-    """Columns that the last sync used and that the table no longer has."""
-    return [name for name in checkpoint.columns if table.column(name) is None]
-
-
-def retyped(now: dict[str, str], checkpoint: Checkpoint) -> list[str]:
-    """Sentences about columns whose type is another one now."""
+def retyped(now: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
+    """Return a phrase for each column whose type differs from that of the last sync."""
     return [
         f"{name} was {checkpoint.columns[name]} and is {kind}"
         for name, kind in now.items()
@@ -46,7 +62,109 @@ def retyped(now: dict[str, str], checkpoint: Checkpoint) -> list[str]:
 
 
 def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
-    """A clause about a key that is another one than that by which rows were stored; "" where it is the same."""
+    """Return a clause about a key that differs from that of the stored rows; "" when it is the same."""
     if not checkpoint.key or tuple(checkpoint.key) == tuple(now):
         return ""
     return f"the key was {', '.join(checkpoint.key)} at the last sync and is {', '.join(now)} now"
+
+
+def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
+    """Return the table and the renderer of its rows. Raises SyncPaused where an earlier sync could read what is missing
+    now, ConfigurationError where none could."""
+    try:
+        table = ends.source.describe(spec.source)
+    except UnknownTable as error:
+        if was_synced(_earlier(spec, ends.store), spec.source):
+            raise _paused(
+                f"{error} It existed at the last sync. The stored rows are kept; sync again once the table is back"
+            ) from None
+        raise
+    try:
+        check(spec, table)
+        return table, Renderer(spec, table, ends.embedder)
+    except ConfigurationError:
+        earlier = _earlier(spec, ends.store)
+        gone = [name for name in earlier.columns if table.column(name) is None and _mentions(spec, name)]
+        if gone and was_synced(earlier, spec.source):
+            raise _paused(
+                f"{spec.source} no longer has the column {', '.join(gone)}, which the collection uses. The stored rows "
+                "are kept; change template, metadata or key, or restore the column"
+            ) from None
+        raise
+
+
+def _earlier(spec: CollectionSpec, store: VectorStore) -> Checkpoint:
+    status = store.status(spec.name)
+    return Checkpoint() if status is None else status.checkpoint
+
+
+def _mentions(spec: CollectionSpec, column: str) -> bool:
+    if column == spec.changes.column:
+        return True
+    return column in spec.key or column in spec.metadata or "{" + column + "}" in spec.template.replace('"', "")
+
+
+def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Checkpoint) -> None:
+    """Raises SyncPaused where a column in use changed its type."""
+    if was_synced(checkpoint, spec.source) and (changed := retyped(columns, checkpoint)):
+        raise _paused(
+            f"{spec.source} has changed: {'; '.join(changed)}. Nothing was read; check `owl-sap plan "
+            f"{spec.name}`, then continue with --accept-schema"
+        )
+
+
+def check_key(key: Sequence[str], checkpoint: Checkpoint, store: VectorStore, name: str) -> None:
+    """Raises SyncPaused where rows are stored by another key: every row would be stored a second time."""
+    other = other_key(key, checkpoint)
+    if other and (status := store.status(name)) is not None and status.rows:
+        name = name.partition("@")[0]  # of a generation that is being built
+        raise _paused(
+            f"{other}: all {status.rows} stored rows would be written again under new ids and the old ones deleted. "
+            f"Nothing was read. If this is expected: owl-sap sync {name} --full --max-deletes 1, or, without a gap for "
+            f"searches: owl-sap generations {name} --build, then --switch"
+        )
+
+
+def check_unchanged(source: Source, table: TableRef, columns: Mapping[str, str]) -> None:
+    """Raises SchemaChanged where the table no longer has these columns with these types."""
+    try:
+        now = _types(source.describe(table), columns)
+    except UnknownTable as error:
+        raise SchemaChanged(f"{table} was dropped while it was read: {error}") from None
+    if other := [name for name, kind in columns.items() if now.get(name) != kind]:
+        raise SchemaChanged(f"{table} changed while it was read: column {', '.join(other)} differs or is gone")
+
+
+@contextmanager
+def pausing_on_source_change(plan: ReadPlan, ends: Ends, checkpoint: Checkpoint, lease: Lease) -> Iterator[None]:
+    """Turn errors about missing tables, columns and logs into SyncPaused where the last run, with the same settings,
+    could read them: then the source changed, not the configuration."""
+    spec = plan.spec
+    try:
+        yield
+    except LogMissing as error:
+        if (checkpoint.mark or {}).get("method") != "log":
+            raise
+        # Changes made without a log are found by comparing everything once the log is back.
+        without_mark = ChangeSet(checkpoint=replace(checkpoint, mark=None, last_full=None), partial=True)
+        ends.store.apply(lease, without_mark)
+        raise SyncPaused(str(error), reason="log_missing") from None
+    except (UnknownTable, UnknownColumn) as error:
+        known = was_synced(checkpoint, spec.source) and same_settings(plan, checkpoint)
+        if known and _has_changed(plan, ends.source, error):
+            raise _paused(f"{error} It existed at the last sync. The stored rows are kept") from None
+        raise
+
+
+def _has_changed(plan: ReadPlan, source: Source, error: UnknownTable | UnknownColumn) -> bool:
+    """Whether the source lacks something, and not the store. A column that only `where` names cannot be looked up."""
+    try:
+        table = source.describe(plan.spec.source)
+    except UnknownTable:
+        return True
+    gone = any(table.column(name) is None for name in (*plan.query.key, *plan.query.columns))
+    return gone or (isinstance(error, UnknownColumn) and plan.spec.where is not None)
+
+
+def _paused(message: str) -> SyncPaused:
+    return SyncPaused(message, reason="schema_changed")

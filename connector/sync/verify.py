@@ -1,11 +1,11 @@
-"""Proves a collection: every live source row stored once, with the vector of its current text. Finds what is missing,
-stale, orphaned, duplicated or damaged, and on request mends exactly that. Knows the protocols of `protocols.py` only.
+"""Verify a collection: every live source row is stored once, with the vector of its current text. Finds rows that are
+missing, stale, orphaned, duplicated or damaged, and repairs exactly those on request.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -16,28 +16,25 @@ from connector.document.document import Renderer, content_hash, metadata_json, q
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.protocols import Embedder
-from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter, Target
-from connector.sync.clock import StageClock
-from connector.sync.difference import id_digest
+from connector.sync.options import Ends, StageClock, SyncOptions, Watch
 from connector.sync.pipeline import pages_ahead
 from connector.sync.reconcile import FREE_DELETES
-from connector.sync.run import Ends, SyncOptions, Watch
+from connector.sync.run import take_lease
 from connector.sync.schema import check_origin, other_key
-from connector.sync.sync import own
+from connector.sync.stored_index import id_digest
 
 NORM_TOLERANCE = 1e-3
-COSINE_FLOOR = 0.999
-"""A sampled vector embedded again must be at least this near to the stored one (fp16 against fp32 stays above it)."""
+COSINE_FLOOR = 0.999  # between a stored vector and its text embedded again; fp16 against fp32 stays above it
 SAMPLE = 32
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """Counts in source rows, as found. `rows`: distinct source rows stored; `foreign`: records that others wrote.
+    """Counts in source rows, as found. `rows`: distinct source rows stored; `foreign`: records of other programs.
 
-    `ok`: no drift is left (after repair, when that was asked for). `repaired`: rows rewritten or removed.
-    `paused`: None, or why a repair was not carried out. `stopped`: asked to end early, so nothing is proved.
+    `ok`: no drift is left, after the repair if there was one. `repaired`: rows rewritten or removed. `paused`: None, or
+    why a repair was not carried out. `stopped`: ended early on request, so the result proves nothing.
     """
 
     collection: str
@@ -72,15 +69,13 @@ def verify(
 ) -> VerifyReport:
     """Compare the whole collection with its source.
 
-    Reads the store once, then the source once. Every stored text, metadata, hash, model and vector is checked; also
-    `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written
-    anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. More than `max_deletes` of
-    the rows (and more than `FREE_DELETES`) are not deleted, nor is anything when the source is empty: `paused` then
-    says `max_deletes` or `source_empty`; a `sync` with a higher limit deletes them. Nothing is mended where the rows
-    were stored by another key than that of `spec` (`schema_changed`).
+    Reads the store once, then the source once. Checks every stored text, metadata, hash, model and vector, and embeds
+    `SAMPLE` stored texts again. `repair` rewrites wrong rows, deletes orphans, and compares again; `ok` is the result
+    of that. It deletes neither more than `max_deletes` of the rows (and more than `FREE_DELETES`) nor anything when the
+    source is empty: `paused` is then `max_deletes` or `source_empty`, and a sync with a higher limit deletes them. It
+    changes nothing where the rows were stored by another key (`schema_changed`).
 
-    `watch` is asked once a page whether to stop: the report then says `stopped`, and what was mended stays mended.
-    Raises as `sync` does.
+    `watch` is asked once a page whether to stop; rows repaired by then stay repaired. Raises as `sync` does.
     """
     options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
@@ -88,12 +83,11 @@ def verify(
     if not repair:
         return _Audit(ends, renderer, options, watch)(spec.name)
     with ExitStack() as held:
-        lease = own(held, ends.store, spec.name, options, watch)
+        lease = take_lease(held, ends.store, spec.name, options, watch)
         if lease is None:
             return VerifyReport(spec.name, stopped=True)
-        # While we waited, another worker may have given it another model.
-        checkpoint = ends.store.open(spec.name, ends.embedder)
-        if other_key(renderer.key, checkpoint):  # all rows would be written a second time: that is for sync to decide
+        checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
+        if other_key(renderer.key, checkpoint):  # every row would be written a second time; sync decides about that
             report = _Audit(ends, renderer, options, watch)(spec.name)
             report.paused = "schema_changed" if report.drift else None
             return report
@@ -105,7 +99,7 @@ def verify(
 
 
 class _Audit:
-    """One comparison. With a lease it also mends what it finds."""
+    """One comparison. With a lease it also repairs what it finds."""
 
     def __init__(
         self, ends: Ends, renderer: Renderer, options: SyncOptions, watch: Watch, lease: Lease | None = None
@@ -117,8 +111,9 @@ class _Audit:
         self._lease = lease
         self._report = VerifyReport("")
         self._stored = _Stored()
-        self._sick: list[Document] = []
+        self._wrong: list[Document] = []
         self._read = 0
+        self._quarantined: set[str] = set()
 
     def __call__(self, collection: str) -> VerifyReport:
         report, store = self._report, self._ends.store
@@ -145,7 +140,7 @@ class _Audit:
         report.orphaned += len(self._stored.documents)
         report.ok = not report.drift
         if self._lease is not None:
-            self._mend_orphans(self._lease)
+            self._delete_orphans(self._lease)
         return report
 
     def _page(self, rows: Sequence[Row]) -> None:
@@ -161,10 +156,11 @@ class _Audit:
         live = [document for document in documents.values() if not document.empty]
         for document, chunks in zip(live, self._renderer.chunks_of(live), strict=True):
             self._check(document, chunks)
-        self._mend()
+        self._repair()
 
     def _check(self, document: Document, chunks: Sequence[Chunk]) -> None:
-        """Empty rows do not come here, so what the store holds of them is left over as orphaned."""
+        """Count what is wrong with one document. Empty rows are not checked, so their stored documents count as
+        orphaned."""
         report = self._report
         records = self._stored.documents.pop(id_digest(document.id), None)
         if records is None:
@@ -181,19 +177,17 @@ class _Audit:
             report.stale += stale
             if not (duplicate or bad or stale):
                 return
-        self._sick.append(document)
+        self._wrong.append(document)
 
-    # ------------------------------------------------------------------------------------------------- mending
-
-    def _mend(self) -> None:
-        sick, self._sick = self._sick, []
-        if self._lease is None or not sick:
+    def _repair(self) -> None:
+        wrong, self._wrong = self._wrong, []
+        if self._lease is None or not wrong:
             return
         target = Target(self._ends.store, self._lease)
-        written = DocumentWriter(target, self._ends.embedder, self._renderer, StageClock(None)).write(sick)
+        written = DocumentWriter(target, self._ends.embedder, self._renderer, StageClock()).write(wrong)
         self._report.repaired += len(written.upserted)
 
-    def _mend_orphans(self, lease: Lease) -> None:
+    def _delete_orphans(self, lease: Lease) -> None:
         orphans = self._stored.documents
         if not orphans:
             return
@@ -201,36 +195,31 @@ class _Audit:
         if not self._read or len(orphans) > allowed:
             self._report.paused = "max_deletes" if self._read else "source_empty"
             return
-        for ids in _orphan_pages(self._ends.store, lease.collection, set(orphans)):
-            self._ends.store.apply(lease, ChangeSet(deleted=ids))
+        # Read to the end first, because deleting moves the pages.
+        stored = (chunk.id for page in self._ends.store.stored(lease.collection) for chunk in page)
+        ids = list(dict.fromkeys(id_ for id_ in stored if id_digest(id_) in orphans))
+        for start in range(0, len(ids), 1000):
+            self._ends.store.apply(lease, ChangeSet(deleted=ids[start : start + 1000]))
         self._report.repaired += len(orphans)
-
-
-def _orphan_pages(store: VectorStore, collection: str, digests: set[bytes]) -> Iterator[list[str]]:
-    """Ids of the stored documents among `digests`; read to the end first, because deleting moves the pages."""
-    found = {chunk.id: None for page in store.stored(collection) for chunk in page if id_digest(chunk.id) in digests}
-    ids = list(found)
-    return (ids[start : start + 1000] for start in range(0, len(ids), 1000))
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is kept of a stored record: enough to judge it once its document is known."""
+    """A stored record without text and vector. `other_model`: the store names another model than the collection's.
+    `unlike_model`: the model gives another vector for the stored text; meaningless when that text is wrong."""
 
     number: int
     content_hash: bytes
     text: bytes
     metadata: bytes
     other_model: bool
-    """Another model than the collection's is recorded beside the vector."""
     bad: bool
     unlike_model: bool = False
-    """The model, asked again for the stored text, gives another vector. Says nothing when the text itself is wrong."""
 
 
 @dataclass(slots=True)
 class _Stored:
-    """All records of ours by document, without their texts and vectors; and a sample of texts with vectors."""
+    """Our records by document, and a sample of texts with their vectors."""
 
     documents: dict[bytes, list[_Record]] = field(default_factory=dict)
     foreign: int = 0
@@ -239,7 +228,7 @@ class _Stored:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def add(self, page: Sequence[StoredRecord], model: str | None) -> None:
-        """`model`: the one that the store records for the collection."""
+        """`model`: the collection's, by the store's own record."""
         for stored in page:
             if stored.id is None:
                 self.foreign += 1
@@ -250,7 +239,7 @@ class _Stored:
                 self._maybe_sample(record, stored.text, stored.vector)
 
     def _maybe_sample(self, record: _Record, text: str, vector: np.ndarray) -> None:
-        """Reservoir sampling: every record has the same chance, whatever their number."""
+        """Reservoir sampling: every record has the same chance."""
         self._sampled_from += 1
         if len(self._sample) < SAMPLE:
             self._sample.append((record, text, vector))
@@ -289,7 +278,7 @@ def _judge(stored: StoredRecord, model: str | None) -> _Record:
 
 
 def _sound(vector: np.ndarray | None, digest: bytes) -> bool:
-    """Of the right dimension, finite, of length 1, and the very vector that was written."""
+    """Whether it has the right dimension, is finite, of length 1, and the vector that was written."""
     if vector is None or not bool(np.isfinite(vector).all()):
         return False
     if abs(float(np.linalg.norm(vector.astype(np.float64))) - 1.0) > NORM_TOLERANCE:  # 1e37 squared is no float32
@@ -298,7 +287,7 @@ def _sound(vector: np.ndarray | None, digest: bytes) -> bool:
 
 
 def _stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Record]) -> bool:
-    """Whether the stored chunks, surplus ones set aside, differ from what the document's chunks should be."""
+    """Whether the stored chunks, without doubled ones, differ from the document's."""
     by_number = {record.number: record for record in records}
     if sorted(by_number) != list(range(len(chunks))):
         return True

@@ -1,4 +1,4 @@
-"""`python -m hana_emulator`: runs the stand-in for HANA in the foreground until SIGTERM, SIGINT or its parent's end."""
+"""`python -m hana_emulator`: runs the HANA emulator in the foreground until SIGTERM, SIGINT or its parent's end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,20 @@ _GREETING = "connection.json"
 """In the data folder while it is served: the first line again, for those who know the folder only."""
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def _fault(document: str) -> Fault:
+    try:
+        return Fault.parse(document)
+    except FaultRefused as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+class _FolderRefused(Exception):
+    """The data folder belongs to another emulator that runs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 after a signal, 2 when the address or the data folder cannot be used."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m hana_emulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 (default) picks a free one")
@@ -55,24 +68,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="wrong passwords in a row that lock a user (default %(default)s; 0: never)",
     )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
-    return parser.parse_args(arguments)
-
-
-def _fault(document: str) -> Fault:
-    try:
-        return Fault.parse(document)
-    except FaultRefused as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-class _FolderRefused(Exception):
-    """The data folder belongs to another stand-in that runs."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 after a signal, 2 when the address or the data folder cannot be used."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
-    options = parse_arguments(arguments)
+    options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -103,7 +99,7 @@ def _data_folder(chosen: Path | None) -> Iterator[Path]:
         chosen.mkdir(parents=True, exist_ok=True)
         yield chosen
     else:
-        with tempfile.TemporaryDirectory(prefix="hana-stand-in-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="hana-emulator-") as temporary:
             yield Path(temporary)
 
 

@@ -21,7 +21,7 @@ def encode(text: str) -> bytes:
 
 
 def decode(data: bytes) -> str:
-    """Surrogate pairs become one character, lone surrogates stay. Raises UnicodeDecodeError where it is no text."""
+    """Surrogate pairs become one character, lone surrogates stay. Raises UnicodeDecodeError for invalid CESU-8."""
     if data.isascii():
         return data.decode()
     text = data.decode("utf-8", "surrogatepass")

@@ -15,12 +15,12 @@ import regex
 from hana_emulator.errors import HanaError
 
 ACCEPT, CONNECT, FETCH, COMMIT, ROLLBACK = "ACCEPT", "CONNECT", "FETCH", "COMMIT", "ROLLBACK"
-"""What is compared where there is no statement text: a new connection, a login, the next page of a result, and the end
-of a transaction as the driver asks for it."""
+# Matched by requests without a statement: a new connection, a login, the next page of a result, and the end of a
+# transaction as the driver asks for it.
 
 
 class Action(StrEnum):
-    """What happens; the keys that an action takes beside `match`, `skip` and `count` stand in `_KEYS`."""
+    """What happens; the keys that an action takes beside `match`, `skip` and `count` are listed in `_KEYS`."""
 
     ERROR = "error"
     """Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back."""
@@ -92,7 +92,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     allowed = (*_COMMON, *_KEYS[action])
     for key in given:
         if key not in allowed:
-            raise FaultRefused(f'"{key}" is no key of the action {action}; it takes {", ".join(allowed)}')
+            raise FaultRefused(f'"{key}" is not a key of the action {action}; it takes {", ".join(allowed)}')
     for key in _REQUIRED.get(action, ()):
         if key not in given:
             raise FaultRefused(f'the action {action} needs "{key}"')
@@ -111,7 +111,7 @@ def _value(key: str, value: Any) -> Any:
         try:
             regex.compile(value)
         except (regex.error, TypeError, RecursionError) as error:
-            raise FaultRefused(f'"match" is no regular expression: {error}') from None
+            raise FaultRefused(f'"match" is not a regular expression: {error}') from None
     elif key == "text" and not isinstance(value, str):
         raise FaultRefused('"text" must be a string')
     elif key == "skip" and not (whole and value >= 0):
@@ -199,7 +199,7 @@ class FaultList:
         return None
 
     def as_json(self) -> str:
-        """An array for SYS.M_STAND_IN_FAULTS: the fields of each fault, `id`, `matches` and `hits`."""
+        """An array for SYS.M_EMULATOR_FAULTS: the fields of each fault, `id`, `matches` and `hits`."""
         with self._lock:
             rows = [
                 {one.name: getattr(ordered.fault, one.name) for one in fields(Fault)}

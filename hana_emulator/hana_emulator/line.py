@@ -54,7 +54,7 @@ class Line:
         self._socket.sendall(data)
 
     def trickle(self, data: bytes, size: int, seconds: float) -> None:
-        """`size` bytes at a time, with a pause of `seconds` between. Raises OSError when the line is cut meanwhile."""
+        """Send `size` bytes at a time, pausing `seconds` between. Raises OSError when the line is cut."""
         for start in range(0, len(data), size):
             if start:
                 self.pause(seconds)
@@ -72,7 +72,7 @@ class Line:
         self._wake.set()
 
     def cut(self) -> None:
-        """End the line in both directions; whoever reads or waits comes back. Raises OSError when it was ended."""
+        """End the line in both directions; pending reads and waits return. Raises OSError when it was ended."""
         self._wake.set()
         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -87,13 +87,10 @@ class Line:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
-            self._hang_up()
+            until = time.monotonic() + _LAST_WORDS_SECONDS
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_WR)
+                self._socket.settimeout(_LAST_WORDS_SECONDS)
+                while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
+                    pass
         self._socket.close()
-
-    def _hang_up(self) -> None:
-        until = time.monotonic() + _LAST_WORDS_SECONDS
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_WR)
-            self._socket.settimeout(_LAST_WORDS_SECONDS)
-            while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
-                pass

@@ -110,7 +110,7 @@ class SqlDatabase(Protocol):
     def connect(self, user: str) -> SqlConnection: ...
 
     def password(self, user: str) -> str | None:
-        """The clear password of a user of this stand-in (test data, never a real secret), None if unknown."""
+        """The clear password of a user of this emulator (test data, never a real secret), None if unknown."""
         ...
 
     def admit(self, user: str, *, proven: bool) -> None:

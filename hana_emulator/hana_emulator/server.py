@@ -39,7 +39,7 @@ def check_loopback(host: str) -> None:
 
 
 class HangupWatch:
-    """Tells a session that its client is gone while it is busy, when nobody reads its socket (Linux only).
+    """Tells a session that its client is gone while it is busy, while no thread reads its socket (Linux only).
 
     It says so again and again until the session ends: the first time may be just before a statement begins to wait.
     """
@@ -157,7 +157,7 @@ class Server:
                 self._open.pop(threading.current_thread(), None)
 
     def _secured(self, line: Line) -> bool:
-        """In the connection's own thread: a client that never finishes its handshake keeps nobody waiting."""
+        """In the connection's own thread: a client that never finishes its handshake delays no other client."""
         if self._tls is None:
             return True
         try:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
@@ -29,9 +29,10 @@ from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
+from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
-VERSION = "4.00.000.00.1700000000 (stand-in)"
+VERSION = "4.00.000.00.1700000000 (emulator)"
 _FORMAT_OPTIONS = (23, 12)
 """Connect options with the client's data format; the first one that it sends counts."""
 _ID = struct.Struct("<q")
@@ -40,7 +41,7 @@ _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSIO
 _FAULT_COMMAND = re.compile(
     r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
-"""A statement of this stand-in's own; HANA has nothing like it."""
+"""A statement of this emulator's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +95,14 @@ class _OpenLob:
     value: lobs.LobInput
 
 
+_LOGIN = frozenset({MessageType.AUTHENTICATE, MessageType.CONNECT})
+_BEFORE_LOGIN = _LOGIN | {MessageType.DBCONNECTINFO, MessageType.DISCONNECT}
+
+
 class Session:
     """`run` serves the connection to its end. Only `peer_gone`, `cancel`, `disconnect` may come from other threads."""
+
+    _handlers: ClassVar[Registry[int, Callable[[Session, Request], Reply]]] = Registry()
 
     def __init__(self, line: Line, host: Host) -> None:
         self.id = 0
@@ -112,27 +119,6 @@ class Session:
         self._ended = False
         self._pace: Fault | None = None
         """How slowly the next reply is to be sent."""
-        self._before_login = {
-            MessageType.AUTHENTICATE: self._authenticate,
-            MessageType.CONNECT: self._connect,
-            MessageType.DBCONNECTINFO: self._database_info,
-            MessageType.DISCONNECT: self._disconnect,
-        }
-        self._after_login: dict[int, Callable[[Request], Reply]] = {
-            MessageType.EXECUTEDIRECT: self._execute_direct,
-            MessageType.PREPARE: self._prepare,
-            MessageType.EXECUTE: self._execute,
-            MessageType.FETCHNEXT: self._fetch,
-            MessageType.CLOSERESULTSET: self._close_result,
-            MessageType.DROPSTATEMENTID: self._drop_statement,
-            MessageType.READLOB: self._lob,
-            MessageType.WRITELOB: self._lob,
-            MessageType.FINDLOB: self._find_in_lob,
-            MessageType.COMMIT: self._commit,
-            MessageType.ROLLBACK: self._rollback,
-            MessageType.DBCONNECTINFO: self._database_info,
-            MessageType.DISCONNECT: self._disconnect,
-        }
 
     # --- life of the connection
 
@@ -188,9 +174,7 @@ class Session:
             refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
             self._line.send(packet.build_reply(self.id, header.packet_count, refusal))
             raise
-        self._send(packet.build_reply(self.id, header.packet_count, reply))
-
-    def _send(self, data: bytes) -> None:
+        data = packet.build_reply(self.id, header.packet_count, reply)
         pace, self._pace = self._pace, None
         if pace is None:
             self._line.send(data)
@@ -199,40 +183,31 @@ class Session:
 
     def _answer(self, request: Request) -> Reply:
         try:
-            handler = self._handler(request)
-            self._note_client_info(request)
-            return handler(request)
+            handler, logged_in = self._handlers.get(request.message_type), self._connection is not None
+            if not logged_in and request.message_type not in _BEFORE_LOGIN:
+                raise ProtocolError(f"message type {request.message_type} before login")
+            if handler is None or (logged_in and request.message_type in _LOGIN):
+                raise not_supported(f"message type {request.message_type}")
+            part = request.find(PartKind.CLIENTINFO)
+            if part is not None and self._connection is not None:
+                for name, value in clientinfo.parse(part).items():
+                    self._connection.set_variable(name, value)
+            return handler(self, request)
         except (ProtocolError, _Dropped):
             raise
         except HanaError as error:
             if error.rolls_back and self._connection is not None:
                 self._connection.rollback()
             return replies.error_reply(error)
-        except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
-            return replies.error_reply(self._internal_error(error))
-
-    def _note_client_info(self, request: Request) -> None:
-        part = request.find(PartKind.CLIENTINFO)
-        if part is not None and self._connection is not None:
-            for name, value in clientinfo.parse(part).items():
-                self._connection.set_variable(name, value)
-
-    def _internal_error(self, error: Exception) -> HanaError:
-        """Names the kind and place of the fault only: its message may quote values."""
-        frames = traceback.extract_tb(error.__traceback__)
-        places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
-        kind = type(error).__name__
-        _log.error("session %d: internal error %s at %s", self.id, kind, places)
-        return HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
-
-    def _handler(self, request: Request) -> Callable[[Request], Reply]:
-        handlers: Any = self._before_login if self._connection is None else self._after_login
-        handler: Callable[[Request], Reply] | None = handlers.get(request.message_type)
-        if handler is None and self._connection is None:
-            raise ProtocolError(f"message type {request.message_type} before login")
-        if handler is None:
-            raise not_supported(f"message type {request.message_type}")
-        return handler
+        except Exception as error:  # a fault of the emulator itself must not look like a lost connection
+            # Names the kind and place of the fault only: its message may quote values.
+            frames = traceback.extract_tb(error.__traceback__)
+            places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
+            kind = type(error).__name__
+            _log.error("session %d: internal error %s at %s", self.id, kind, places)
+            return replies.error_reply(
+                HanaError(2, f"general error: internal error of the emulator ({kind} at {places})")
+            )
 
     def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
         """`work`, or what a fault on order for a request of this text makes of it."""
@@ -257,12 +232,14 @@ class Session:
 
     # --- login
 
+    @_handlers(MessageType.AUTHENTICATE)
     def _authenticate(self, request: Request) -> Reply:
         self._challenge = authentication.begin(request.part(PartKind.AUTHENTICATION).data)
         if self._challenge is None:
             raise authentication_failed()
         return Reply(ReplyCode.NIL, (Part(PartKind.AUTHENTICATION, self._challenge.reply()),))
 
+    @_handlers(MessageType.CONNECT)
     def _connect(self, request: Request) -> Reply:
         return self._struck(CONNECT, lambda: self._log_in(request))
 
@@ -271,7 +248,12 @@ class Session:
         if challenge is None:
             raise ProtocolError("CONNECT without AUTHENTICATE")
         database = self._host.database
-        user = _user_name(challenge.user)
+        # hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted.
+        user = (
+            challenge.user[1:-1].replace('""', '"')
+            if len(challenge.user) > 2 and challenge.user[0] == challenge.user[-1] == '"'
+            else challenge.user.upper()
+        )
         proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(user))
         database.admit(user, proven=proof is not None)
         if proof is None:
@@ -279,11 +261,9 @@ class Session:
         self._data_format = _data_format(request.find(PartKind.CONNECTOPTIONS))
         self._connection = database.connect(user)
         self.id = self._connection.connection_id
-        return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
-
-    def _connect_options(self) -> Part:
-        """Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features) without flags refuse
-        both: node-hdb takes its own flags for agreed when the options are missing."""
+        # Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features)
+        # without flags refuse both: node-hdb takes its own flags for agreed when the options are
+        # missing.
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
@@ -293,12 +273,16 @@ class Session:
             49: 0,
             53: 0,
         }
-        return option_part(PartKind.CONNECTOPTIONS, options)
+        return Reply(
+            ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), option_part(PartKind.CONNECTOPTIONS, options))
+        )
 
+    @_handlers(MessageType.DBCONNECTINFO)
     def _database_info(self, _request: Request) -> Reply:
         already_here = option_part(PartKind.DBCONNECTINFO, {4: True})
         return Reply(ReplyCode.NIL, (already_here,))
 
+    @_handlers(MessageType.DISCONNECT)
     def _disconnect(self, _request: Request) -> Reply:
         self._ended = True
         return Reply(ReplyCode.DISCONNECT)
@@ -315,6 +299,7 @@ class Session:
         self._last_id += 1
         return _ID.pack(self._last_id)
 
+    @_handlers(MessageType.EXECUTEDIRECT)
     def _execute_direct(self, request: Request) -> Reply:
         return self._run(self._statement_of(_command(request)), [()], request.autocommit, describe=True)
 
@@ -326,32 +311,30 @@ class Session:
     def _own_command(self, sql: str) -> Reply | None:
         """Does what the server itself is asked for, about its sessions and faults; None for any other statement."""
         if command := _SESSION_COMMAND.fullmatch(sql):
-            return self._session_command(command[1].upper(), int(command[2]))
+            verb = command[1].upper()
+            session_id = int(command[2])
+            session = self._host.find(session_id)
+            if session is None:
+                raise HanaError(2, f"general error: unknown session {session_id}")
+            self._sql.require_control_of(session_id)
+            if verb == "CANCEL":
+                session.cancel()
+            else:
+                session.disconnect()
+            return Reply(FunctionCode.DDL)
         if command := _FAULT_COMMAND.fullmatch(sql):
-            return self._fault_command(command[1])
+            document = command[1]
+            if document is None:
+                self._host.faults.clear()
+                return Reply(FunctionCode.DDL)
+            try:
+                self._host.faults.add(Fault.parse(document.replace("''", "'")))
+            except FaultRefused as error:
+                raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
+            return Reply(FunctionCode.DDL)
         return None
 
-    def _session_command(self, verb: str, session_id: int) -> Reply:
-        session = self._host.find(session_id)
-        if session is None:
-            raise HanaError(2, f"general error: there is no session {session_id}")
-        self._sql.require_control_of(session_id)
-        if verb == "CANCEL":
-            session.cancel()
-        else:
-            session.disconnect()
-        return Reply(FunctionCode.DDL)
-
-    def _fault_command(self, document: str | None) -> Reply:
-        if document is None:
-            self._host.faults.clear()
-            return Reply(FunctionCode.DDL)
-        try:
-            self._host.faults.add(Fault.parse(document.replace("''", "'")))
-        except FaultRefused as error:
-            raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
-        return Reply(FunctionCode.DDL)
-
+    @_handlers(MessageType.PREPARE)
     def _prepare(self, request: Request) -> Reply:
         statement = self._statement_of(_command(request))
         statement_id = self._new_id()
@@ -362,16 +345,27 @@ class Session:
             parts.append(metadata.result_metadata(statement.columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
+    @_handlers(MessageType.EXECUTE)
     def _execute(self, request: Request) -> Reply:
         prepared = self._statements.get(request.part(PartKind.STATEMENTID).data)
         if prepared is None:
             raise HanaError(2, "general error: statement id is unknown")
         parameters = request.find(PartKind.PARAMETERS)
         rows: list[Any] = [()] if parameters is None else prepared.decoder.rows(parameters.data, parameters.count)
-        if not _has_open_lob(rows):
+        if not (bool(rows) and any(isinstance(value, lobs.LobInput) for value in rows[-1])):
             return self._run(prepared.statement, rows, request.autocommit, describe=False, batch=len(rows) > 1)
         batch = parameters is not None and parameters.attributes != PartAttribute.NONE
-        return self._await_lobs(_PendingExecution(prepared, rows, request.autocommit, batch))
+        execution = _PendingExecution(prepared, rows, request.autocommit, batch)
+        locators = []
+        for row_number, row in enumerate(execution.rows):
+            for column, value in enumerate(row):
+                if isinstance(value, lobs.LobInput):
+                    locators.append(self._lobs.new_locator())
+                    self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
+        execution.open_lobs = len(locators)
+        function = execution.prepared.statement.function
+        counts = replies.rows_affected(_expected_counts(execution))
+        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _run(
         self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool = False
@@ -380,26 +374,22 @@ class Session:
             return done
 
         def run() -> Reply:
-            return self._run_statement(statement, rows, autocommit, describe=describe, batch=batch)
+            # A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is
+            # the same bytes.
+            in_transaction = self._sql.in_transaction
+            outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
+            if statement.columns:
+                return self._result(statement, outcome, describe=describe or outcome.columns is not None)
+            if outcome.errors:
+                flags = self._flags(statement, in_transaction, autocommit)
+                return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
+            parts = []
+            if statement.function is not FunctionCode.DDL:
+                parts.append(replies.rows_affected(outcome.rows_affected))
+            parts.append(self._flags(statement, in_transaction, autocommit))
+            return Reply(statement.function, tuple(parts))
 
         return self._struck(statement.sql, run)
-
-    def _run_statement(
-        self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool
-    ) -> Reply:
-        """A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is the same bytes."""
-        in_transaction = self._sql.in_transaction
-        outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
-        if statement.columns:
-            return self._result(statement, outcome, describe=describe or outcome.columns is not None)
-        if outcome.errors:
-            flags = self._flags(statement, in_transaction, autocommit)
-            return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
-        parts = []
-        if statement.function is not FunctionCode.DDL:
-            parts.append(replies.rows_affected(outcome.rows_affected))
-        parts.append(self._flags(statement, in_transaction, autocommit))
-        return Reply(statement.function, tuple(parts))
 
     def _flags(self, statement: Statement, was_in_transaction: bool, autocommit: bool) -> Part:
         if autocommit or statement.function is FunctionCode.DDL:
@@ -420,6 +410,7 @@ class Session:
             parts.insert(0, metadata.result_metadata(columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
+    @_handlers(MessageType.FETCHNEXT)
     def _fetch(self, request: Request) -> Reply:
         return self._struck(FETCH, lambda: self._next_page(request))
 
@@ -435,38 +426,30 @@ class Session:
             del self._results[result_id]
         return Reply(ReplyCode.FETCH, (page,))
 
+    @_handlers(MessageType.CLOSERESULTSET)
     def _close_result(self, request: Request) -> Reply:
         results = self._results.pop(request.part(PartKind.RESULTSETID).data, None)
         if results is not None:
             results.close()
         return Reply(ReplyCode.CLOSECURSOR)
 
+    @_handlers(MessageType.DROPSTATEMENTID)
     def _drop_statement(self, request: Request) -> Reply:
         self._statements.pop(request.part(PartKind.STATEMENTID).data, None)
         return Reply(ReplyCode.NIL)
 
     # --- LOBs
 
+    @_handlers(MessageType.READLOB, MessageType.WRITELOB)
     def _lob(self, request: Request) -> Reply:
         """Dispatched by part: clients disagree on which message type is which."""
         if (part := request.find(PartKind.READLOBREQUEST)) is not None:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
         return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
 
+    @_handlers(MessageType.FINDLOB)
     def _find_in_lob(self, request: Request) -> Reply:
         return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
-
-    def _await_lobs(self, execution: _PendingExecution) -> Reply:
-        locators = []
-        for row_number, row in enumerate(execution.rows):
-            for column, value in enumerate(row):
-                if isinstance(value, lobs.LobInput):
-                    locators.append(self._lobs.new_locator())
-                    self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
-        execution.open_lobs = len(locators)
-        function = execution.prepared.statement.function
-        counts = replies.rows_affected(_expected_counts(execution))
-        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _write_lobs(self, part: Part) -> Reply:
         finished = []
@@ -498,6 +481,7 @@ class Session:
 
     # --- transactions
 
+    @_handlers(MessageType.COMMIT)
     def _commit(self, _request: Request) -> Reply:
         self._open_lobs.clear()
         return self._struck(COMMIT, self._commit_now)
@@ -506,6 +490,7 @@ class Session:
         self._sql.commit()
         return Reply(ReplyCode.COMMIT, (replies.transaction_flags(TransactionFlag.COMMITTED),))
 
+    @_handlers(MessageType.ROLLBACK)
     def _rollback(self, _request: Request) -> Reply:
         self._open_lobs.clear()
         return self._struck(ROLLBACK, self._rollback_now)
@@ -523,11 +508,6 @@ def _expected_counts(execution: _PendingExecution) -> list[int]:
     return [1] * (rows - 1) or [UNKNOWN]
 
 
-def _user_name(text: str) -> str:
-    """hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted."""
-    return text[1:-1].replace('""', '"') if len(text) > 2 and text[0] == text[-1] == '"' else text.upper()
-
-
 def _data_format(connect_options: Part | None) -> int:
     """Return the client's data format. A client that names none gets the latest."""
     options = {} if connect_options is None else parse_options(connect_options)
@@ -540,8 +520,3 @@ def _command(request: Request) -> str:
         return cesu8.decode(request.part(PartKind.COMMAND).data)
     except UnicodeDecodeError:
         raise ProtocolError("statement text is not CESU-8") from None
-
-
-def _has_open_lob(rows: list[ParameterRow]) -> bool:
-    """Only the last row of a packet can be cut."""
-    return bool(rows) and any(isinstance(value, lobs.LobInput) for value in rows[-1])

@@ -1,4 +1,4 @@
-"""A certificate authority and a server certificate of the stand-in's own, and the TLS that is spoken with them."""
+"""A certificate authority and a server certificate of the emulator's own, and the TLS that is spoken with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXPIRED_DAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """`trust_store`: the PEM file of the authority, what a client is told to trust."""
+    """`trust_store`: the PEM file of the authority, for the trust store of clients."""
 
     context: ssl.SSLContext
     trust_store: Path
@@ -48,7 +48,7 @@ def _authority(place: Path) -> trustme.CA:
     certificate, key = place / _AUTHORITY, place / _AUTHORITY_KEY
     if certificate.exists() and key.exists():
         return trustme.CA.from_pem(certificate.read_bytes(), key.read_bytes())
-    authority = trustme.CA(organization_name="Stand-in for SAP HANA", organization_unit_name="tests and demonstration")
+    authority = trustme.CA(organization_name="SAP HANA emulator", organization_unit_name="tests and demonstration")
     _write(key, authority.private_key_pem.bytes())
     _write(certificate, authority.cert_pem.bytes())
     (place / _SERVER).unlink(missing_ok=True)  # signed by an authority that is gone

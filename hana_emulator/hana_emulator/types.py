@@ -17,7 +17,7 @@ parameters straight into storage values and encodes result rows straight from th
 | SECONDDATE | str 'YYYY-MM-DD HH:MM:SS' |
 | TIMESTAMP | str 'YYYY-MM-DD HH:MM:SS.fffffff' (always 7 digits, so text order is time order) |
 
-NULL is None everywhere. SQLite keeps no half of a surrogate pair: HANA stores one (CESU-8), this stand-in refuses it
+NULL is None everywhere. SQLite keeps no half of a surrogate pair: HANA stores one (CESU-8), this emulator refuses it
 in a parameter or a statement with code 2; a function that would cut a pair in two gives U+FFFD.
 """
 

@@ -1,4 +1,4 @@
-"""Fixtures for the stand-in's SQL side: a fresh database and one session on it."""
+"""Fixtures for the emulator's SQL side: a fresh database and one session on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short way for tests to talk to the stand-in's SQL side without a socket."""
+"""A short way for tests to talk to the emulator's SQL side without a socket."""
 
 from __future__ import annotations
 

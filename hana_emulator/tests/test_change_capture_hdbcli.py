@@ -1,4 +1,4 @@
-"""What change capture asks of the stand-in, through the real hdbcli: triggers and their log, `"$rowid$"`, hashes,
+"""What change capture asks of the emulator, through the real hdbcli: triggers and their log, `"$rowid$"`, hashes,
 late commits, and changes of structure under prepared statements."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hdbcli offers on a connection or a statement, against the stand-in: packet size, current schema, session
+"""What hdbcli offers on a connection or a statement, against the emulator: packet size, current schema, session
 variables, parameters by name, LOBs read and written in pieces.
 """
 

@@ -180,7 +180,7 @@ def test_cancel_ends_a_delay(admin: Any, client: Any) -> None:
     cursor = admin.cursor()
 
     def struck() -> bool:
-        cursor.execute("SELECT 1 FROM SYS.M_STAND_IN_FAULTS WHERE HITS > 0")
+        cursor.execute("SELECT 1 FROM SYS.M_EMULATOR_FAULTS WHERE HITS > 0")
         return bool(cursor.fetchall())
 
     def cancel() -> None:
@@ -247,13 +247,13 @@ def test_the_view_tells_what_has_happened(admin: Any, client: Any) -> None:
     client.commit()
     assert stored(admin) == [0, 2, 3]
     cursor = admin.cursor()
-    cursor.execute('SELECT "MATCH", ACTION, "SKIP", "COUNT", ERROR_CODE, MATCHES, HITS FROM SYS.M_STAND_IN_FAULTS')
+    cursor.execute('SELECT "MATCH", ACTION, "SKIP", "COUNT", ERROR_CODE, MATCHES, HITS FROM SYS.M_EMULATOR_FAULTS')
     assert [tuple(row) for row in cursor.fetchall()] == [
         ("INSERT INTO T", "error", 1, 1, 301, 2, 1),
         ("nothing like it", "drop_after", 0, None, 0, 0, 0),
     ]
     admin.cursor().execute("alter system clear faults")
-    cursor.execute("SELECT COUNT(*) FROM M_STAND_IN_FAULTS")
+    cursor.execute("SELECT COUNT(*) FROM M_EMULATOR_FAULTS")
     assert cursor.fetchone()[0] == 0
 
 
@@ -310,8 +310,8 @@ BAD = [
     ('{"action": "drop_after"}', '"match" is missing'),
     ('{"action": "drop_after", "match": "("}', "no regular expression"),
     ('{"action": "drop_after", "match": 7}', "no regular expression"),
-    ('{"action": "drop_after", "match": "x", "cuont": 1}', '"cuont" is no key'),
-    ('{"action": "drop_after", "match": "x", "code": 1}', '"code" is no key of the action drop_after'),
+    ('{"action": "drop_after", "match": "x", "cuont": 1}', '"cuont" is not a key'),
+    ('{"action": "drop_after", "match": "x", "code": 1}', '"code" is not a key of the action drop_after'),
     ('{"action": "error", "match": "x", "code": true}', '"code" must be'),
     ('{"action": "error", "match": "x", "code": 0}', '"code" must be'),
     ('{"action": "error", "match": "x", "code": 1, "text": 1}', '"text" must be'),

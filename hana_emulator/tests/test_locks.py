@@ -1,4 +1,4 @@
-"""Row locks of the stand-in, session against session without a socket: who waits for whom, and what is left."""
+"""Row locks of the emulator, session against session without a socket: who waits for whom, and what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row locks of the stand-in through the real hdbcli: threads, processes that are killed, cancelling, batch errors."""
+"""Row locks of the emulator through the real hdbcli: threads, processes that are killed, cancelling, batch errors."""
 
 from __future__ import annotations
 

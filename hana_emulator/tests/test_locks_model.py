@@ -1,4 +1,4 @@
-"""Interleaved sessions of the stand-in against a simple model of row locks, statement by statement.
+"""Interleaved sessions of the emulator against a simple model of row locks, statement by statement.
 
 The lock timeout is 0: a statement that would wait gets 131 and loses its transaction, so one thread can play them all.
 """

@@ -72,7 +72,7 @@ def test_without_data_its_folder_is_temporary(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["port"] > 0
-            assert [path.name[:14] for path in tmp_path.iterdir()] == ["hana-stand-in-"]
+            assert [path.name[:14] for path in tmp_path.iterdir()] == ["hana-emulator-"]
             process.terminate()
             assert process.wait(60) == 0
         finally:

@@ -110,7 +110,7 @@ def test_explain_plan(hana: Any) -> None:
         "before": "COLUMN TABLE", "after": "HNSW INDEX SEARCH", "hint": "COLUMN TABLE",
     }  # fmt: skip
     assert "no HNSW index" in leaves["before"][1]
-    assert "stand-in: computed exactly" in leaves["after"][1]
+    assert "emulator: computed exactly" in leaves["after"][1]
     assert code_of(lambda: cursor.execute("CREATE HNSW VECTOR INDEX H ON T (V) SIMILARITY FUNCTION L2DISTANCE")) == 289
     written = sum(len(rows(hana, plan, name)) for name in leaves)
     cursor.execute("DELETE FROM EXPLAIN_PLAN_TABLE")

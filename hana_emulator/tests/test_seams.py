@@ -1,4 +1,4 @@
-"""Where parts of the stand-in meet: locks and foreign keys, batches and waits, privileges and the newer definitions."""
+"""Where parts of the emulator meet: locks and foreign keys, batches and waits, privileges and the newer definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where parts of the stand-in meet, through the real hdbcli, without and with TLS."""
+"""Where parts of the emulator meet, through the real hdbcli, without and with TLS."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_faults_strike_a_batch_of_long_lobs_once(
             found = error.errorcode
         assert found == code
     assert rows(client, "SELECT K, LENGTH(T) FROM L") == ([] if code else [(1, 300_000), (2, 400_000)])
-    assert rows(client, "SELECT MATCHES, HITS FROM SYS.M_STAND_IN_FAULTS") == [(1, 1)]
+    assert rows(client, "SELECT MATCHES, HITS FROM SYS.M_EMULATOR_FAULTS") == [(1, 1)]
     run(client, "ALTER SYSTEM CLEAR FAULTS")
 
 

@@ -1,4 +1,4 @@
-"""The stand-in served to the real, unmodified hdbcli: what the codec's own tests cannot show."""
+"""The emulator served to the real, unmodified hdbcli: what the codec's own tests cannot show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates and window functions on the stand-in, against figures computed by hand or by Python's statistics."""
+"""Aggregates and window functions on the emulator, against figures computed by hand or by Python's statistics."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
     first = open_database(tmp_path)
-    with pytest.raises(RuntimeError, match="another stand-in"):
+    with pytest.raises(RuntimeError, match="another emulator"):
         open_database(tmp_path)
     first.close()
     open_database(tmp_path).close()

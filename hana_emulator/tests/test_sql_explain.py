@@ -74,7 +74,7 @@ def test_the_search_would_be_exact(indexed: Sql, text: str, reason: str) -> None
         " AND OPERATOR_PROPERTIES = 'EXACT VECTOR SEARCH'"
     )
     assert reason in details
-    assert "stand-in" in details
+    assert "emulator" in details
 
 
 @pytest.mark.parametrize("text", NO_SEARCH)

@@ -1,4 +1,4 @@
-"""JSON_VALUE, JSON_QUERY, JSON_TABLE and SERIES_GENERATE_... on the stand-in, by what SAP's SQL reference says."""
+"""JSON_VALUE, JSON_QUERY, JSON_TABLE and SERIES_GENERATE_... on the emulator, by what SAP's SQL reference says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SELECT over the stand-in: names, joins, grouping, set operations, WITH, windows, subqueries, views, SYS views."""
+"""SELECT over the emulator: names, joins, grouping, set operations, WITH, windows, subqueries, views, SYS views."""
 
 from __future__ import annotations
 

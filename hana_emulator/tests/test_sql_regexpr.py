@@ -1,4 +1,4 @@
-"""LIKE_REGEXPR and the ..._REGEXPR functions on the stand-in, by what SAP's SQL reference says of them."""
+"""LIKE_REGEXPR and the ..._REGEXPR functions on the emulator, by what SAP's SQL reference says of them."""
 
 from __future__ import annotations
 

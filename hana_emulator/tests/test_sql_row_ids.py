@@ -1,4 +1,4 @@
-"""`"$rowid$"`, the pseudo-column of the stand-in's column tables, and TABLE_OID beside it."""
+"""`"$rowid$"`, the pseudo-column of the emulator's column tables, and TABLE_OID beside it."""
 
 from __future__ import annotations
 

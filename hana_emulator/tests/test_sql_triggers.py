@@ -1,4 +1,4 @@
-"""Triggers of the stand-in: what fires them, what their bodies may do, and who may make them."""
+"""Triggers of the emulator: what fires them, what their bodies may do, and who may make them."""
 
 from __future__ import annotations
 

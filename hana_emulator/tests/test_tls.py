@@ -1,4 +1,4 @@
-"""TLS of the stand-in with the real hdbcli: who gets in, who is refused, and that nobody harms the others."""
+"""TLS of the emulator with the real hdbcli: who gets in, who is refused, and that nobody harms the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users, roles and grants of the stand-in: who gets 258 and who does not, who is locked out, and what the views say."""
+"""Users, roles and grants of the emulator: who gets 258 and who does not, who is locked out, and what the views say."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ def login(emulator: Emulator, password: str) -> int:
     return 0
 
 
-COUNTED = "SELECT ATTEMPTS, FAILURES, IS_LOCKED FROM SYS.M_STAND_IN_LOGINS WHERE USER_NAME = 'GUEST'"
+COUNTED = "SELECT ATTEMPTS, FAILURES, IS_LOCKED FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = 'GUEST'"
 
 
 def test_too_many_wrong_passwords_lock_the_user(house: Emulator) -> None:
@@ -550,7 +550,7 @@ def test_a_guest_meets_258_through_the_driver(house: Emulator) -> None:
 def test_the_driver_logs_in_by_the_method_the_server_chooses(
     house: Emulator, name: bytes, iterations: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stand-in takes the best method offered; what hdbcli does with either shows on a line that listens in."""
+    """The emulator takes the best method offered; what hdbcli does with either shows on a line that listens in."""
     import socket
     import threading
 

@@ -53,9 +53,9 @@ PLANTS = [
     ("app.src.mcp", "starlette", "fastapi stays in app.src.api"),
     ("owl_sap_client", "connector.errors", "the client stands alone"),
     ("app.src", "owl_sap_client", "nobody builds on the client"),
-    ("app.src", "hana_emulator", "production code never imports the stand-in"),
-    ("connector.stores.hana", "hana_emulator", "production code never imports the stand-in"),
-    ("hana_emulator", "connector.model", "the stand-in shares no code with what it tests"),
+    ("app.src", "hana_emulator", "production code never imports the emulator"),
+    ("connector.stores.hana", "hana_emulator", "production code never imports the emulator"),
+    ("hana_emulator", "connector.model", "the emulator shares no code with what it tests"),
     ("hana_emulator.session", "hana_emulator.sql", "wire and SQL meet at the seam"),
     ("hana_emulator.protocol", "hana_emulator.sql", "wire and SQL meet at the seam"),
 ]

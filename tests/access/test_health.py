@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.src.access.errors import AccessUnusable
 from app.src.access.keys import Grant, create
+from app.src.access.principal import AccessUnusable
 from app.src.observe.doctor import Fault
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -52,7 +52,7 @@ def test_keys_that_end_soon_are_named(make: Make, tmp_path: Path) -> None:
     create(path, Grant("later", ("search",)))
     ok, detail = doctors(make(keys=path))
     assert ok
-    assert detail == "2 active API keys, of which end within 14 days: soon"
+    assert detail == "2 active API keys, of which expire within 14 days: soon"
 
 
 def test_a_file_that_cannot_be_used_is_a_fault(make: Make, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_a_fault(make: Make, tmp_path: Path) -> No
     service = make(keys=path)
     ok, detail = doctors(service)
     assert not ok
-    assert "no file of API keys" in detail
+    assert "not a valid file of API keys" in detail
     with pytest.raises(AccessUnusable):
         service.readiness.probe_access()
 

@@ -16,8 +16,8 @@ import trustme
 
 from app.src.access import jwks as module
 from app.src.access.authentication import Authentication
-from app.src.access.errors import IssuerAway, Unauthenticated
 from app.src.access.jwks import Address, KeySet, NotHad
+from app.src.access.principal import IssuerAway, Unauthenticated
 from app.src.access.tokens import Tokens
 from app.src.settings import AccessSettings
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.access import keys as module
-from app.src.access.errors import AccessUnusable, Unauthenticated
 from app.src.access.keys import Grant, KeyRing, create, read, revoke, rotate
+from app.src.access.principal import AccessUnusable, Unauthenticated
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -15,9 +15,8 @@ import pytest
 
 from app.src.access import jwks as module
 from app.src.access.authentication import Authentication
-from app.src.access.errors import AccessUnusable, Unauthenticated
 from app.src.access.keys import Grant, create
-from app.src.access.principal import Principal
+from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
 from app.src.settings import AccessSettings
 from tests.access.issuer import (
@@ -161,7 +160,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "a key brought along (jwk)": (lambda: signed(claims(), STRANGER, jwk=jwk(STRANGER, "one")), "signature"),
     "an extension (crit)": (lambda: signed(claims(), RSA, crit=["exp"], exp=1), "malformed_token"),
     "the extension b64": (lambda: signed(claims(), RSA, crit=["b64"], b64=True), "malformed_token"),
-    "no access token (typ)": (lambda: signed(claims(), RSA, typ="logout+jwt"), "malformed_token"),
+    "not an access token (typ)": (lambda: signed(claims(), RSA, typ="logout+jwt"), "malformed_token"),
     "too long": (lambda: signed(claims(filler="f" * 20_000), RSA), "malformed_token"),
     "a payload that is a list": (lambda: signed([1, 2], RSA), "malformed_token"),  # type: ignore[arg-type]
     "five parts (JWE)": (lambda: ".".join(["e30"] * 5), "malformed_token"),
@@ -320,11 +319,11 @@ def test_ias_of_somebody_else(ask: Callable[..., Principal], change: dict[str, A
 
 
 def test_presets_know_where_keys_are() -> None:
-    from app.src.access.presets import reading
+    from app.src.access.tokens import token_rules
     from app.src.settings import JwtSettings
 
-    assert reading(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
-    known = reading(JwtSettings.model_validate(IAS | {"audience": "a"}))
+    assert token_rules(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
+    known = token_rules(JwtSettings.model_validate(IAS | {"audience": "a"}))
     assert known.jwks_url == "https://tenant.accounts.ondemand.com/oauth2/certs"
 
 

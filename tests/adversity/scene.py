@@ -26,7 +26,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
 from hana_emulator.testing import Emulator
 

@@ -9,7 +9,7 @@ import pytest
 
 from connector.errors import ConfigurationError, UnknownTable
 from connector.model import CollectionStatus
-from connector.sync.sync import Ends, SyncReport, sync
+from connector.sync.run import Ends, SyncReport, sync
 from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 

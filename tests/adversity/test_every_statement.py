@@ -51,7 +51,7 @@ def rides_over(scene: Scene, kind: str, code: int) -> None:
     scene.run(f"ALTER SYSTEM INJECT FAULT '{json.dumps(fault)}'")
     ends = scene.ends()
     report = scene.sync(ends)
-    hits = scene.run("SELECT SUM(HITS) FROM SYS.M_STAND_IN_FAULTS")[0][0]
+    hits = scene.run("SELECT SUM(HITS) FROM SYS.M_EMULATOR_FAULTS")[0][0]
     scene.run("ALTER SYSTEM CLEAR FAULTS")
     assert hits >= 1, f"no sync sends a statement for {kind}"
     assert (report.quarantined, report.paused, report.read) == (0, None, ROWS - 9)

@@ -39,7 +39,7 @@ def order(scene: Scene, **fault: Any) -> None:
 
 
 def hits(scene: Scene) -> int:
-    return int(scene.run("SELECT SUM(HITS) FROM SYS.M_STAND_IN_FAULTS")[0][0])
+    return int(scene.run("SELECT SUM(HITS) FROM SYS.M_EMULATOR_FAULTS")[0][0])
 
 
 def whole(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from app.src.settings import Settings
 from connector.errors import GenerationRefused
 from connector.hana.source import HanaSource
 from connector.model import Generation
-from connector.sync.sync import SyncReport
+from connector.sync.run import SyncReport
 from tests.adversity.proxy import COMMIT, EXECUTE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PAGE, ROWS, Content, Scene
 

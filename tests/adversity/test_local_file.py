@@ -26,7 +26,7 @@ from connector.errors import (
 )
 from connector.stores.local import sqlite_file
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends
+from connector.sync.run import Ends
 from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Content, Scene
 from tests.proof import invariants

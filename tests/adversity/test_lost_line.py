@@ -19,7 +19,7 @@ from connector.hana.source import HanaSource
 from connector.model import Query
 from connector.retry import ONCE, RetryPolicy
 from connector.stores.lease import LeaseTimes
-from connector.sync.sync import Ends
+from connector.sync.run import Ends
 from hana_emulator.testing import running
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, PAGE, PERSISTENT, ROWS, Scene, WatchedSource

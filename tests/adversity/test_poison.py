@@ -23,7 +23,7 @@ from connector.model import CollectionSpec, TableRef, Vectors
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PATIENT, ROWS, Scene
@@ -368,7 +368,7 @@ def test_a_hana_short_of_memory_gets_less_at_a_time_and_sets_nothing_aside(broke
     order(broken, match=INSERTS, action="error", code=code, text="Memory allocation failed", count=7)
     report = broken.sync(page_rows=ROWS, window=ROWS)
     assert (report.upserted, report.quarantined) == (FULL, 0)
-    assert broken.run("SELECT HITS FROM SYS.M_STAND_IN_FAULTS") == [(7,)]
+    assert broken.run("SELECT HITS FROM SYS.M_EMULATOR_FAULTS") == [(7,)]
     broken.run("ALTER SYSTEM CLEAR FAULTS")
     assert broken.converges().unchanged == FULL
 

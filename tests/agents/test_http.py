@@ -538,13 +538,13 @@ def test_it_is_off_unless_switched_on(tmp_path: Path) -> None:
 
 def test_without_the_package_the_start_says_what_to_install(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.src.api import agents
-    from app.src.api.desk import Desk
+    from app.src.api.executors import Executors
 
     for name in list(sys.modules):
         if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    desk = Desk(ground.service)
+    desk = Executors(ground.service)
     with pytest.raises(ConfigurationError, match=re.escape(install_command("mcp"))):
         agents.offered(desk)
     desk.close()

@@ -25,9 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import from_json
 from starlette.types import Message
 
-from app.src.api import errors, schemas
-from app.src.api.desk import Desk
-from app.src.api.direct import DirectRoute, direct
+from app.src.api import errors
+from app.src.api.bodies import DirectRoute, direct
+from app.src.api.executors import Executors
+from app.src.api.search import SearchRequest
 from app.src.core.backends.hashing import words_of
 from app.src.core.queue import Speed
 from app.src.core.tokens import TokenBatch
@@ -41,7 +42,7 @@ SEARCH = "/v1/collections/materials/search"
 # ------------------------------------------------------------------------------------------- the same as FastAPI's own
 
 
-async def shown(request: Request, name: str, body: schemas.SearchRequest) -> Response:
+async def shown(request: Request, name: str, body: SearchRequest) -> Response:
     """What came: repr tells 1 from 1.0 and keeps every digit."""
     return Response(repr((name, body.model_dump(), request.headers.get("accept"))))
 
@@ -366,7 +367,7 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
         return {"type": "http.disconnect"}
 
     async def leave() -> None:
-        with closing(Desk(service)) as desk:
+        with closing(Executors(service)) as desk:
             with pytest.raises(errors.ClientLeft):
                 await desk.embed(Request({"type": "http"}, gone), ["a"], queue)
             go.set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.api import desk, server
+from app.src.api import executors, server
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.queue import WorkerDied
 from app.src.service import readiness as probes
@@ -152,7 +152,7 @@ def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest
         begun.append(1)
         assert go.wait(30)
 
-    monkeypatch.setattr(desk, "READY_WITHIN", 0.2)
+    monkeypatch.setattr(executors, "READY_WITHIN", 0.2)
     monkeypatch.setattr(synced.readiness, "_store_answers", hang)
     try:
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     synced.settings = Settings.model_validate(document | {"api": api})
     last_resort = []
     monkeypatch.setattr(server, "_end_after", lambda *how: last_resort.append(how))
-    monkeypatch.setattr(server, "_LOOK_TICKS", 1)
+    monkeypatch.setattr(server, "_STUCK_TICKS", 1)
     monkeypatch.setattr(synced.readiness, "beyond_help", lambda: "the card is gone")
     frozen = []
     try:

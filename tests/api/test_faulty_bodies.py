@@ -15,9 +15,8 @@ import pytest
 from httpx import Client
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from app.src.api import schemas, table_schemas
-from app.src.api.bounded import MOST_ITEMS, MOST_VALUES, check_values, few_faults
-from app.src.api.direct import BoundedRoute, DirectRoute
+from app.src.api import documents, embeddings, generations, jobs, search, tables
+from app.src.api.bodies import MOST_ITEMS, MOST_VALUES, Body, BoundedRoute, DirectRoute, check_values, few_faults
 from app.src.api.errors import MOST_FAULTS, TooMuch
 from app.src.api.server import create_app
 from app.src.service.service import Service
@@ -26,9 +25,9 @@ from tests.api.conftest import serving, settings_in
 
 BODIES = [
     each
-    for module in (schemas, table_schemas)
+    for module in (documents, embeddings, generations, jobs, search, tables)
     for each in vars(module).values()
-    if isinstance(each, type) and issubclass(each, schemas.Body) and each is not schemas.Body
+    if isinstance(each, type) and issubclass(each, Body) and each is not Body
 ]
 MANY = MOST_ITEMS
 ODD: list[Any] = [{}, [], 1, "", None, True, [[""] * 300] * 300, {str(number): 0 for number in range(300)}]
@@ -58,25 +57,23 @@ def test_positions_are_right_wherever_the_faults_are() -> None:
     texts: list[Any] = ["a"] * 1000
     texts[3] = texts[777] = texts[778] = texts[999] = 5
     wrong = [
-        fault["loc"][-1] for fault in faults(schemas.EmbedRequest, {"inputs": texts}) if "list[str]" in fault["loc"]
+        fault["loc"][-1] for fault in faults(embeddings.EmbedRequest, {"inputs": texts}) if "list[str]" in fault["loc"]
     ]
     assert wrong == [3]
     texts[3] = "a"
-    wrong = [fault["loc"][-1] for fault in faults(schemas.DocumentIds, {"ids": texts})]
+    wrong = [fault["loc"][-1] for fault in faults(documents.DocumentIds, {"ids": texts})]
     assert wrong == [777, 778], "the first slice that has any"
     given = {"documents": [{"text": "a"}] * 60 + [{"txt": "a"}]}
-    assert [fault["loc"] for fault in faults(schemas.DocumentsBody, given)] == [
+    assert [fault["loc"] for fault in faults(documents.DocumentsBody, given)] == [
         ("documents", 60, "text"),
         ("documents", 60, "txt"),
     ]
 
 
 def test_lists_that_are_too_long_are_told_so() -> None:
-    assert [fault["type"] for fault in faults(schemas.DocumentIds, {"ids": ["a"] * (MOST_ITEMS + 1)})] == ["too_long"]
-    assert faults(schemas.SearchRequest, {"vector": [0.5] * MOST_ITEMS}) == []
-    assert [fault["loc"] for fault in faults(schemas.SearchRequest, {"vector": [0.5] * 9 + [""] * 9})] == [
-        ("vector", 9)
-    ]
+    assert [fault["type"] for fault in faults(documents.DocumentIds, {"ids": ["a"] * (MOST_ITEMS + 1)})] == ["too_long"]
+    assert faults(search.SearchRequest, {"vector": [0.5] * MOST_ITEMS}) == []
+    assert [fault["loc"] for fault in faults(search.SearchRequest, {"vector": [0.5] * 9 + [""] * 9})] == [("vector", 9)]
 
 
 def test_an_item_is_checked_once() -> None:
@@ -153,7 +150,7 @@ def test_a_body_of_too_many_values_is_not_parsed(client: Client, path: str, monk
     def parsed(*_: Any, **__: Any) -> Any:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr("app.src.api.direct.from_json", parsed)
+    monkeypatch.setattr("app.src.api.bodies.from_json", parsed)
     monkeypatch.setattr(json, "loads", parsed)
     monkeypatch.setattr("app.src.mcp.http.from_json", parsed)
     body = b'{"input": [' + b"{}," * MOST_VALUES + b"{}]}"

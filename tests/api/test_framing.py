@@ -16,8 +16,8 @@ from httpx import Client
 from app.src.access.keys import Grant, create
 from app.src.api import connections
 from app.src.api.connections import FRAMING, MOST_AHEAD, MOST_HEADERS
-from app.src.api.deadlines import MOST_HEAD_BYTES
-from app.src.api.scraping import MetricsListener
+from app.src.api.middleware import MOST_HEAD_BYTES
+from app.src.api.server import MetricsListener
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in

@@ -264,7 +264,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
 
 
 def test_one_of_an_earlier_version_is_found_by_the_name_of_its_model(service: Service, configured: Configured) -> None:
-    from connector.sync.sync import Ends, sync
+    from connector.sync.run import Ends, sync
 
     sync(service.collections.spec(NAME), Ends(service.parts.source, service.parts.store, service.parts.embedder))
     assert service.generations.shown(NAME)[0]["template"] is None
@@ -370,16 +370,16 @@ def test_a_comparison_sees_rows_that_are_missing(wide: Service) -> None:
 
 def test_switching_by_itself(synced: Service, configured: Configured, source: TableSource) -> None:
     auto = configured("hash:128", switch="auto")
-    report = auto.sync(NAME)
+    report = auto.sync.run(NAME)
     assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
-    assert not isinstance(auto.sync(NAME), BuildReport)
+    assert not isinstance(auto.sync.run(NAME), BuildReport)
 
 
 def test_switching_by_itself_needs_something_to_compare_by(synced: Service, configured: Configured) -> None:
     synced.parts.store.generations.record(NAME, 1, Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model")))
     auto = configured("hash:128", switch="auto")
-    report = auto.sync(NAME)
+    report = auto.sync.run(NAME)
     assert any("was not switched to" in note for note in report.notes), report.notes
     assert states(auto) == {1: "active", 2: "building"}
 

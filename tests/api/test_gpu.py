@@ -8,7 +8,7 @@ import pytest
 from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.src.api import gpu_schemas
+from app.src.api import health as gpu_schemas
 from app.src.core import nvml
 from app.src.observe import scraped
 from app.src.service import status

@@ -19,7 +19,7 @@ from starlette.routing import Host, Mount, Route
 
 from app.src.access.keys import Grant, create
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal, Scope
-from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Unlisted, _Ways
+from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Rules, Unlisted
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
@@ -369,22 +369,22 @@ async def _nothing(*_: object) -> None: ...
 )
 def test_a_route_that_nobody_listed_ends_the_start(route: Any) -> None:
     with pytest.raises(Unlisted):
-        _Ways([route], NEEDS)
+        Rules([route], NEEDS)
 
 
 def test_a_route_that_another_shadows_needs_what_the_other_does() -> None:
     """As the router does: the first that fits."""
     shadow, plain = Route("/{name}", _nothing), Route("/plain", _nothing)
     needs = {"GET /{name}": frozenset[Scope](("admin",)), "GET /plain": OPEN}
-    way = _Ways([shadow, plain], needs).find("GET", "/plain")
+    way = Rules([shadow, plain], needs).find("GET", "/plain")
     assert way is not None
     assert way.route is shadow
-    assert _Ways([plain, shadow], needs).find("GET", "/plain").route is plain  # type: ignore[union-attr]
+    assert Rules([plain, shadow], needs).find("GET", "/plain").route is plain  # type: ignore[union-attr]
 
 
 def test_what_is_mounted_is_guarded_with_all_below() -> None:
     needs = {"GET /static": frozenset[Scope](("admin",))}
-    ways = _Ways([Mount("/static", PlainTextResponse("x"), name="static")], needs)
+    ways = Rules([Mount("/static", PlainTextResponse("x"), name="static")], needs)
     for path in ("/static/", "/static/a", "/static/a/../b", "/static//"):
         way = ways.find("GET", path)
         assert way is not None

@@ -8,7 +8,7 @@ import time
 import pytest
 import uvloop
 
-from app.src.api import lateness
+from app.src.api.server import loop_lag_watched
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -16,7 +16,7 @@ def test_a_callback_that_does_not_end_makes_the_loop_late(run) -> None:  # type:
     told: list[float] = []
 
     async def held_up() -> None:
-        with lateness.watched(told.append, every=0.02):
+        with loop_lag_watched(told.append, every=0.02):
             await asyncio.sleep(0)
             time.sleep(0.15)  # what must not happen
             while len(told) < 2:

@@ -351,7 +351,7 @@ def test_each_error_has_its_status_and_its_words(
         (EngineOverloaded("busy", seconds=0.2), "1"),
         (EngineOverloaded("busy", seconds=17.0), "17"),
         (EngineOverloaded("busy"), None),
-        (Crowded("the next has waited", seconds=12.3), "13"),
+        (Crowded("the next one has waited", seconds=12.3), "13"),
         (OutOfMemory("memory"), None),
     ],
 )
@@ -371,7 +371,7 @@ def test_of_many_members_that_there_are_not_a_few_are_compared(client: Client, m
     monkeypatch.setattr("difflib.get_close_matches", nearest)
     body = {"query": "steel", "modes": "vector", "x" * 1000: 0} | {f"m{number}": 0 for number in range(500)}
     refused = problem(client.post(SEARCH, json=body), 422)
-    assert refused["errors"][0] == {"where": "body.modes", "what": 'there is no such member; did you mean "mode"?'}
+    assert refused["errors"][0] == {"where": "body.modes", "what": 'unknown member; did you mean "mode"?'}
     assert len(refused["errors"]) == len(compared) == MOST_FAULTS
     assert max(map(len, compared)) == 100
 

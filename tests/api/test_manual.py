@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from app.src.api.examples import TAGS
+from app.src.api.openapi import TAGS
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings

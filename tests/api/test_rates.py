@@ -20,7 +20,7 @@ from app.src.access.principal import LOOPBACK, Principal
 from app.src.access.rates import Failures, RateExceeded, Rates
 from app.src.api import guard
 from app.src.api.guard import PRINCIPAL
-from app.src.api.limiting import Limited, Throttled
+from app.src.api.middleware import Limited, Throttled
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -295,5 +295,5 @@ def test_a_slot_comes_back_whatever_becomes_of_the_request(clock: Clock) -> None
 
 @pytest.mark.parametrize("rate", ["", "600", "0/minute", "600/week", "minute", "1e3/second", "-1/day"])
 def test_rates_that_are_none(rate: str) -> None:
-    with pytest.raises(ValueError, match="is no rate"):
+    with pytest.raises(ValueError, match="invalid rate"):
         Settings.model_validate({"access": {"rate": rate}})

@@ -47,8 +47,9 @@ def reranker(monkeypatch: pytest.MonkeyPatch) -> Recording:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, reranker: Recording) -> Settings:
-    search = SearchSettings(rerank=f"{MODULE}:scores", rerank_depth=3, rerank_seconds=5)
+def settings(tmp_path: Path, reranker: Recording, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(SearchSettings, "rerank_depth", 3)
+    search = SearchSettings(rerank=f"{MODULE}:scores", rerank_seconds=5)
     return settings_in(tmp_path).model_copy(update={"search": search})
 
 

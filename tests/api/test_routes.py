@@ -13,8 +13,8 @@ import pytest
 from httpx import Client, Response
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.src.api import schemas
 from app.src.api.errors import OPENAI_PATHS
+from app.src.api.health import InfoBody
 from app.src.service.service import Service
 from connector.errors import LoginRefused, Unavailable
 from connector.model import CollectionStatus
@@ -117,7 +117,7 @@ def test_info(client: Client) -> None:
     chosen = {each["name"]: each for each in info["settings"]}
     assert (chosen["precision"]["value"], chosen["path"]["value"]) == ("fp32", "hashing")
     assert all(each["reason"] for each in info["settings"])
-    schemas.InfoBody.model_validate(info, strict=True)
+    InfoBody.model_validate(info, strict=True)
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["InfoBody"]["properties"]) == set(info)
 

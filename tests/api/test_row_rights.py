@@ -248,10 +248,8 @@ def test_rows_that_may_not_be_seen_move_no_score(alone: Asking, synced: Service,
 
 def test_who_has_no_claim_is_told_which(asking: Asking) -> None:
     answer = asking.search(LOOPBACK, query="pump")
-    assert answer["notes"] == ['no row may be seen: the claim "owner" is missing']
-    assert asking.search(claiming(), query="pump")["notes"] == [
-        'no row may be seen: the claim "owner" is an empty list'
-    ]
+    assert answer["notes"] == ['no row is visible: the claim "owner" is missing']
+    assert asking.search(claiming(), query="pump")["notes"] == ['no row is visible: the claim "owner" is an empty list']
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)

@@ -18,7 +18,7 @@ import pytest
 from httpx import Client, TransportError
 
 from app.src.api import connections, jobs
-from app.src.api.deadlines import MOST_HEAD_BYTES
+from app.src.api.middleware import MOST_HEAD_BYTES
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource, serving, settings_in

@@ -21,7 +21,7 @@ import pytest
 import trustme
 from cryptography import x509
 
-from app.src.api import tls
+from app.src.api import connections as tls
 from app.src.observe.doctor import Fault, certificate
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
@@ -132,11 +132,11 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
 
 
 def test_old_versions_are_refused(tmp_path: Path, authority: trustme.CA) -> None:
-    certificate = tls.of(issued(authority, tmp_path))
+    certificate = tls.certificate_of(issued(authority, tmp_path))
     assert certificate is not None
     assert certificate.context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert certificate.context.options & ssl.OP_NO_RENEGOTIATION
-    assert tls.of(ApiSettings()) is None
+    assert tls.certificate_of(ApiSettings()) is None
 
 
 def test_a_new_certificate_is_taken_up_and_a_bad_one_is_not(
@@ -198,7 +198,7 @@ def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.C
     ]
     for api in wrong:
         with pytest.raises(ConfigurationError, match=r"tls_certificate|tls_key") as refused:
-            tls.of(api)
+            tls.certificate_of(api)
         assert "PRIVATE" not in str(refused.value)
         with pytest.raises(Fault):
             certificate.of_service(api)

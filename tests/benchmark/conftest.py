@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.src.benchmark import side_by_side
+from app.src.benchmark import harness
 
 
 @pytest.fixture(autouse=True)
 def _no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "gc", SimpleNamespace(collect=lambda: 0))
+    monkeypatch.setattr(harness, "gc", SimpleNamespace(collect=lambda: 0))

@@ -9,24 +9,21 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, interleaved
+from app.src.benchmark.harness import Figure, Report
 from app.src.core import loading as engines
+from app.src.core.agreement import agreement
 from app.src.core.device import DeviceError, DeviceProfile
-from app.src.core.nvml import GpuState
-from benchmarks import card, card_models, card_sides
+from benchmarks import card, card_models
+from benchmarks.card import Peer, Setting, switched_off
 from benchmarks.card_models import LOADS, SHAPES, TINY, Words, lengths_of
-from benchmarks.card_sides import Peer, Setting, Watch, switched_off
 
 ROOT = Path(__file__).parents[2]
 T4, P4, P100 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4", "P100"))
@@ -84,14 +81,7 @@ def test_texts_have_so_many_tokens_and_both_sides_the_same_vectors(
         assert engine.path == "packed"
         assert engine.max_tokens + card_models.SPECIAL == card_models.POSITIONS
         ours = engine.embed(texts)
-    least, _ = card_sides.cosines(ours, Peer(model.folder, DeviceProfile.cpu()).exact(texts))
-    assert least > 0.99999
-
-
-def test_cosines_of_rows() -> None:
-    one = np.array([[1.0, 0.0], [3.0, 0.0]], np.float32)
-    other = np.array([[2.0, 0.0], [1.0, 1.0]], np.float32)
-    assert card_sides.cosines(one, other) == pytest.approx((0.5**0.5, (1 + 0.5**0.5) / 2))
+    assert agreement(ours, Peer(model.folder, DeviceProfile.cpu()).exact(texts)).least_cosine > 0.99999
 
 
 def test_products_become_ratios() -> None:
@@ -180,7 +170,7 @@ class _Options:
 
 
 def test_switches_are_found_by_what_the_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_sides, "EngineOptions", _Options)
+    monkeypatch.setattr(card, "EngineOptions", _Options)
     assert switched_off() == {"overlap": False, "graphs": "off"}
     report = Report("card", {})
     assert card._switches_there(report) == {"overlap": False, "graphs": "off"}
@@ -199,8 +189,8 @@ def test_products_are_timed_on_the_card_that_multiplies(monkeypatch: pytest.Monk
         asked.append(profile)
         return clock
 
-    monkeypatch.setattr(card_sides, "clock_of", clock_of)
-    bare = card_sides.Products(DeviceProfile.cpu(), "fp32", 8)
+    monkeypatch.setattr(card, "clock_of", clock_of)
+    bare = card.Products(DeviceProfile.cpu(), "fp32", 8)
     assert asked == [DeviceProfile.cpu()]
     assert bare.operations == 3 * 2 * 8**3, "three of 0.1 s are a third of a second"
     assert bare() == pytest.approx(0.1)
@@ -238,68 +228,6 @@ def test_what_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
     assert "not measured, the time was up: bert-large" in report.notes
     assert "not measured, the time was up: latency, minilm" in report.notes
     assert list(tmp_path.iterdir()) == [], "no model is made in vain"
-
-
-# ---------------------------------------------------------------------------------------------- what the driver says
-
-
-def state(**more: Any) -> GpuState:
-    fields: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__)
-    return GpuState(**fields | {"index": 0, "name": "T4", "throttle_reasons": []} | more)
-
-
-class Driver:
-    """What says of the card what it is told."""
-
-    def __init__(self, now: GpuState) -> None:
-        self.now = now
-
-    def __call__(self) -> GpuState:
-        return self.now
-
-
-def watching(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Watch:
-    monkeypatch.setattr(card_sides, "driver_of", lambda _: (driver, None))
-    return Watch(T4)
-
-
-def test_looks_at_the_card_belong_to_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    hot = state(sm_clock_mhz=900, power_watts=69.9, power_limit_watts=70.0, temperature_celsius=80)
-    hot = replace(hot, throttle_reasons=["sw_power_cap"])
-    cold = state(sm_clock_mhz=1500, power_watts=30.0, temperature_celsius=50, throttle_reasons=["gpu_idle"])
-    driver = Driver(cold)
-    watch = watching(monkeypatch, driver)
-
-    def work(name: str) -> float:
-        for driver.now in (hot, replace(hot, sm_clock_mhz=1100), hot) if name == "ours" else (cold,):
-            watch.look()
-        return 1.0
-
-    works = {name: (lambda name=name: work(name)) for name in ("ours", "encode")}
-    interleaved(works, 2, look=watch.looking("mixed"))
-    watch.now("mixed", None)
-    watch.look()
-    ours, theirs = watch.summary("mixed", "ours"), watch.summary("mixed", "encode")
-    assert ours is not None
-    assert (ours["sm_clock_mhz"], ours["power_watts"], ours["temperature_celsius"]) == (900, 69.9, 80)
-    assert (ours["throttle_reasons"], ours["looks"]) == (["sw_power_cap"], 6), "what warms up does not count"
-    assert theirs is not None
-    assert (theirs["sm_clock_mhz"], theirs["throttle_reasons"], theirs["looks"]) == (1500, [], 2)
-    assert watch.summary("mixed", "products") is None
-
-
-def test_it_looks_by_itself_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = threading.Event()
-    monkeypatch.setattr(card_sides, "_SAMPLE_SECONDS", 0.001)
-    with watching(monkeypatch, Driver(state())) as watch:
-        monkeypatch.setattr(watch, "look", looked.set)
-        assert looked.wait(10)
-    assert not watch._thread.is_alive()
-
-
-def test_no_driver_is_said() -> None:
-    with Watch(DeviceProfile.cpu()) as watch:
-        assert watch.reason == "a CPU: clocks and power are not read"
 
 
 # ----------------------------------------------------------------------------------------- where it is meant to run

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.src.benchmark import embed, search
-from app.src.benchmark.environments import PeerUnavailable
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, Rounds, WorkFailed, at_least, interleaved
+from app.src.benchmark.harness import Figure, Report, Rounds, WorkFailed, at_least, interleaved
+from app.src.benchmark.peers import PeerUnavailable
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
 
@@ -157,7 +156,7 @@ def test_a_failed_figure_is_written_as_null() -> None:
     assert json.loads(json.dumps(written))["median"] is None
     assert (written["verdict"], written["error"], written["disturbed"]) == ("failed", "gone", False)
     assert "error" not in Figure("f", [1.0]).as_dict()
-    with pytest.raises(ValueError, match="nothing says why"):
+    with pytest.raises(ValueError, match="either rounds or an error"):
         Figure("f", ())
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.benchmark import environments
-from app.src.benchmark.environments import PEERS, RECIPES, PeerUnavailable, chosen, is_made, make, peer, python_of
-from app.src.benchmark.peers import PeerProcess
+from app.src.benchmark import peers as environments
+from app.src.benchmark.peers import PEERS, RECIPES, PeerProcess, PeerUnavailable, chosen, is_made, make, peer, python_of
 
 FAKE = str(Path(__file__).with_name("fake_embedder.py"))
 
@@ -80,7 +79,7 @@ def test_a_worker_that_dies_at_work(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_none(tmp_path: Path) -> None:
     file = written(tmp_path, "print('hello')\ninput()")
-    with pytest.raises(PeerUnavailable, match="no JSON"), process(tmp_path, file):
+    with pytest.raises(PeerUnavailable, match="not JSON"), process(tmp_path, file):
         pass
 
 
@@ -123,7 +122,7 @@ def test_workers_import_nothing_of_ours() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("onx", 'did you mean "onnx"'), ("faiss", "sentence-transformers, infinity"), ("none.py", "no such file")],
+    [("onx", 'did you mean "onnx"'), ("faiss", "sentence-transformers, infinity"), ("none.py", "file not found")],
 )
 def test_an_unknown_peer_is_told_what_there_is(name: str, words: str) -> None:
     with pytest.raises(PeerUnavailable, match=words):
@@ -161,7 +160,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "usearch").mkdir()
     mine = tmp_path / "usearch" / "mine.txt"
     mine.touch()
-    with pytest.raises(PeerUnavailable, match="is no virtual environment"):
+    with pytest.raises(PeerUnavailable, match="is not a virtual environment"):
         make("usearch", tmp_path, lambda text: None)
     assert mine.exists()
 
@@ -176,5 +175,5 @@ def test_pip_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_names_of_peers_and_of_environments_choose() -> None:
     assert chosen(["onnx-int8", "onnx", "faiss"]) == ["onnx", "faiss"]
     assert chosen([]) == list(RECIPES)
-    with pytest.raises(PeerUnavailable, match="no peer is called fais"):
+    with pytest.raises(PeerUnavailable, match="unknown peer fais"):
         chosen(["fais"])

@@ -192,7 +192,7 @@ def test_a_member_that_there_is_not_is_named_with_its_like(client: Client, serve
         client.search("materials", "x", mmr_lamda=0.5)  # type: ignore[call-arg]
     refused = served.http.post("/v1/collections/materials/sync", json={"quick": True})
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith("body.quick: there is no such member; there are: full, ")
+    assert refused.json()["detail"].startswith("body.quick: unknown member; known members: full, ")
 
 
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:

@@ -14,7 +14,7 @@ import pytest
 from connector.errors import TextsNotEmbeddable
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef, Value
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends
+from connector.sync.run import Ends
 
 MATERIALS = TableRef("S", "MARA")
 

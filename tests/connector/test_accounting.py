@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from connector.errors import RowRejected, RowsRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Lease
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, sync
+from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
 from tests.connector.test_sync import MANY_DELETES, SPEC, add_up, stored
 

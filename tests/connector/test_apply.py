@@ -25,8 +25,8 @@ from connector.errors import (
 from connector.model import ChangeSet, Chunk, Lease
 from connector.stores.local.store import LocalStore
 from connector.sync.apply import GROW_AFTER, DocumentWriter, Target
-from connector.sync.clock import StageClock
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.options import StageClock
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from tests.connector.test_sync import MANY_DELETES, OPTIONS, SPEC, add_up, fill, stored
 
@@ -444,7 +444,7 @@ def test_both_stores_name_the_rows_that_need_not_be_sent_to_be_refused(store, em
     with pytest.raises(RowsRejected) as caught:
         records.checked_metadata(changes)
     assert set(caught.value.rows) == {1, 4}
-    assert "half a character" in str(caught.value.rows[1])
+    assert "unpaired surrogate" in str(caught.value.rows[1])
     vectors = np.eye(3, 16, dtype=np.float32)
     vectors[1] = np.nan
     with pytest.raises(RowsRejected) as caught:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from connector.sync.reconcile import FREE_DELETES
-from connector.sync.sync import SyncOptions, sync
+from connector.sync.run import SyncOptions, sync
 from connector.sync.verify import verify
 from tests.connector.test_sync import OPTIONS, SPEC, add_up, fill, stored
 

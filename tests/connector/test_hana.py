@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.cancellation import Cancellation
 from connector.errors import (
+    Cancelled,
     ConfigurationError,
     ConnectionLost,
     ConnectionMisconfigured,
@@ -323,6 +325,18 @@ def test_waits_are_jittered_grow_and_stay_bounded():
     assert max(waits) <= 2.0
     assert waits[0] <= 0.1
     assert len({round(wait, 6) for wait in waits}) > 100
+
+
+def test_a_pause_ends_at_once_when_the_call_is_cancelled():
+    call = Cancellation()
+    patient = RetryPolicy(attempts=3, first_wait=3600, longest_wait=3600, seconds=1e9)
+
+    def leaves_and_fails() -> None:
+        call.cancel()
+        raise ConnectionLost("the connection to HANA is gone")
+
+    with pytest.raises(Cancelled):
+        patient.call(leaves_and_fails, cancellation=call)
 
 
 def test_time_is_bounded_too():

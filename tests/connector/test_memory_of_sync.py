@@ -15,7 +15,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, Query, Row
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
 GROWTH_MB = 100

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, KeyRange, Query, Row
 from connector.sync.apply import Prepared, Ready, Written
-from connector.sync.channel import Channel, Closed
 from connector.sync.embedding import Embedded
 from connector.sync.feeds import full
-from connector.sync.pipeline import Pipeline, Work
-from connector.sync.read_ahead import ReadAhead
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.pipeline import Channel, Closed, Pipeline, ReadAhead, Work
+from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
 OURS = ("sync-", "read-")

@@ -22,7 +22,7 @@ from connector.stores.local.store import FILE, LocalStore
 from connector.stores.store import VectorStore
 from connector.sync.plan import Plan, PlanOptions, plan
 from connector.sync.reconcile import FREE_DELETES
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from hana_emulator.testing import Emulator
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 

@@ -10,7 +10,7 @@ import pytest
 from connector.errors import LeaseLost, UnknownKey
 from connector.model import ChangeSet, QuarantinedRow
 from connector.sync.quarantine import RetryReport, chosen, drop, entry, parse_conditions, retry
-from connector.sync.sync import Ends, SyncOptions, Watch, sync
+from connector.sync.run import Ends, SyncOptions, Watch, sync
 from connector.sync.verify import verify
 from tests.connector.test_sync import OPTIONS, SPEC, fill, stored
 

@@ -24,7 +24,7 @@ from connector.failpoints import Failpoint, InjectedFailure
 from connector.model import ChunkSpec, CollectionSpec, Key, Row
 from connector.sync.feeds.feed import Batch
 from connector.sync.feeds.full import FullFeed
-from connector.sync.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch
+from connector.sync.reconcile import Ends, SyncOptions, SyncReport, Task, Watch, reconcile
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.proof import invariants
 from tests.proof.invariants import Stored, Truth, Wanted
@@ -75,7 +75,10 @@ class ScriptedFeed:
     def total(self) -> int:
         return 0
 
-    def batches(self) -> Iterator[Batch]:
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        return [self._batches()]
+
+    def _batches(self) -> Iterator[Batch]:
         waiting = dict(self._queue.entries)
         earlier: list[str] = []
         for step in self._script:
@@ -108,9 +111,11 @@ class ScriptedFeed:
 class KeysOnly(FullFeed):
     """A complete feed of keys and tokens; the rows behind new tokens are read afterwards."""
 
-    def batches(self) -> Iterator[Batch]:
-        for batch in super().batches():
-            yield Batch([Row(row.key, {}, token_of(row)) for row in batch.rows], load=self._load)
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        return [map(self._without_values, stream) for stream in super().streams()]
+
+    def _without_values(self, batch: Batch) -> Batch:
+        return Batch([Row(row.key, {}, token_of(row)) for row in batch.rows], load=self._load)
 
     def _load(self, keys: Sequence[Key]) -> list[Row]:
         return [replace(row, token=token_of(row)) for row in self._source.rows(self._query, keys)]
@@ -198,8 +203,10 @@ class Machine(RuleBasedStateMachine):
     def _run(self, feed: Any, watch: Watch | None = None, owner: str = "one") -> SyncReport:
         with self.store.lease("m", owner, 0) as lease:
             checkpoint = self.store.open("m", self.embedder)
-            before = Before(checkpoint, {}, datetime.now(UTC))
-            return Reconciler(self.ends, self.renderer, lease, self.options, watch or Watch())(feed, before)
+            began = datetime.now(UTC)
+            return reconcile(
+                Task(self.ends, self.renderer, lease, self.options, watch or Watch(), feed, checkpoint, {}, began)
+            )
 
     def _full(self, lazy: bool = False) -> FullFeed:
         kind = KeysOnly if lazy else FullFeed

@@ -258,7 +258,7 @@ def test_items_and_tasks_of_a_notification_are_strung_together(pool: HanaPool, r
     proposal = introspect(pool, head).proposal
     assert proposal is not None
     assert (proposal.source, proposal.template) == (head, "{QMTXT}"), "it has a text of its own and needs no view"
-    assert any("QMFE" in note and "strings them together" in note for note in proposal.notes)
+    assert any("QMFE" in note and "concatenates them" in note for note in proposal.notes)
     assert seen(pool, proposal, '"QMNUM", "QMTXT", "FETXT", "MATXT"') == [
         ("1", "Leak 1", "screw loose. gasket torn", "replace gasket"),
         ("2", "Leak 2", None, None),

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
-from connector.stores import scan
-from connector.stores.local import int8_scan
-from connector.stores.local.int8_scan import Int8Scan, available, best_scan
-from connector.stores.scan import (
+from connector.stores.scan import int8_scan
+from connector.stores.scan import vector_scan as scan
+from connector.stores.scan.int8_scan import Int8Scan, available, best_scan
+from connector.stores.scan.vector_scan import (
     Blocks,
     NumpyScan,
     Ranking,

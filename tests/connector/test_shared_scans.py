@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from connector.stores.local import shared_scans
-from connector.stores.local.shared_scans import SharedScans
+from connector.stores.scan import shared_scans
+from connector.stores.scan.shared_scans import SharedScans
 
 WAIT = 20.0
 

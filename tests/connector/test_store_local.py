@@ -52,7 +52,7 @@ from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.store import LocalStore
 from connector.stores.local.tables import SCHEMA, known
 from connector.stores.records import unit_query
-from connector.stores.scan import NumpyScan, exact_scores
+from connector.stores.scan.vector_scan import NumpyScan, exact_scores
 
 DIMENSION = 8
 NAME = "materials"

@@ -18,7 +18,7 @@ from connector.errors import (
 )
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, Lease, TableRef
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
 
 SPEC = CollectionSpec(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, StoredRecord, TableRef
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import VerifyReport, verify
 
 SPEC = CollectionSpec(

@@ -31,7 +31,7 @@ from connector.model import (
 )
 from connector.protocols import Embedder
 from connector.stores.store import VectorStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 TIMESTAMP = Column("AT", "TIMESTAMP", 27, 7)

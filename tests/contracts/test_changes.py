@@ -245,7 +245,7 @@ def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_a
 
 
 def _stopped(synced: Synced, pages: int) -> Any:
-    from connector.sync.sync import Ends, sync
+    from connector.sync.run import Ends, sync
     from tests.contracts.changing import OPTIONS
 
     asked = iter([False] * (pages - 1) + [True])

@@ -17,7 +17,7 @@ from connector.hana.change_log import log_of
 from connector.model import ChangeSet, QuarantinedRow
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, sync
+from connector.sync.run import Ends, sync
 from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
 
 LARGE = "x" * 100_001

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, sync
+from connector.sync.run import Ends, sync
 from tests.contracts.changing import OPTIONS, WAYS, MemoryTable, Synced
 
 KEYS = st.integers(0, 7)

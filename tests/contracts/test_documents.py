@@ -146,8 +146,8 @@ def test_one_bad_document_and_nothing_of_the_call_is_stored(store: VectorStore, 
     notes.put([NewDocument("a", "as it was")])
     for bad, words in (
         (NewDocument("b", "poison"), "no finite vector"),
-        (NewDocument("b", "half \ud800"), "half a character"),
-        (NewDocument("\udc00", "fine"), "its id holds half a character"),
+        (NewDocument("b", "half \ud800"), "unpaired surrogate"),
+        (NewDocument("\udc00", "fine"), "the id contains an unpaired surrogate"),
         (NewDocument("b", "fine", {"x": "y" * 100_001}), "bytes as JSON"),
     ):
         with pytest.raises(BadDocument, match=words) as caught:
@@ -244,7 +244,7 @@ def test_a_writer_that_keeps_the_collection_is_waited_for_and_then_told(
     with store.lease("notes", "somebody", 1), pytest.raises(LeaseLost, match="being written by 'somebody'"):
         hasty.put([NewDocument("a", "another text")])
     turn = Turn(wait=0.05)
-    with turn.lock, pytest.raises(LeaseLost, match="others of this process"):
+    with turn.lock, pytest.raises(LeaseLost, match="other requests"):
         Documents(SPEC, store, embedder, turn).put([NewDocument("a", "another text")])
     assert contents(store) == {"a": [("text", {})]}
 

@@ -36,7 +36,7 @@ from connector.model import (
 )
 from connector.stores.hana import tables as hana_tables
 from connector.stores.hana.store import HanaStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 
 LIST = Path(__file__).resolve().parents[2] / "docs" / "hana-sql.md"

@@ -19,7 +19,7 @@ from connector.hana.source import HanaSource
 from connector.hana.watermarks import Reach, reach, watermark
 from connector.model import ChangeSpec, CollectionSpec, Column, TableRef
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 TABLE = TableRef("S", "T")

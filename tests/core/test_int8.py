@@ -19,6 +19,7 @@ from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Produ
 from app.src.core.backends.torch.linears import Affine
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.tokens import TokenBatch
 
 MINILM = "all-MiniLM-L6-v2"
 ODD = ["", " ", "\x00", "a", "🦉 pump", "x" * 3000, "pump " * 400, "Ölpumpe undicht, 3 Stück à 4,50 €", "漢字 ポンプ"]
@@ -184,7 +185,7 @@ def test_what_is_not_finite_does_not_become_finite(minilm_folder: Path) -> None:
     encoder._words = encoder._words.clone()
     encoder._words[2345] = torch.nan
     with torch.inference_mode():
-        found = encoder([[101, 2345, 102], [101, 2346, 102]])
+        found = encoder(TokenBatch.of([[101, 2345, 102], [101, 2346, 102]]))
     assert [bool(row.isfinite().all()) for row in found] == [False, True]
 
 

@@ -26,19 +26,24 @@ from app.src.core.measuring.clocks import (
     in_turns,
     launches_of,
 )
-from app.src.core.measuring.kernels import kernel_of, on_tensor_cores
 from app.src.core.measuring.products import (
+    CARD_TOKENS,
     MOST_BYTES,
     Bench,
     Matmul,
+    ModelProducts,
     Operands,
     Product,
+    Shape,
     copies,
+    groups_of,
+    kernel_of,
     measure_products,
+    on_tensor_cores,
+    products_of,
     set_tf32,
     unavailable,
 )
-from app.src.core.measuring.shapes import CARD_TOKENS, ModelProducts, Shape, groups_of, products_of
 
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
@@ -325,7 +330,7 @@ def test_matrices_that_memory_does_not_hold_are_refused_in_every_precision(monke
 
 def test_emulated_precisions_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_probe", lambda _profile, precision: 1.0 if precision == "fp16" else 0.01)
-    assert unavailable(CPU, "fp16") == "nothing to gain by it here: 100.0 times slower than fp32 on a small product"
+    assert unavailable(CPU, "fp16") == "no gain here: 100.0 times slower than fp32 on a small product"
     assert unavailable(CPU, "bf16") is None
     assert unavailable(T4, "tf32") == "not available: compute capability 7.5; TF32 starts at compute capability 8.0"
     assert "emulated" in (unavailable(T4, "bf16") or "")

@@ -13,10 +13,23 @@ import torch
 
 from app.src.core.choices import Setting
 from app.src.core.device import DeviceProfile
-from app.src.core.measuring import sampling, sustained
-from app.src.core.measuring.sampling import Conditions, Range, Sample, Sampler, driver_of
-from app.src.core.measuring.shapes import Shape
-from app.src.core.measuring.sustained import POINTS, Sustained, Window, course, measure_sustained, readings, summary
+from app.src.core.measuring import sustained
+from app.src.core.measuring import sustained as sampling
+from app.src.core.measuring.products import Shape
+from app.src.core.measuring.sustained import (
+    POINTS,
+    Conditions,
+    Range,
+    Sample,
+    Sampler,
+    Sustained,
+    Window,
+    course,
+    driver_of,
+    measure_sustained,
+    readings,
+    summary,
+)
 from app.src.core.nvml import GpuSnapshot, GpuState
 
 CPU = DeviceProfile.cpu("Test CPU")
@@ -132,7 +145,7 @@ def test_the_driver_is_asked_about_the_very_card(
     ask, reason = driver_of(T4)
     if index is None:
         assert ask is None
-        assert reason == "which of the driver's cards this is cannot be told"
+        assert reason == "the driver's card for this device is unknown"
     else:
         assert ask is not None
         found = ask()

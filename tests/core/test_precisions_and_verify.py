@@ -15,7 +15,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, TableRef, Vectors
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, sync
+from connector.sync.run import Ends, sync
 from connector.sync.verify import COSINE_FLOOR, verify
 from tests.connector.conftest import MemorySource
 from tests.core.test_pytorch import ODD, mixed_lengths

@@ -16,7 +16,7 @@ from app.src.core import ranges
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.measuring.tracing import RANGES, TracedRange, _summed, write_trace
+from app.src.core.measuring.embedding import RANGES, TracedRange, _summed, write_trace
 
 
 class Seen:
@@ -126,7 +126,7 @@ def test_an_older_trace_does_not_pass_for_one_that_was_not_written(
     file = tmp_path / "trace.json"
     file.write_text("older", encoding="utf-8")
     recorded = SimpleNamespace(export_chrome_trace=lambda _file: None)  # the profiler prints its errors, and goes on
-    monkeypatch.setattr("app.src.core.measuring.tracing._record", lambda *_: recorded)
+    monkeypatch.setattr("app.src.core.measuring.embedding._record", lambda *_: recorded)
     with pytest.raises(OSError, match="wrote no trace"):
         write_trace(minilm, file)
 

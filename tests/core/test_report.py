@@ -17,9 +17,9 @@ from rich.console import Console
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.choices import Setting, settings_of
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
-from app.src.core.measuring import applying, plots
+from app.src.core.measuring import output as plots
+from app.src.core.measuring import report as applying
 from app.src.core.measuring import report as reports
-from app.src.core.measuring.applying import EXPANDABLE, Change, changes
 from app.src.core.measuring.embedding import (
     Embedding,
     measure_embedding,
@@ -30,12 +30,10 @@ from app.src.core.measuring.embedding import (
     with_shares,
     workloads,
 )
-from app.src.core.measuring.products import Matmul, measure_products
-from app.src.core.measuring.report import Report, as_json, describe, ratios_of
-from app.src.core.measuring.sampling import Conditions, Range
-from app.src.core.measuring.shapes import ModelProducts, groups_of
-from app.src.core.measuring.sustained import Point, Sustained
-from app.src.core.measuring.tables import as_text, show
+from app.src.core.measuring.output import as_text, show
+from app.src.core.measuring.products import Matmul, ModelProducts, groups_of, measure_products
+from app.src.core.measuring.report import EXPANDABLE, Change, Report, as_json, changes, describe, ratios_of
+from app.src.core.measuring.sustained import Conditions, Point, Range, Sustained
 from connector.extras import install_command
 
 CPU = DeviceProfile.cpu("Test CPU")
@@ -445,8 +443,8 @@ def test_a_report_of_nothing_can_be_drawn(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("report.jpeg", "must end in .png or .svg"),
-        ("missing/report.png", "there is no folder"),
-        ("folder.png", "that is a folder"),
+        ("missing/report.png", "does not exist"),
+        ("folder.png", "is a folder"),
     ],
 )
 def test_files_that_cannot_be_drawn_into(tmp_path: Path, name: str, message: str) -> None:

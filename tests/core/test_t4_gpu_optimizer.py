@@ -16,7 +16,7 @@ import pytest
 
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS
-from app.src.core.measuring import plots
+from app.src.core.measuring import output as plots
 from app.src.core.t4_gpu_optimizer import Plan
 from connector.extras import install_command
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from app.src.api.examples import BASE
+from app.src.api.openapi import BASE
 from tests.docs.sections import ROOT
 from tests.docs.test_rest_examples import Stage, described, stage
 

@@ -5,7 +5,6 @@ OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_errors.py
 
 from __future__ import annotations
 
-import os
 import re
 from http import HTTPStatus
 
@@ -29,13 +28,17 @@ UNLESS_MEANT = "Exception"
 
 def errors_table() -> str:
     kinds = {kind.__name__: kind for kind in _classes()}
-    lines = ["| code | error | exit | HTTP | tried again | what to do |", "|---|---|---|---|---|---|"]
-    for each in sorted(explained().values(), key=lambda each: each.code):
+    lines = ["| code | error | exit | HTTP | retried |", "|---|---|---|---|---|"]
+    for each in _by_code():
         kind = kinds.get(each.error)
-        told = (_exit(kind), _status(kind), _again(kind)) if kind else _of_no_class(each.error)
-        cells = (f"[{each.code}](errors/{each.code}.md)", each.title, *told, "; ".join(each.do))
+        figures = (_exit(kind), _status(kind), _again(kind)) if kind else _of_no_class(each.error)
+        cells = (f"[{each.code}](#{each.code.lower()})", each.title, *figures)
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def _by_code() -> list[Explained]:
+    return sorted(explained().values(), key=lambda each: each.code)
 
 
 def _of_no_class(name: str) -> tuple[int | str, int | str, str]:
@@ -44,22 +47,18 @@ def _of_no_class(name: str) -> tuple[int | str, int | str, str]:
     return "", next(status for status, known in http_errors._WITHOUT_ERROR.items() if known == name), ""
 
 
-def page(each: Explained) -> str:
-    """The whole file."""
-    kind = {kind.__name__: kind for kind in _classes()}.get(each.error)
-    code, status, again = (_exit(kind), _status(kind), _again(kind)) if kind else _of_no_class(each.error)
-    where = [f"exit code {code}"] if code != "" else []
-    where.append(f"HTTP {status}")
-    told = " · ".join(
-        [f"`{each.error}`" if kind else "an answer over REST", *where, *(["tried again by itself"] if again else [])]
-    )
-    parts = [f"# {each.code}: {each.title}", told, each.what]
-    for heading, lines in (("Usual causes", each.causes), ("What to do", each.do)):
-        if lines:
-            parts.append("\n".join((f"## {heading}", *(f"- {line}" for line in lines))))
-    links = ", ".join(f"[{place}](../{place})" for place in (*each.see, "errors.md"))
-    parts.append(f"More: {links}. On a terminal: `owl-sap explain {each.code}`.")
-    return "\n\n".join(parts) + "\n"
+def explanations() -> str:
+    """One heading for each code, so that `docs/errors.md#owl-1001` is its address."""
+    parts = []
+    for each in _by_code():
+        parts += [f"### {each.code}", f"**{each.title}.** {each.what}"]
+        if each.causes:
+            parts.append("\n".join(("Usual causes:", *(f"- {line}" for line in each.causes))))
+        if each.do:
+            parts.append("\n".join(("What to do:", *(f"- {line}" for line in each.do))))
+        if each.see:
+            parts.append("More: " + ", ".join(f"[{place}]({place})" for place in each.see))
+    return "\n\n".join(parts)
 
 
 def codes_table() -> str:
@@ -121,7 +120,7 @@ def _again(kind: type[Exception]) -> str:
     return "yes" if getattr(kind, "retryable", False) else ""
 
 
-TABLES = {"errors": errors_table, "hana codes": codes_table, "statuses": statuses_table}
+TABLES = {"errors": errors_table, "hana codes": codes_table, "statuses": statuses_table, "explanations": explanations}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -131,20 +130,9 @@ def test_the_page_is_what_the_code_does(name: str) -> None:
     check_section("docs/errors.md", name, wanted, "tests/docs/test_errors.py")
 
 
-@pytest.mark.parametrize("each", explained().values(), ids=lambda each: each.code)
-def test_each_code_has_its_page(each: Explained) -> None:
-    path = ROOT / "docs" / "errors" / f"{each.code}.md"
-    if os.environ.get("OWL_WRITE_DOCS"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(page(each), encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == page(each), "OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_errors.py"
-    for place in each.see:
-        assert (ROOT / "docs" / place.split("#")[0]).is_file(), place
-
-
-def test_there_is_no_page_of_a_code_that_is_gone() -> None:
-    pages = {path.stem for path in (ROOT / "docs" / "errors").iterdir()}
-    assert pages == {each.code for each in explained().values()}
+def test_the_pages_that_explanations_name_exist() -> None:
+    places = {place.split("#")[0] for each in explained().values() for place in each.see}
+    assert [place for place in places if not (ROOT / "docs" / place).is_file()] == []
 
 
 def test_every_error_has_a_code_of_its_own_or_of_one_above_it() -> None:

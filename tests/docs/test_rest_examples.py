@@ -22,9 +22,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.src.api import examples as page
-from app.src.api.examples import BASE, FILE, KEY, Example, curl, examples
+from app.src.api import openapi as page
 from app.src.api.guard import ANYBODY, NEEDS, OPEN
+from app.src.api.openapi import BASE, FILE, KEY, Example, curl, examples
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.model import Column

@@ -13,7 +13,7 @@ from app.src.service.wiring import EngineEmbedder
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.stores.hana.store import HanaStore
-from connector.sync.sync import Ends
+from connector.sync.run import Ends
 from hana_emulator.testing import Emulator
 
 _PASSWORD = "Alchemist-1"

@@ -22,7 +22,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import store as local
 from connector.stores.store import VectorStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 
 TIMES = LeaseTimes(ttl=1, renew=0.3, poll=0.05)
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)

@@ -18,7 +18,7 @@ from connector.hana.source import HanaSource
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
-from connector.sync.sync import Ends, sync
+from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
 from hana_emulator.testing import running
 from tests.e2e import sync_child

@@ -13,7 +13,7 @@ from connector.errors import ConfigurationError, NoKey, UnknownColumn, UnknownTa
 from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, TableRef
 from connector.stores.hana.store import HanaStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from hana_emulator.testing import running
 

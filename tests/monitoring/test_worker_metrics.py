@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.src.access.keys import Grant, create
-from app.src.api.scraping import MetricsListener
+from app.src.api.server import MetricsListener
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import ConfigurationError

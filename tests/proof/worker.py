@@ -26,7 +26,7 @@ from connector.errors import ConnectorError, TextsNotEmbeddable
 from connector.failpoints import Failpoint
 from connector.hana.source import HanaSource
 from connector.model import Vectors
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from tests.proof.ground import PAGE, POISON, Plan
 
 PATIENCE = 60.0

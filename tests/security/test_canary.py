@@ -20,7 +20,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from app.src.access.keys import KeyRing, write_private
+from app.src.access.files import write_private
+from app.src.access.keys import KeyRing
 from app.src.access.principal import Principal
 from app.src.cli import app as owl_sap
 from app.src.service.search import Search

@@ -8,7 +8,7 @@
 GRANT SELECT ON "SAPABAP1"."MARA" TO "OWL";
 -- orders: reading rows
 GRANT SELECT ON "SAPABAP1"."/BIC/AZD00100" TO "OWL";
--- orders: the log of changes (made by owl-sap changes install orders), a queue that a sync empties
+-- orders: the change log (created by owl-sap changes install orders), which a sync reads and empties
 GRANT SELECT, DELETE ON "LOGS"."odd name" TO "OWL";
 
 -- in the HANA of [store.hana]

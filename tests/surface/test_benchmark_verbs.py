@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.src.benchmark.serve import Place, RequestFailed
+from app.src.benchmark.serve import Endpoint, RequestFailed
 
 Cli = Callable[..., Any]
 HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
@@ -105,9 +105,9 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
     elsewhere = cli("benchmark", "serve", "--url", f"{other}/elsewhere", "--rounds", "1", "--seconds", "0.05")
     assert (elsewhere.code, "status 404" in elsewhere.err) == (2, True)
     with pytest.raises(RequestFailed, match="does not answer"):
-        Place("127.0.0.1:9", None).client(0, time.perf_counter() + 1)
-    with pytest.raises(RequestFailed, match="no address"):
-        Place("https://127.0.0.1", None)
+        Endpoint("127.0.0.1:9", None).client(0, time.perf_counter() + 1)
+    with pytest.raises(RequestFailed, match="not the address"):
+        Endpoint("https://127.0.0.1", None)
     wrong = cli("benchmark", "serve", OWL_SAP_EMBEDDING__MODEL="/no/such/model")
     assert (wrong.code, "no such folder" in wrong.err) == (3, True)
 
@@ -200,7 +200,7 @@ def test_the_peers_are_listed(cli: Cli) -> None:
 @pytest.mark.covers("benchmark peers", errors=True)
 def test_a_peer_nobody_knows(cli: Cli) -> None:
     run = cli("benchmark", "peers", "tensorflow")
-    assert (run.code, "there are: sentence-transformers" in run.err) == (2, True)
+    assert (run.code, "use sentence-transformers" in run.err) == (2, True)
 
 
 @pytest.mark.slow

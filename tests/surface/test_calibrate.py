@@ -134,7 +134,9 @@ def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str])
     own = NOTIFICATIONS + 'model = "hash:32"\n'
     (tmp_path / "owl-sap.toml").write_text(own, encoding="utf-8")
     run = cli("calibrate", "notifications", **hashing)
-    assert (run.code, "'hash:32' hashes words" in run.err) == (2, True), "the collection's own model is calibrated"
+    assert (run.code, "'hash:32' is the test embedder" in run.err) == (2, True), (
+        "the collection's own model is calibrated"
+    )
     few = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMNUM < '000010000050'")
     (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
     run = cli("calibrate", "notifications", **hashing)

@@ -19,7 +19,7 @@ from typer.main import get_command
 from app.src.cli import app
 from app.src.cli.application import PANELS, subcommands, verb
 from app.src.cli.collections import _paused
-from connector.sync.sync import SyncReport
+from connector.sync.run import SyncReport
 from tests.surface.conftest import environment
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}

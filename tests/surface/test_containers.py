@@ -120,7 +120,7 @@ def test_a_worker_is_well_by_its_heartbeat_and_ends_after_its_jobs(scene: Scene)
             first, second = jobs.start(NAME), jobs.start("another")
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 0
-        assert errors.splitlines()[-1] == "1 jobs done (worker.max_jobs): ending, so that it is restarted"
+        assert errors.splitlines()[-1] == "1 jobs done (worker.max_jobs): exiting, to be restarted"
         assert [jobs.get(job.id).state for job in (first, second)] == ["succeeded", "queued"]
         assert not beat.exists()
     finally:

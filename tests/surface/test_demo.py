@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from app.src import demo
-from app.src.api.examples import BASE
+from app.src.api.openapi import BASE
 from app.src.cli.demo import DemoReport
 from app.src.cli.interrupts import interruptible
-from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
+from app.src.demo import Answer, Demo, DemoQuery, EmulatorProcess, demo_settings
 from app.src.service.search import FoundHit
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
@@ -68,11 +68,11 @@ def test_an_answer_knows_its_expected_row() -> None:
 def test_a_stand_in_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     with pytest.raises(Unavailable, match="did not start"):
-        StandIn(tmp_path)
+        EmulatorProcess(tmp_path)
 
 
 def test_the_stand_in_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    running = StandIn(tmp_path)
+    running = EmulatorProcess(tmp_path)
     pid = running._process.pid
     assert alive(pid)
     running.stop()

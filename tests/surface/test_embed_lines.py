@@ -194,7 +194,7 @@ GOLDEN = [
     (
         ["--config", "x.toml", "status"],
         {},
-        "owl-sap: x.toml: there is no such configuration file; see owl-sap.example.toml for a start",
+        "owl-sap: x.toml: configuration file not found; see owl-sap.example.toml for a start",
     ),
     (
         ["embed", "nowhere"],

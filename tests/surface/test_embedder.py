@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from app.src.core.backends import NonFinite
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.runner import Running
+from app.src.core.tokens import TokenBatch
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder
 from app.src.service.query_cache import QueryCache
@@ -103,7 +104,7 @@ def test_errors_are_translated_and_not_remembered(
     runner = engine._runner
     begin = runner.begin
 
-    def ill(batch: Sequence[Any], *more: Any) -> Running:
+    def ill(batch: TokenBatch, *more: Any) -> Running:
         return Running(lambda: begin(batch, *more).result() * np.float32(np.nan))
 
     monkeypatch.setattr(runner, "begin", ill)

@@ -134,7 +134,7 @@ def test_a_line_that_is_dropped(sql: Cli, house: Emulator) -> None:
 
 @pytest.mark.covers("emulator sql", errors=True)
 def test_a_wrong_password_is_tried_once(sql: Cli, house: Emulator) -> None:
-    counted = "SELECT FAILURES FROM SYS.M_STAND_IN_LOGINS WHERE USER_NAME = 'OWL'"
+    counted = "SELECT FAILURES FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = 'OWL'"
     before = sql("--json", counted).json[0]["rows"]
     run = sql("--password", "canary-21", "SELECT 1 FROM DUMMY")
     assert (run.code, "login refused" in run.err, "canary-21" in run.err) == (3, True, False)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from app.src.api import errors as api_errors
-from app.src.benchmark import environments, serve
+from app.src.benchmark import peers as environments
+from app.src.benchmark import serve
 from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.device import DeviceError

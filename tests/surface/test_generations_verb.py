@@ -92,7 +92,7 @@ def test_refusals(scene: Scene) -> None:
         assert why in errors, errors
 
     refused(2, 'did you mean "rows"', name="rowz")
-    refused(2, "one thing at a time: --build or --switch", "--build", "--switch")
+    refused(2, "give only one of: --build or --switch", "--build", "--switch")
     refused(2, "cannot be read", "--compare", "--queries", "none.txt")
     refused(1, "is being built", "--switch")
     refused(2, "there are: 1", "--switch", "5")
@@ -107,7 +107,7 @@ def test_refusals(scene: Scene) -> None:
         ({"rollback": True, "number": 3}, "a number goes with"),
         ({"force": True}, "--force goes with"),
         ({"queries": Path("q.txt")}, "--queries with --compare"),
-        ({"compare": True, "rollback": True}, "one thing at a time: --compare or --rollback"),
+        ({"compare": True, "rollback": True}, "give only one of: --compare or --rollback"),
     ],
 )
 def test_words_that_do_not_go_together(arguments: dict[str, Any], why: str) -> None:

@@ -20,7 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from app.src.access import keys
-from app.src.access.errors import AccessUnusable
+from app.src.access.files import write_private
+from app.src.access.principal import AccessUnusable
 from app.src.cli import app
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 from tests.surface.conftest import environment
@@ -180,21 +181,21 @@ def test_claims_and_limits_of_a_key(tmp_path: Path, cli: Cli) -> None:
 
 
 REFUSED = [
-    (("create", "web", "--scope", "everything"), "no scope"),
+    (("create", "web", "--scope", "everything"), "unknown scope"),
     (("list",), "keys create"),
-    (("revoke", "web"), "not there"),
-    (("rotate", "web"), "not there"),
+    (("revoke", "web"), "does not exist"),
+    (("rotate", "web"), "does not exist"),
     (("create", "web"), "scope"),
-    (("create", "", "--scope", "search"), "no name"),
-    (("create", "web", "--scope", "search", "--expires", "soon"), "length of time"),
-    (("create", "web", "--scope", "search", "--expires", "0s"), "at once"),
+    (("create", "", "--scope", "search"), "not a valid key name"),
+    (("create", "web", "--scope", "search", "--expires", "soon"), "duration"),
+    (("create", "web", "--scope", "search", "--expires", "0s"), "must be above 0"),
     (("create", "web", "--scope", "search", "--claim", "mandt"), "NAME=VALUE"),
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
-    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "no such folder; make it: mkdir -m 700"),
-    (("rotate", "web", "--overlap", "long"), "length of time"),
-    (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 has no unit: write 90d for days"),
-    (("create", "web", "--scope", "search", "--expires", "1.5"), "has no unit"),
-    (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 has no unit"),
+    (("create", "web", "--scope", "search", "--out", "no/such/key"), "folder not found; create it: mkdir -m 700"),
+    (("rotate", "web", "--overlap", "long"), "duration"),
+    (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 needs a unit: write 90d for days"),
+    (("create", "web", "--scope", "search", "--expires", "1.5"), "needs a unit"),
+    (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 needs a unit"),
 ]
 
 
@@ -221,14 +222,14 @@ def test_refusals_in_this_process(
 
 def test_a_key_that_could_not_be_handed_over_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    real = keys.write_private
+    real = write_private
 
     def full(path: Path, content: bytes) -> None:
         if path.name == "token":
             raise AccessUnusable("token: cannot be replaced (No space left on device)")
         real(path, content)
 
-    monkeypatch.setattr(keys, "write_private", full)
+    monkeypatch.setattr("app.src.cli.keys.write_private", full)
     run = CliRunner().invoke(app, ["keys", "create", "web", "--scope", "search", "--out", "token"], env=SERVICE)
     assert (run.exit_code, run.stdout) == (2, "")
     assert [key.state(key.created) for key in keys.read(tmp_path / "keys.json")] == ["revoked"]

@@ -60,7 +60,7 @@ def run(emulator: Emulator, *statements: str) -> list[tuple[Any, ...]]:
 
 def counted(emulator: Emulator, user: str) -> tuple[int, int]:
     """Attempts and failures."""
-    sql = f"SELECT ATTEMPTS, FAILURES FROM SYS.M_STAND_IN_LOGINS WHERE USER_NAME = '{user}'"
+    sql = f"SELECT ATTEMPTS, FAILURES FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = '{user}'"
     found = run(emulator, sql)
     return (found[0][0], found[0][1]) if found else (0, 0)
 

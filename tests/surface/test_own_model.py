@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.api import schemas
+from app.src.api.health import OwnModelBody
 from app.src.core import loading as engines
 from app.src.core.engine import EmbeddingEngine
 from app.src.service.service import Service
@@ -74,7 +74,7 @@ def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> No
     assert (own["model"], own["collections"], own["loaded"], own["dimension"]) == ("hash:32", ["own"], True, 32)
     assert own["device"]["kind"] == "cpu"
     assert own["fingerprint"] != info["fingerprint"]
-    schemas.OwnModelBody.model_validate(own, strict=True)
+    OwnModelBody.model_validate(own, strict=True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits, T4MemoryManager
 from app.src.service.wiring import EnginesScan
 from connector.errors import ConfigurationError
-from connector.stores.local.int8_scan import best_scan
+from connector.stores.scan.int8_scan import best_scan
 
 
 def engine(profile: DeviceProfile) -> Any:

@@ -197,7 +197,7 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "changes = { method = 'rowid', reconcile = '0s' }", ["changes.reconcile", "would never"]),
         (COLLECTION + "changes = { method = 'rowid', reconcile = 'soon' }", ["changes.reconcile", "1h30m"]),
         (COLLECTION + "changes = { method = 'log', log = 'X' }", ["changes.log", "SCHEMA.TABLE"]),
-        (COLLECTION + "changes = { method = 'lag' }", ["no method"]),
+        (COLLECTION + "changes = { method = 'lag' }", ["unknown change method"]),
         (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["[[collections]] materials.chunk", "smaller"]),
         (COLLECTION.replace("materials", "a b"), ["[[collections]] a b.name", "letters"]),
         (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["[[collections]] materials.source", "SCHEMA.TABLE"]),
@@ -228,7 +228,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ({"OWL_SAP_HANA__PORT": "x"}, ["environment OWL_SAP_HANA__PORT", "hana.port"]),
         ({"HANA_PORT": "x"}, ["environment HANA_PORT", "hana.port"]),
         ({"USE_GPU": "maybe"}, ["environment USE_GPU", "true or false"]),
-        ({"OWL_SAP_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "no such"]),
+        ({"OWL_SAP_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "not found"]),
         ({"OWL_SAP_COLLECTIONS": "x"}, ["OWL_SAP_COLLECTIONS", "TOML"]),
     ],
 )

@@ -1,5 +1,5 @@
-"""Who asked for what, and whether it was given: one JSON line for each request, in a stream of its own that is only
-appended to. Written by a thread, so that no request waits for a disk. Holds no query, value, vector, text or secret.
+"""The audit log: one JSON line for each request, appended by a thread so that no request waits for a disk. It holds no
+query, value, vector, text or secret.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from connector.errors import BadFilter, ConfigurationError
 from connector.model import Filter
 
 STDERR = "-"
-WAITING = 10_000
-"""Entries that wait for the disk at most; more are lost, and counted."""
+WAITING = 10_000  # entries that wait for the disk at most; more are lost, and counted
 _TOGETHER = 500
 _WARN_EVERY = 60.0
 _CLOSE_SECONDS = 2.0
@@ -28,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class AuditLog:
-    """Thread-safe. An entry that cannot be written (disk full, file gone, too many of them) is lost: the service goes
-    on, `lost` is told how many, and the log of the service says why, once a minute at most. A file that was renamed, as
-    logrotate does, is made anew. What a kill -9 finds in memory is lost too."""
+    """Thread-safe. An entry that cannot be written (disk full, file gone, too many entries) is dropped: `lost` gets the
+    number, and the service's log the reason, at most once a minute. After logrotate renames the file, a new one is
+    created. A kill -9 loses the entries in memory."""
 
     def __init__(self, path: str, lost: Callable[[int], None]) -> None:
         """`path`: of the file, made if absent, readable by this user alone; "-": standard error. Raises
@@ -52,16 +51,16 @@ class AuditLog:
             ) from None
 
     def record(self, entry: Mapping[str, Any]) -> None:
-        """Returns at once."""
+        """Queue an entry without waiting."""
         if self._thread is None:
             self._start()
         try:
             self._waiting.put_nowait(entry)
         except queue.Full:
-            self._fail(1, "more entries come than can be written")
+            self._fail(1, "entries arrive faster than they can be written")
 
     def close(self) -> None:
-        """Write what waits, for two seconds at most."""
+        """Write the queued entries, for at most two seconds."""
         thread = self._thread
         if thread is not None:
             try:
@@ -141,14 +140,14 @@ class AuditLog:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
-    """In ASCII: whatever a name holds, it is one line."""
+    """In ASCII, so that an entry is one line with any name."""
     return json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
     """A filter without its values: {"MTART": "$eq"}, {"$and": [{"MTART": "$in"}, {"?": "$gt"}]}; None for none. Fields
-    that are not declared (`names`: column -> name in the metadata) show as "?", because a caller chooses their names;
-    what is no filter shows as "invalid"."""
+    that are not declared (`names`: column -> name in the metadata) show as "?", because callers choose their names. An
+    invalid filter shows as "invalid"."""
     from connector.stores.filters import parse
 
     try:
@@ -168,11 +167,11 @@ def _shape(condition: Any, declared: Collection[str]) -> dict[str, Any]:
         case Group(word=word, parts=parts):
             return {f"${word.lower()}": [_shape(part, declared) for part in parts]}
         case Compare(operator=operator):
-            told = _OPERATORS[operator]
+            shown = _OPERATORS[operator]
         case OneOf(negated=negated):
-            told = "$nin" if negated else "$in"
+            shown = "$nin" if negated else "$in"
         case IsNull(negated=negated):
-            told = "$ne" if negated else "$eq"
+            shown = "$ne" if negated else "$eq"
         case _:
-            told = f"${type(condition).__name__.lower()}"
-    return {condition.field if condition.field in declared else "?": told}
+            shown = f"${type(condition).__name__.lower()}"
+    return {condition.field if condition.field in declared else "?": shown}

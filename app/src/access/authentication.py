@@ -1,4 +1,4 @@
-"""A credential to its principal, by API keys and by tokens. Knows no HTTP framework; never shows what it was given."""
+"""Find the principal of a credential: an API key or a token. Messages never repeat the credential."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import asyncio
 import threading
 from contextlib import suppress
 
-from app.src.access.errors import IssuerAway, Unauthenticated
 from app.src.access.jwks import FETCH_SECONDS, Address, File, KeySet
 from app.src.access.keys import PREFIX, KeyRing
-from app.src.access.presets import reading
-from app.src.access.principal import Principal
-from app.src.access.tokens import Tokens, UnknownKey
+from app.src.access.principal import IssuerAway, Principal, Unauthenticated
+from app.src.access.tokens import Tokens, UnknownKey, token_rules
 from app.src.settings import AccessSettings, JwtSettings
 
-_AWAY = "the keys of the tokens' issuer cannot be had now, so no token can be checked; try again soon"
+_AWAY = "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
 
 
 class Authentication:
-    """`principal` is for one event loop. `configured`: does anybody have to say who they are?"""
+    """`principal` is for one event loop. `configured`: whether requests need a credential."""
 
     def __init__(self, settings: AccessSettings) -> None:
-        """Reads nothing yet: `open` does."""
+        """Read nothing yet; `open` does."""
         self.settings = settings
         self.configured = settings.configured
         self._keys = None if settings.keys is None else KeyRing(settings.keys)
@@ -36,8 +34,8 @@ class Authentication:
             self._tokens.keys.open()
 
     def check(self, *, everything: bool = False) -> str | None:
-        """What is wrong with the keys now; None: somebody can be let in, or with `everything` both by keys and by
-        tokens. May wait for the issuer, as whoever brings a token would have to."""
+        """Return why no caller can be authenticated, or None. With `everything`, both keys and tokens must work. May
+        wait for the issuer."""
         if self._keys is not None:
             self._keys.refresh()
             if self._keys.fault is not None or not everything:
@@ -50,15 +48,15 @@ class Authentication:
         return None if keys.believed else keys.fault
 
     def described(self) -> str:
-        """One line for doctor."""
-        told = [] if self._keys is None else [self._keys.described()]
+        """Return one line for doctor."""
+        parts = [] if self._keys is None else [self._keys.described()]
         if self.settings.jwt is not None:
-            told.append(f"tokens of {self.settings.jwt.issuer}, whose keys can be had")
-        return "; ".join(told)
+            parts.append(f"tokens of {self.settings.jwt.issuer}, whose keys are available")
+        return "; ".join(parts)
 
     async def principal(self, credential: str) -> Principal:
-        """Who has this credential. Waits only when the issuer's keys have to be fetched. Raises Unauthenticated, and
-        IssuerAway when nobody can tell."""
+        """Return the principal of this credential. Waits only while the issuer's keys are fetched. Raises
+        Unauthenticated, and IssuerAway when the token cannot be checked."""
         if self._keys is not None and (credential.startswith(PREFIX) or self._tokens is None):
             return self._keys.principal(credential)
         if self._tokens is None:
@@ -71,11 +69,11 @@ class Authentication:
             principal = tokens.principal(token)
         except UnknownKey:
             if keys.due(unknown=True) or self._under_way:
-                # Looking a name up has no bound of its own.
+                # Resolving a host name has no timeout of its own.
                 await asyncio.wait((self._fetch(keys),), timeout=FETCH_SECONDS + 1)
         else:
             if keys.due():
-                _ = self._fetch(keys)  # nobody waits: those in hand are good meanwhile
+                _ = self._fetch(keys)  # in the background: the present keys are still valid
             return principal
         try:
             return tokens.principal(token)
@@ -83,7 +81,7 @@ class Authentication:
             if not keys.believed:
                 raise IssuerAway(_AWAY) from None
             raise Unauthenticated(
-                "the token is signed with a key that its issuer does not show", "unknown_kid"
+                "the token is signed with a key that its issuer does not publish", "unknown_kid"
             ) from None
 
     @property
@@ -91,11 +89,11 @@ class Authentication:
         return self._fetching is not None and not self._fetching.done()
 
     def _fetch(self, keys: KeySet) -> asyncio.Future[None]:
-        """In a thread, one at a time, however many wait for it."""
+        """Fetch in a thread; concurrent callers share one fetch."""
         if self._fetching is None or self._fetching.done():
             self._fetching = asyncio.get_running_loop().create_future()
-            # A daemon: a look-up of a name that hangs must not hold the end of the process up. And none of those that
-            # serve requests, which may all wait for HANA.
+            # A daemon, because a hanging name lookup must not delay the end of the process; and its own thread, because
+            # those for requests may all wait for HANA.
             threading.Thread(target=_fetch, args=(keys, self._fetching), name="owl-sap-jwks", daemon=True).start()
         return self._fetching
 
@@ -108,11 +106,11 @@ def _fetch(keys: KeySet, fetching: asyncio.Future[None]) -> None:
     try:
         keys.fetch()
     finally:
-        with suppress(RuntimeError):  # the service has ended meanwhile
+        with suppress(RuntimeError):  # the service has ended
             fetching.get_loop().call_soon_threadsafe(ended)
 
 
 def _tokens(settings: JwtSettings) -> Tokens:
-    read = reading(settings)
-    source = Address(read.jwks_url or "") if settings.jwks_path is None else File(settings.jwks_path)
-    return Tokens(read, KeySet(source, settings.algorithms), settings.algorithms, settings.leeway)
+    rules = token_rules(settings)
+    source = Address(rules.jwks_url or "") if settings.jwks_path is None else File(settings.jwks_path)
+    return Tokens(rules, KeySet(source, settings.algorithms), settings.algorithms, settings.leeway)

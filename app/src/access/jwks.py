@@ -1,5 +1,5 @@
-"""The public keys of the tokens' issuer, from one configured address or file and from nowhere else. What is asked of
-memory never waits; `fetch` waits, for a bounded time. Knows no token.
+"""The public keys of the token issuer, from one configured address or file only. Lookups use memory; `fetch` waits, for
+a bounded time.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from urllib.parse import SplitResult, urlsplit
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from app.src.access.errors import AccessUnusable
 from app.src.access.files import edition
+from app.src.access.principal import AccessUnusable
 
+# For the whole answer of the issuer, without the name lookup.
 FETCH_SECONDS = 5.0
-"""For everything: looking the name up aside, an issuer that has not answered whole by then has not answered."""
 _MOST_BYTES = 256 << 10
 _MOST_KEYS = 100
-LIFESPAN = 600.0
-"""Seconds after which keys are fetched anew, while those in hand are still believed."""
+LIFESPAN = 600.0  # seconds after which keys are fetched again; the present ones stay valid until then
+# Seconds that keys stay valid while the issuer does not answer. After that, tokens are rejected.
 LONGEST = 3600.0
-"""Seconds that keys are believed while the issuer does not answer. Then nobody can tell, and nobody is let in."""
+# Seconds between two fetches, so that tokens with unknown keys cannot make us flood the issuer.
 COOLDOWN = 30.0
-"""Seconds between two fetches, whatever keys tokens name: strangers must not make us ask the issuer all the time."""
-RETRY = 5.0
-"""The same while there are no keys to believe, so that nobody is let in."""
+RETRY = 5.0  # the same while there are no valid keys
+# Which keys an algorithm takes: kty, crv.
 _FITS: Mapping[str, tuple[str, str | None]] = {
     **{name: ("RSA", None) for name in ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")},
     "ES256": ("EC", "P-256"),
@@ -43,34 +42,30 @@ _FITS: Mapping[str, tuple[str, str | None]] = {
     "ES512": ("EC", "P-521"),
     "EdDSA": ("OKP", "Ed25519"),
 }
-"""Which keys an algorithm takes: kty, crv."""
-_LOOK_AGAIN = 0.5
-"""Seconds at least between two looks at whether the file has changed."""
-LOOKS = 3
-"""At a file that cannot be used, before that ends the start."""
+_LOOK_AGAIN = 0.5  # least seconds between two checks of the file
+LOOKS = 3  # attempts at an unusable file before the start fails
 _LEAST_RSA_BITS = 2048
 _log = logging.getLogger(__name__)
-Keys = Mapping[tuple[str, str], PyJWK]
-"""By the key's id and the algorithm it is used with."""
+Keys = Mapping[tuple[str, str], PyJWK]  # by the key's id and the algorithm it is used with
 
 
 class NotHad(Exception):
-    """The keys did not come; the message says why and holds nothing secret."""
+    """The keys could not be read; the message says why and holds nothing secret."""
 
 
 class NoKeys(NotHad):
-    """They came, and none of them signs for us: whoever took the last one away means that none is good any more."""
+    """The key set is readable and has no usable key: the issuer has withdrawn the last one."""
 
 
 class Source(Protocol):
-    """Where keys come from. `read` may wait, and raises NotHad."""
+    """The address or file of the keys. `read` may wait, and raises NotHad."""
 
     name: str
 
     def read(self) -> bytes: ...
 
     def changed(self) -> bool:
-        """Does looking again promise anything new? Costs next to nothing."""
+        """Return whether reading again may give something new. Cheap."""
         ...
 
 
@@ -91,7 +86,7 @@ class Address:
                 return self._answer(connection)
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a name that cannot be one
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            raise NotHad(f"it cannot be reached, or did not answer in {self._seconds:g} s ({why})") from None
+            raise NotHad(f"it cannot be reached, or did not answer within {self._seconds:g} s ({why})") from None
 
     def _answer(self, connection: http.client.HTTPConnection) -> bytes:
         path = self._parts.path or "/"
@@ -103,14 +98,14 @@ class Address:
         if len(content) > _MOST_BYTES:
             raise NotHad(f"it sent more than {_MOST_BYTES >> 10} KiB")
         if answer.length:
-            raise NotHad(f"its answer broke off, or did not come whole in {self._seconds:g} s")
+            raise NotHad(f"its answer broke off, or was incomplete after {self._seconds:g} s")
         return content
 
 
 @contextmanager
 def _bounded(parts: SplitResult, seconds: float) -> Iterator[http.client.HTTPConnection]:
-    """A connection that ends by then, whatever its other side does. The timeout of a socket is that of one read: one
-    that gives a byte now and then would never end."""
+    """Open a connection that ends after `seconds`. A socket's timeout is per read, so a server that
+    sends a byte now and then would never end."""
     encrypted = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if encrypted else 80)
     wire = socket.create_connection((host, port), timeout=seconds)
@@ -132,14 +127,13 @@ def _bounded(parts: SplitResult, seconds: float) -> Iterator[http.client.HTTPCon
 
 
 def _cut(wire: socket.socket) -> None:
-    """Ends a read that is under way in another thread. Not the method of TLS's own socket, which would let that thread
-    go on without TLS."""
+    """End a read in another thread. The TLS socket's own method would let that thread continue without TLS."""
     with suppress(OSError):
         socket.socket.shutdown(wire, socket.SHUT_RDWR)
 
 
 class File:
-    """A file that somebody else keeps up to date."""
+    """A file that another program keeps up to date."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -160,23 +154,23 @@ class File:
             with self._path.open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
         except OSError as error:
-            self._seen = None  # nothing may be wrong with the file itself, which then does not change
-            raise NotHad(f"it cannot be read ({error.strerror})") from None
+            self._seen = None  # the file itself may be fine and not change again
+            raise NotHad(f"cannot be read ({error.strerror})") from None
         if len(content) > _MOST_BYTES:
             raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
         return content
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left,
-    NotHad for what is no key set."""
+    """Return the keys with a kid that sign with these algorithms. Raises NoKeys if there is none, NotHad for an invalid
+    key set."""
     try:
         document = json.loads(content)
         entries = document["keys"]
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise NotHad('what it sent is no key set (JSON with "keys")') from None
+        raise NotHad('its content is not a key set (JSON with "keys")') from None
     if not isinstance(entries, list) or len(entries) > _MOST_KEYS:
-        raise NotHad(f'"keys" is no list of at most {_MOST_KEYS}')
+        raise NotHad(f'"keys" is not a list of at most {_MOST_KEYS}')
     keys: dict[tuple[str, str], PyJWK] = {}
     for entry in entries:
         for algorithm in algorithms:
@@ -189,7 +183,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
 
 
 def _usable(entry: Any, algorithm: str) -> PyJWK | None:
-    """The entry as a key for this algorithm, if its type, its curve and its own words on its use allow that."""
+    """Return the entry as a key for this algorithm if its type, curve and declared use fit."""
     if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str):
         return None
     kind, curve = _FITS[algorithm]
@@ -209,7 +203,7 @@ def _usable(entry: Any, algorithm: str) -> PyJWK | None:
 
 
 class KeySet:
-    """The keys in hand, and when to get others. Thread-safe."""
+    """The present keys, and when to fetch others. Thread-safe."""
 
     def __init__(self, source: Source, algorithms: Sequence[str]) -> None:
         self._source = source
@@ -225,7 +219,7 @@ class KeySet:
 
     @property
     def believed(self) -> bool:
-        """Are there keys that are young enough?"""
+        """Return whether there are keys, and they are recent enough."""
         return bool(self._keys) and time.monotonic() - self._had < LONGEST
 
     def get(self, kid: str, algorithm: str) -> PyJWK | None:
@@ -236,7 +230,7 @@ class KeySet:
         return self.believed and any(known == kid for known, _ in self._keys)
 
     def due(self, *, unknown: bool = False) -> bool:
-        """Is it time to fetch? `unknown`: for a token by a key that is not among these."""
+        """Return whether to fetch now; `unknown`: for a token whose key is not among these."""
         if self._source.changed():
             return True
         now = time.monotonic()
@@ -244,8 +238,8 @@ class KeySet:
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that a wrong one ends the start: wrong still after a moment, for whoever keeps it up to
-        date may just be writing it. An address may be away, and is asked when needed. Raises AccessUnusable."""
+        """Read a file now, so that an invalid one ends the start; retry, because it may just be being written. An
+        address is asked when needed. Raises AccessUnusable."""
         if isinstance(self._source, File):
             self.fetch()
             for _ in range(LOOKS - 1):
@@ -257,14 +251,14 @@ class KeySet:
                 raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
 
     def fetch(self) -> None:
-        """Waits for the issuer. What fails leaves the keys in hand, and a `fault`; a set without any takes them
-        away."""
+        """Fetch the keys, waiting for the issuer. A failure keeps the present keys and sets `fault`; a set without
+        keys removes them."""
         with self._fetching:
             try:
                 content = self._source.read()
                 keys = parse(content, self._algorithms)
             except NotHad as error:
-                fault = f"{self._source.name}: the issuer's keys cannot be had: {error}"
+                fault = f"{self._source.name}: the issuer's keys are unavailable: {error}"
                 if fault != self.fault:  # once, and not at each look
                     _log.warning("%s", fault)
                 self.fault = fault
@@ -275,7 +269,7 @@ class KeySet:
                 others = digest != self._digest  # nosemgrep: owl-access-compared - of public keys
                 self._keys, self._digest, self.fault = keys, digest, None
                 self._had = time.monotonic()
-                # Last: what is checked meanwhile must never count as checked with these.
+                # Last, so that a token checked during the fetch does not count as checked with these keys.
                 self.generation += others
             finally:
                 self._tried = time.monotonic()

@@ -1,8 +1,8 @@
-"""API keys: made, stored as digests, found again. The file is read again when it changes, and a file that got damaged
-leaves the last good state in force. Knows no HTTP and no settings.
+"""API keys: created, stored as digests, checked. The file is read again when it changes; a damaged file leaves the last
+good state in force.
 
-A digest without salt and stretching is enough: those make guessing dear, and 256 bits out of `secrets` cannot be
-guessed anyway, while every request would pay for them.
+A plain digest is enough: salt and stretching make guessing expensive, 256 random bits cannot be guessed, and every
+request would pay for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,9 +28,8 @@ import limits
 import orjson
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from app.src.access.errors import AccessUnusable, Unauthenticated
-from app.src.access.files import edition
-from app.src.access.principal import ANONYMOUS, Principal, Scope
+from app.src.access.files import edition, write_private
+from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
 from app.src.access.rates import UNLIMITED
 
 _log = logging.getLogger(__name__)
@@ -39,8 +37,7 @@ PREFIX = "owl_"
 _ID_BYTES, _SECRET_BYTES = 6, 32
 _LONGEST_KEY = 128
 _MOST_BYTES = 4 << 20
-_LOOK_AGAIN = 0.5
-"""Seconds at least between two looks at whether the file has changed."""
+_LOOK_AGAIN = 0.5  # seconds at least between two looks at whether the file has changed
 _NO_DIGEST = "0" * 64
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
@@ -77,7 +74,7 @@ class Key(BaseModel):
         return "expired" if self.expires is not None and self.expires <= now else "active"
 
     def shown(self, now: datetime) -> dict[str, Any]:
-        """For listings, which need no digest."""
+        """Return the record without its digest, for listings."""
         return {
             "id": self.id,
             "name": self.name,
@@ -105,7 +102,7 @@ def check_rate(rate: str) -> None:
     try:
         limits.parse(rate)
     except ValueError:
-        raise ValueError(f'{rate!r} is no rate; write it like "600/minute", or "unlimited"') from None
+        raise ValueError(f'{rate!r} is not a rate; write it like "600/minute", or "unlimited"') from None
 
 
 class _File(BaseModel):
@@ -139,13 +136,13 @@ def read(path: Path) -> tuple[Key, ...]:
             content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise AccessUnusable(
-            f"{path}: there is no such file of API keys (setting access.keys); make one: "
+            f"{path}: the file of API keys does not exist (setting access.keys); create one: "
             "owl-sap keys create NAME --scope search"
         ) from None
     except OSError as error:
         raise AccessUnusable(f"{path}: the file of API keys cannot be read ({error.strerror})") from None
     if about.st_mode & stat.S_IWOTH:
-        raise AccessUnusable(f"{path}: everybody may write this file of API keys, and so make keys: chmod 600 {path}")
+        raise AccessUnusable(f"{path}: all users may write this file of API keys; run: chmod 600 {path}")
     if len(content) > _MOST_BYTES:
         raise AccessUnusable(f"{path}: a file of API keys has at most {_MOST_BYTES >> 20} MiB")
     return _parsed(path, content)
@@ -157,43 +154,20 @@ def _parsed(path: Path, content: bytes) -> tuple[Key, ...]:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, fault["loc"]))
-        what = f"{where}: {fault['msg']}" if where else "it is no JSON"
+        what = f"{where}: {fault['msg']}" if where else "not JSON"
         raise AccessUnusable(
-            f"{path}: this is no file of API keys ({what}); restore it, or move it away and make new keys"
+            f"{path}: not a valid file of API keys ({what}); restore it, or move it away and create new keys"
         ) from None
     if len({key.id for key in keys}) < len(keys):
-        raise AccessUnusable(f"{path}: two keys have the same id; take one of them out")
+        raise AccessUnusable(f"{path}: two keys have the same id; remove one of them")
     return keys
 
 
 def _write(path: Path, keys: Sequence[Key]) -> None:
-    """All or nothing, whatever ends this process; readable by its owner alone, who stays who it was."""
+    """Replace the file atomically; only its owner, who stays the same, may read it."""
     document = _File(keys=tuple(keys)).model_dump(mode="json", exclude_defaults=False)
     content = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_private(path, content)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A file with mode 0600, replaced whole. Raises AccessUnusable."""
-    try:
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise AccessUnusable(f"{path.parent}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            with suppress(OSError):  # root changes the keys of a service that is not root
-                before = path.stat()
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-        os.replace(draft, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise AccessUnusable(
-            f"{path}: cannot be replaced ({error.strerror}); in a container mount its folder, not the file alone"
-        ) from None
 
 
 @contextmanager
@@ -203,8 +177,8 @@ def _changing(path: Path) -> Iterator[list[Key]]:
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        what = f"{path.parent}: there is no such folder for the API keys ({error.strerror})"
-        raise AccessUnusable(f"{what}; make it: mkdir -m 700 {path.parent}") from None
+        what = f"{path.parent}: the folder for the API keys is unusable ({error.strerror})"
+        raise AccessUnusable(f"{what}; create it: mkdir -m 700 {path.parent}") from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         keys = list(read(path)) if path.exists() else []
@@ -219,20 +193,18 @@ def _changing(path: Path) -> Iterator[list[Key]]:
 
 
 def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, str]:
-    """A new key and its record. The key is shown here, once, and never again. Raises ValueError for a name that is
-    taken or no name, AccessUnusable."""
+    """Create a key; return its record and, this once, the key itself. Raises ValueError for an invalid or used name,
+    AccessUnusable."""
     now = now or datetime.now(UTC)
     if not _NAME.fullmatch(grant.name):
-        raise ValueError(f"{grant.name!r} is no name of a key: letters, digits, blanks and ._@-, at most 100")
+        raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
     if not grant.scopes:
-        raise ValueError("a key without a scope may do nothing; give --scope")
+        raise ValueError("a key needs a scope; give --scope")
     if grant.rate is not None:
         check_rate(grant.rate)
     with _changing(path) as keys:
         if any(key.name == grant.name and key.state(now) == "active" for key in keys):
-            raise ValueError(
-                f'there is an active key named "{grant.name}"; rotate or revoke it, or choose another name'
-            )
+            raise ValueError(f'an active key named "{grant.name}" exists; rotate or revoke it, or choose another name')
         expires = None if grant.lifetime is None else now + timedelta(seconds=grant.lifetime)
         key, secret = _made(
             name=grant.name,
@@ -259,8 +231,8 @@ def _digest(key: str) -> str:
 
 
 def take_back(path: Path, key: Key, before: Sequence[Key]) -> None:
-    """`key`, which nobody was given, is refused; those that ended earlier for its sake live as long again as in
-    `before`. What else has changed since stays."""
+    """Revoke a key that could not be handed over. Keys that its rotation shortened get their end in `before` again;
+    other changes stay."""
     lived = {each.id: each.expires for each in before}
     with _changing(path) as keys:
         for place, each in enumerate(keys):
@@ -271,7 +243,7 @@ def take_back(path: Path, key: Key, before: Sequence[Key]) -> None:
 
 
 def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:
-    """Those with this id or name that were active; from now on refused. Raises ValueError when there is none."""
+    """Revoke the active keys with this id or name and return them. Raises ValueError when there is none."""
     now = now or datetime.now(UTC)
     gone = []
     with _changing(path) as keys:
@@ -284,8 +256,8 @@ def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:
 def rotate(
     path: Path, which: str, overlap: float, lifetime: float | None = None, now: datetime | None = None
 ) -> tuple[Key, str]:
-    """A new key that may do what the old may; the old one is good for `overlap` more seconds. `lifetime` of the new
-    one: default as long as the old had. Raises ValueError when not exactly one active key has this id or name."""
+    """Replace a key by a new one with the same rights; the old one stays valid for `overlap` seconds. `lifetime` of the
+    new key defaults to the old one's. Raises ValueError unless exactly one active key has this id or name."""
     now = now or datetime.now(UTC)
     with _changing(path) as keys:
         places = _active(keys, which, now)
@@ -310,7 +282,9 @@ def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
     named = [place for place, key in enumerate(keys) if which in (key.id, key.name)]
     active = [place for place in named if keys[place].state(now) == "active"]
     if not active:
-        state = f"is {keys[named[-1]].state(now)} already" if named else "is not there; owl-sap keys list shows what is"
+        state = (
+            f"is already {keys[named[-1]].state(now)}" if named else "does not exist; owl-sap keys list shows the keys"
+        )
         raise ValueError(f'the key "{which}" {state}')
     return active
 
@@ -319,7 +293,7 @@ def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
 
 
 class KeyRing:
-    """The file as a service uses it: in memory, with a look at the file's date now and then. Thread-safe."""
+    """The keys in memory, read again when the file changes. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Reads nothing yet: `open` does."""
@@ -329,7 +303,7 @@ class KeyRing:
         self._looked = float("-inf")
         self._lock = threading.Lock()
         self.fault: str | None = None
-        """Why the file as it is now cannot be used; what it said last holds."""
+        """Why the present file is unusable; its last good content stays in force."""
 
     def open(self) -> None:
         """Raises AccessUnusable."""
@@ -342,19 +316,19 @@ class KeyRing:
         active = [key for key, _ in self._keys.values() if key.state(now) == "active"]
         soon = [key for key in active if key.expires is not None and key.expires - now < _SOON]
         ending = (
-            f", of which end within {_SOON.days} days: {', '.join(sorted(key.name for key in soon))}" if soon else ""
+            f", of which expire within {_SOON.days} days: {', '.join(sorted(key.name for key in soon))}" if soon else ""
         )
         return f"{len(active)} active API keys{ending}"
 
     def principal(self, given: str, now: datetime | None = None) -> Principal:
         """Of this key. Raises Unauthenticated."""
         self.refresh()
-        given = given[: _LONGEST_KEY + 1]  # nobody makes us digest megabytes; what is cut here fits none
+        given = given[: _LONGEST_KEY + 1]  # bounds the digest's work; a longer key fits none
         identifier, _, _ = given.removeprefix(PREFIX).partition("_")
         key, principal = self._keys.get(identifier, (None, ANONYMOUS))
         stored = _NO_DIGEST if key is None else key.sha256
         if not hmac.compare_digest(_digest(given), stored) or key is None:
-            raise Unauthenticated("this API key is not known here", "unknown_key")
+            raise Unauthenticated("unknown API key", "unknown_key")
         state = key.state(now or datetime.now(UTC))
         if state != "active":
             raise Unauthenticated(f"this API key is {state}", f"{state}_key")

@@ -1,4 +1,4 @@
-"""Who asks: what every check of rights looks at, whatever the surface."""
+"""The principal of a request, and the errors of authentication. Their messages repeat nothing that was sent."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from connector.errors import ConfigurationError
+
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Credential = Literal["key", "token", "none"]
-"""What somebody showed to say who they are."""
+Credential = Literal["key", "token", "none"]  # kind of credential
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`name`: the key's id or the token's subject, for logs; never a secret. `scopes`: what may be asked for; `admin`
-    includes the others. `claims`: what the token or the key says of its bearer; collections with row rules look here,
-    and what is not claimed is not seen. `every_row`: row rules do not hold for it. `rate` ("600/minute") and
-    `concurrency`: its own limits; None: those of the settings. `credential`: what it was known by; only together with
-    that a name is nobody else's, for an issuer may call a user what we call a key."""
+    """Who sends a request. `name`: the key's id or the token's subject, for logs; never a secret. `scopes`: `admin`
+    includes the others. `claims`: from the token or key, for row rights. `every_row`: row rights do not apply. `rate`
+    ("600/minute") and `concurrency`: own limits; None: those of the settings. `credential`: its kind; only with it a
+    name is unique, because an issuer's subject may equal a key's id."""
 
     name: str
     scopes: frozenset[Scope]
@@ -30,16 +30,32 @@ class Principal:
 
     @property
     def identity(self) -> str:
-        """Of one principal alone."""
+        """A name that no other principal has."""
         return f"{self.credential}:{self.name}"
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 
 
+# The user of the command line, who has the credentials for HANA anyway.
 OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
-"""Who runs the command line, and so has the credentials for HANA anyway."""
+# Every caller while no authentication is configured. It has no claims, so row rights leave it no row.
 LOOPBACK = Principal("loopback", frozenset(SCOPES))
-"""Anybody on this machine, while no authentication is configured. It claims nothing, so row rules leave it no row."""
+# A caller without a credential, where that is allowed: health, while authentication is configured.
 ANONYMOUS = Principal("anonymous", frozenset())
-"""Who says nothing of itself, where that is allowed: at health, while authentication is configured."""
+
+
+class Unauthenticated(Exception):
+    """The credential is missing or invalid. `code`: a word for machines and logs."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class IssuerAway(Exception):
+    """The issuer's keys are unavailable, so no token can be checked. Try later."""
+
+
+class AccessUnusable(ConfigurationError):
+    """The file of API keys or of the issuer's keys is unusable; the message says what to do."""

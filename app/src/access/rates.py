@@ -1,6 +1,5 @@
-"""How much each principal may ask for: requests and tokens in a span of time, and requests at once; and how often one
-address may fail to say who it is. Counts in memory, bounded. Knows no HTTP framework and no settings file.
-"""
+"""Rate limits of each principal (requests and tokens in a window, concurrent requests), and of failed authentications
+by address. The counters are in memory, and bounded."""
 
 from __future__ import annotations
 
@@ -17,18 +16,15 @@ from limits.strategies import FixedWindowRateLimiter
 
 from app.src.access.principal import ANONYMOUS, LOOPBACK, Principal
 
+# Counters that are kept; beyond it the oldest window is dropped.
 MOST_COUNTED = 10_000
-"""Counters that are kept; beyond it the oldest window is forgotten, so memory is bounded whoever asks."""
-UNLIMITED = "unlimited"
-"""In place of a rate; and 0 in place of a number of requests at once."""
-_SOON = 1.0
-"""Seconds to wait for one of one's own requests to end: nobody knows how long they take."""
-_IPV6_CUSTOMER = 64
-"""Bits of an IPv6 address that one customer has: the rest he chooses himself."""
+UNLIMITED = "unlimited"  # in place of a rate; for concurrency it is 0
+_SOON = 1.0  # Retry-After for a full concurrency: how long the running requests take is unknown
+_IPV6_CUSTOMER = 64  # bits of an IPv6 address that a provider assigns; its customer chooses the rest
 
 
 class RateExceeded(Exception):
-    """Too much was asked for; the message names the limit and its setting. `seconds`: until it can be asked again."""
+    """A limit was exceeded; the message names it and its setting. `seconds`: until the next try."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -37,7 +33,7 @@ class RateExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is left of a window: `remaining` of `quota` in `window` seconds, of which `seconds` are left."""
+    """The rest of a window: `remaining` of `quota` requests; `seconds` of `window` are left."""
 
     quota: int
     window: int
@@ -46,8 +42,8 @@ class Standing:
 
 
 class _Windows(Storage):
-    """The counters of `limits`' fixed windows. Its own storage in memory starts a thread for each clean-up, which races
-    with those who count, and keeps as many counters as there are names."""
+    """The counters of `limits`' fixed windows. The storage of `limits` itself starts a thread for each
+    clean-up, which races with counting, and is unbounded in names."""
 
     STORAGE_SCHEME = None
 
@@ -101,14 +97,14 @@ class _Windows(Storage):
 
 
 class _Limiter:
-    """Windows that begin with the first request, so that who is refused can be told exactly when the next begins."""
+    """Windows that begin with the first request, so that a refusal can name the exact start of the next."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
         self._windows = FixedWindowRateLimiter(_Windows(clock, most))
 
     def hit(self, item: RateLimitItem, *names: str, cost: int = 1) -> Standing | None:
-        """None: refused; a refused one does not count."""
+        """Count a request. Returns None, without counting, if it is refused."""
         if not self._windows.test(item, *names, cost=cost):
             return None
         self._windows.hit(item, *names, cost=cost)
@@ -120,7 +116,7 @@ class _Limiter:
 
 
 class Rates:
-    """Thread-safe. Nobody is limited who asks over loopback while no authentication is configured."""
+    """Thread-safe. Without authentication there are no limits."""
 
     def __init__(
         self,
@@ -131,16 +127,16 @@ class Rates:
         clock: Callable[[], float] = time.monotonic,
         most: int = MOST_COUNTED,
     ) -> None:
-        """`rate` ("600/minute"), `concurrency` and `tokens` ("1000000/minute") of principals that have none of their
-        own."""
+        """Defaults for principals without own limits: `rate` ("600/minute"), `concurrency`, `tokens`
+        ("1000000/minute")."""
         self._rate, self._concurrency, self._tokens = rate, concurrency, tokens
         self._limiter = _Limiter(clock, most)
         self._lock = threading.Lock()
         self._at_once: dict[str, int] = {}
 
     def enter(self, principal: Principal) -> Standing | None:
-        """One request begins; None where nothing limits their rate. `leave` must follow.
-        Raises RateExceeded; then nothing has begun."""
+        """Begin a request; `leave` must follow. Returns None where the rate is unlimited. Raises RateExceeded without
+        beginning."""
         if _free(principal):
             return None
         self._enter_beside(principal)
@@ -165,10 +161,10 @@ class Rates:
                 self._at_once[principal.identity] = here + 1
                 return
         whose = "the concurrency of this key" if own else "setting access.concurrency"
-        raise RateExceeded(f"{most} requests of this key are under way, and no more are allowed ({whose})", _SOON)
+        raise RateExceeded(f"{most} requests of this key are running, the limit ({whose})", _SOON)
 
     def leave(self, principal: Principal) -> None:
-        """It has ended, however."""
+        """End a request."""
         if _free(principal):
             return
         with self._lock:
@@ -177,8 +173,8 @@ class Rates:
                 self._at_once[principal.identity] = left
 
     def spend(self, principal: Principal, tokens: int) -> None:
-        """So many are to be embedded for it. One request with more than a whole window's tokens has that window for
-        itself. Raises RateExceeded."""
+        """Charge tokens to embed. A request above a whole window's quota takes one window for itself. Raises
+        RateExceeded."""
         if _free(principal) or self._tokens == UNLIMITED:
             return
         item = parse(self._tokens)
@@ -192,14 +188,12 @@ class Rates:
 
 
 def _free(principal: Principal) -> bool:
-    """Nobody in particular, so there is nothing to tell callers apart by. ANONYMOUS gets no further than health and,
-    where that is open, metrics."""
+    """Return whether the caller is unidentified. ANONYMOUS gets only health and, if open, metrics."""
     return principal is LOOPBACK or principal is ANONYMOUS
 
 
 class Failures:
-    """Failed authentications by address. They are only counted: a right key is never refused for what others tried from
-    the same address, and keys are too long to be guessed."""
+    """Counts failed authentications by address. A valid key is never refused for failures of others at its address."""
 
     def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
         self._item = None if rate == UNLIMITED else parse(rate)
@@ -207,7 +201,7 @@ class Failures:
         self._limiter = _Limiter(clock, most)
 
     def add(self, address: str) -> float | None:
-        """One more; the seconds to wait where that is too many, else None."""
+        """Count a failure. Returns the seconds to wait if there are too many, else None."""
         if self._item is None:
             return None
         where = _customer(address)
@@ -216,8 +210,8 @@ class Failures:
         return self._limiter.standing(self._item, where).seconds
 
     def news(self, address: str) -> bool:
-        """Is it worth telling that an address has failed too often? Once in each window: who may not ask for anything
-        must not be able to have as much written as they like."""
+        """Return whether to log that an address failed too often: once in each window, so that callers without
+        rights cannot fill the log."""
         return self._once is None or self._limiter.hit(self._once, "told", _customer(address)) is not None
 
 

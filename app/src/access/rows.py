@@ -1,46 +1,45 @@
-"""Which rows of a collection somebody may see: its row rights and the claims of who asks become a filter that nothing
-the asker sends can widen. Knows claims and the filter language; no store, no HTTP.
-"""
+"""Row rights: the rows of a collection that a principal may see, as a filter that nothing in its request can widen."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from app.src.access.audit import shape_of
 from app.src.access.principal import Principal
+from app.src.settings import CollectionSettings, Settings
 from connector.errors import BadFilter
 from connector.model import Filter
 
+# Values of all claims of one search. A filter has up to 100 conditions, HANA may repeat the values for each, and a
+# statement takes 32,767 parameters.
 MOST_VALUES = 200
-"""Of all claims together that one search is narrowed by. A user's filter has up to 100 conditions, each of which may
-repeat them in HANA, and a statement takes 32,767 parameters."""
 _LARGEST = 2**63
 _log = logging.getLogger(__name__)
 
-ClaimPath = tuple[str, ...]
-"""Where a claim stands: its name, behind the names of the objects that it lies in."""
+ClaimPath = tuple[str, ...]  # a claim: the names of the enclosing objects, then its own
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No row may be seen; `why` is a sentence for who asks, and holds no value of a claim."""
+    """No row is visible; `why` is a sentence for the caller without values of claims."""
 
     why: str
 
 
 class RowsRefused(Exception):
-    """What was asked for shows rows, or says something about single ones, and who asks may not see all of them."""
+    """The request shows rows, or facts about single rows, and the caller may not see all rows."""
 
 
 def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal: Principal) -> Filter | Nothing | None:
-    """The rows that `principal` may see: those that the filter holds for, none, or (None) all of them.
+    """Return the rows that `principal` may see: a filter, Nothing, or None for all rows.
 
-    `rights`: metadata column -> the claim that says which of its values may be seen; all of them must hold. `names`:
-    metadata column -> its name in the metadata. A claim is a text or a whole number, or a list of such; anything else
-    (missing, empty, true, an object, more than MOST_VALUES values) leaves nothing to be seen, and so does a column that
-    has no value in a row. Values are compared as texts, whole and by code point: they are no patterns, "*" is a star.
+    `rights`: metadata column -> the claim with its visible values; all must match. `names`: metadata column -> its name
+    in the metadata. A claim is a text, an integer, or a list of these; anything else (missing, empty, true, an object,
+    more than MOST_VALUES values) shows nothing, and so does a row without the column's value. Values are compared as
+    whole texts by code point; "*" is a star, not a pattern.
     """
     if not rights or principal.every_row:
         return None
@@ -49,10 +48,10 @@ def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal
     for column, path in rights.items():
         values = _values(_claim(principal.claims, path))
         if isinstance(values, str):
-            return Nothing(f'no row may be seen: the claim "{".".join(path)}" {values}')
+            return Nothing(f'no row is visible: the claim "{".".join(path)}" {values}')
         count += len(values)
         if count > MOST_VALUES:
-            return Nothing(f"no row may be seen: the claims have more than {MOST_VALUES} values")
+            return Nothing(f"no row is visible: the claims have more than {MOST_VALUES} values")
         within[names[column]] = {"$in": values}
     return within
 
@@ -66,7 +65,7 @@ Row = TypeVar("Row", bound=_Described)
 
 
 def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
-    """Those that may be seen: all of them, for the store was told. A store that errs must not show what it found."""
+    """Filter the store's rows again: a faulty store must not show other rows."""
     from connector.stores.filters import matches, parse
 
     condition, given = parse(within), list(rows)
@@ -74,18 +73,15 @@ def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
         return given
     kept = [row for row in given if matches(condition, row.metadata)]
     if len(kept) < len(given):
-        _log.error(
-            "the store gave %d rows outside the row rights of who asked; they are not shown", len(given) - len(kept)
-        )
+        _log.error("the store gave %d rows outside the caller's row rights; they are not shown", len(given) - len(kept))
     return kept
 
 
 def check_every_row(collection: str, rights: Mapping[str, ClaimPath], principal: Principal) -> None:
-    """Raises RowsRefused when there may be rows of the collection that `principal` must not see."""
+    """Raise RowsRefused if `principal` may not see every row of the collection."""
     if rights and not principal.every_row:
         raise RowsRefused(
-            f'"{collection}" has row rights, and this shows rows whoever they belong to: it takes a key that is '
-            "allowed to see every row (every_row)"
+            f'"{collection}" has row rights, and this request shows rows of all owners: it needs a key with every_row'
         )
 
 
@@ -99,7 +95,7 @@ def _claim(claims: Mapping[str, Any], path: ClaimPath) -> Any:
 
 
 def _values(claim: Any) -> list[str] | str:
-    """The texts that a column may hold; or what is wrong with the claim."""
+    """Return the visible texts, or what is wrong with the claim."""
     if claim is None:
         return "is missing"
     several = isinstance(claim, Sequence) and not isinstance(claim, str | bytes | bytearray)
@@ -111,12 +107,12 @@ def _values(claim: Any) -> list[str] | str:
     texts = [_text(value) for value in given]
     known = [text for text in texts if text is not None]
     if len(known) < len(texts):
-        return "holds something else than texts and whole numbers"
+        return "holds values other than texts and integers"
     return list(dict.fromkeys(known))
 
 
 def _text(value: Any) -> str | None:
-    """As the metadata's JSON holds it; None for what is no value to be seen by."""
+    """Return the value as the metadata's JSON holds it; None for an unsuitable value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -132,3 +128,30 @@ def _comparable(text: str) -> bool:
     except BadFilter:
         return False
     return True
+
+
+class Rights:
+    """The row rights of the configured collections. `block` finds a collection by name; the methods raise its
+    UnknownCollection."""
+
+    def __init__(self, settings: Settings, block: Callable[[str], CollectionSettings]) -> None:
+        self._settings = settings
+        self._block = block
+
+    def visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
+        """Return the visible rows of a collection, as the function `visible` does."""
+        from connector.document.document import metadata_names
+
+        block = self._block(name)
+        return visible(block.row_rights, metadata_names(block.metadata), principal)
+
+    def check_every_row(self, principal: Principal, name: str | None = None) -> None:
+        """Raise RowsRefused unless the principal may see every row of the collection (None: of any table)."""
+        for block in self._settings.collections if name is None else [self._block(name)]:
+            check_every_row(block.name, block.row_rights, principal)
+
+    def filter_shape(self, name: str, where: Filter | None) -> Any:
+        """Return the filter's shape for the audit log."""
+        from connector.document.document import metadata_names
+
+        return shape_of(where, metadata_names(self._block(name).metadata))

@@ -1,1 +1,1 @@
-"""REST over the service. The only place that knows fastapi; HTTP statuses stand in `errors` alone."""
+"""REST over the service. The only place that imports fastapi; only `errors` has HTTP statuses."""

@@ -1,4 +1,4 @@
-"""The route for agents: the Model Context Protocol behind the same guard, limits and threads as every other route."""
+"""The route of the Model Context Protocol, behind the same guard, limits and threads as the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from app.src.access.principal import Principal
 from app.src.access.rates import RateExceeded
 from app.src.api import guard
-from app.src.api.asker import asker
-from app.src.api.audited import tell
-from app.src.api.desk import Desk, Json
-from app.src.api.direct import content_of, once_more
+from app.src.api.bodies import content_of, once_more
 from app.src.api.errors import ACCEPTED, BAD_REQUEST, FORBIDDEN, OK, NotFound, Refused, problem
+from app.src.api.executors import Executors, Json
+from app.src.api.guard import caller
+from app.src.api.middleware import audit
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 
@@ -49,26 +49,26 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class Caller:
-    """Who sent the request that a tool is called by."""
+    """The caller of a tool."""
 
     expected: tuple[type[Exception], ...] = (Refused, RateExceeded)
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, executors: Executors) -> None:
+        self._desk = executors
 
     async def principal(self, request: Request) -> Principal:
-        return asker(request)
+        return caller(request)
 
     async def run(self, call: Callable[[], Result], principal: Principal, request: Request) -> Result:
         return await self._desk.run(call, request)
 
     def tell(self, request: Request, **fields: Any) -> None:
-        tell(request.scope, **fields)
+        audit(request.scope, **fields)
 
 
-def offered(desk: Desk) -> Streamable | None:
-    """None unless the settings say so. Raises ConfigurationError where the SDK is not installed."""
-    if not desk.service.settings.mcp.http:
+def offered(executors: Executors) -> Streamable | None:
+    """Return the tools, or None where mcp.http is off. Raises ConfigurationError where the SDK is not installed."""
+    if not executors.service.settings.mcp.http:
         return None
     try:
         from app.src.mcp.http import Streamable
@@ -78,7 +78,7 @@ def offered(desk: Desk) -> Streamable | None:
         raise ConfigurationError(
             f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
         ) from None
-    return Streamable(desk.service, Caller(desk))
+    return Streamable(executors.service, Caller(executors))
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +92,7 @@ async def running(agents: Streamable | None) -> AsyncIterator[None]:
 
 def add(routes: APIRouter, agents: Streamable | None) -> None:
     class Route(APIRoute):
-        """The body is read here, within the bounds and deadlines that hold for every body; the rest is the SDK's."""
+        """Reads the body within the bounds of every body, then calls the SDK."""
 
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["method"] not in (self.methods or ()):
@@ -111,7 +111,7 @@ def add(routes: APIRouter, agents: Streamable | None) -> None:
 
 
 async def _answer(agents: Streamable | None, scope: Scope, receive: Receive, send: Send) -> None:
-    """Raises NotFound where nothing is offered, and ClientLeft."""
+    """Raises NotFound where mcp.http is off, and ClientLeft."""
     if agents is None:
         raise NotFound(_OFF)
     if guard.foreign(scope):

@@ -1,40 +1,46 @@
-"""Bounds of one connection that an application cannot enforce: the time and size of a head, the number of headers, the
-size of trailers and chunk framing, unread answers, and the number of connections. Knows uvicorn's protocol, no route.
-"""
+"""Bounds and encryption of one connection, which an application cannot enforce."""
 
 from __future__ import annotations
 
 import asyncio
 import http
+import logging
 import socket
+import ssl
 import struct
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import orjson
+from cryptography import x509
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.src.api.deadlines import MOST_HEAD_BYTES
+from app.src.access.files import edition
 from app.src.api.errors import BAD_REQUEST, HEAD_TOO_LARGE, PROBLEM, RETRY_AFTER, TOO_SLOW, UNAVAILABLE, code_for
+from app.src.api.middleware import MOST_HEAD_BYTES
+from app.src.observe.scraped import Reading
+from app.src.settings import ApiSettings
+from connector.errors import ConfigurationError
 
+# Seconds for the rest of an answered request, and for the client to confirm the close.
 LINGER_SECONDS = 5.0
-"""For what is left of a request that has its answer, and for the other side to agree that the connection is closed."""
-SLOWEST = 10_000
-"""Bytes a second at which an answer must be fetched, or it is given up."""
+SLOWEST = 10_000  # bytes a second at which an answer must be fetched, or it is given up
+# Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes.
 MOST_AHEAD = 32
-"""Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes."""
+# Of one request. Each costs memory beyond its bytes for as long as the head may take.
 MOST_HEADERS = 200
-"""Of one request. Each costs memory beyond its bytes for as long as the head may take."""
+# Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
+# one byte a chunk needs 5.
 FRAMING = 8
-"""Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
-one byte a chunk needs 5."""
-_ACKNOWLEDGED = 120
-"""Where Linux' tcp_info has tcpi_bytes_acked, a 64-bit number."""
+_ACKNOWLEDGED = 120  # where Linux' tcp_info has tcpi_bytes_acked, a 64-bit number
+# SO_LINGER with no time: closing throws away what the other side has not fetched, and tells it.
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with no time: closing throws away what the other side has not fetched, and tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +52,23 @@ class Bounds:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """At any time one clock runs that ends the connection, unless the service itself works on a request: until the head
-    is whole, until the next one begins, until an answer is read. Bodies are bounded in `deadlines`."""
+    """A connection always has a timer, unless the service works on its request: until the head is complete, until the
+    next request begins, until an answer is read. `middleware.Deadlines` bounds bodies."""
 
     bounds: ClassVar[Bounds]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._part: Literal["none", "head", "rest"] = "none"
-        """What comes now: nothing of a request, its head, or what is behind its head."""
+        """The expected part: no request, its head, or the rest."""
         self._passed = False
-        """A head or a request has ended in what comes now."""
+        """A head or a request has ended in this packet."""
         self._beside = 0
         """Bytes of this part outside the body."""
         self._body = 0
         """Bytes of this request's body."""
         self._headers = 0
-        self._wrong = BAD_REQUEST, "what was sent is no HTTP request"
+        self._wrong = BAD_REQUEST, "not an HTTP request"
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._at_work: Any = None
@@ -73,7 +79,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.bounds.connections:
-            limit = f"{self.bounds.connections} connections are open, and no more are allowed"
+            limit = f"{self.bounds.connections} connections are open, the limit"
             self._refuse(UNAVAILABLE, f"{limit} (setting api.max_connections): try again later")
             return
         self._start(self.bounds.read_timeout, self._too_slow)
@@ -93,7 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # Where in it a part ended cannot be told: the next one counts from now on.
+        # Where the part ended in it is unknown: the next part is counted from here.
         self._beside = 0 if self._passed else self._beside + len(data)
         if self._part == "rest":
             wanted = 0 if self.cycle.response_complete else self._body  # an answered request is only drained
@@ -107,14 +113,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
-            self._wrong = BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent ahead of their answers"
+            self._wrong = BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent before their answers"
             raise HttpParserError(self._wrong[1])
         super().on_message_begin()
         self._part, self._body, self._headers = "head", 0, 0
         self._start(self.bounds.read_timeout, self._too_slow)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come this way too. They are ignored: a request is judged by its head."""
+        """Trailers come here too and are ignored."""
         if self._part != "head":
             return
         self._headers += 1
@@ -149,14 +155,14 @@ class BoundedHttp(HttpToolsProtocol):
         if self.transport.is_closing():
             self._end()
         elif more:
-            pass  # the next one is worked on, and what has not come of its body is waited for in `deadlines`
+            pass  # the next request runs; `Deadlines` waits for its body
         elif self._part == "rest":
-            self._start(LINGER_SECONDS, self._end)  # the rest of a body that nobody wants
+            self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
         else:
             self._await_the_next()
 
     def _await_the_next(self) -> None:
-        """Idle connections are uvicorn's to end, but blank lines between requests keep it from that."""
+        """uvicorn ends idle connections, except when they send blank lines between requests."""
         self._start(self.bounds.read_timeout, self._too_slow)
 
     # ---------------------------------------------------------------------------------------------------------- answers
@@ -180,7 +186,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._unread = self.loop.call_later(self.bounds.read_timeout, again)
 
     def _fetched(self) -> int:
-        """Bytes that have arrived at the other side; of other systems than Linux 0 is known."""
+        """Return the bytes that the client acknowledged; 0 on systems other than Linux."""
         try:
             told = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             return int(struct.unpack_from("Q", told, _ACKNOWLEDGED)[0])
@@ -188,8 +194,8 @@ class BoundedHttp(HttpToolsProtocol):
             return 0
 
     def _cut_unless_fetched(self, before: int, seconds: float) -> bool:
-        """Has enough been fetched in these seconds? A reset, for else the system keeps for minutes what nobody fetches,
-        and who fetches nothing does not see the end behind it."""
+        """Return whether enough was fetched in these seconds, else reset the connection. A reset, because the system
+        would keep unread data for minutes, and the client would not see the end behind it."""
         if self._fetched() - before >= SLOWEST * seconds:
             return True
         with suppress(AttributeError, OSError, ValueError):
@@ -211,18 +217,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._start(self.bounds.read_timeout, self._too_slow)  # the answer to the request before comes first
         elif self._part == "head":
             seconds = self.bounds.read_timeout
-            self._refuse(TOO_SLOW, f"the request's head has not come within {seconds:g} s (setting api.read_timeout)")
+            self._refuse(TOO_SLOW, f"the request's head did not arrive within {seconds:g} s (setting api.read_timeout)")
         else:
             self._end()
 
     def _refuse(self, status: int, why: str) -> None:
-        """The application hears nothing of it. An answer that has begun is cut, not continued with another."""
+        """Answer without the application. An answer that has begun is cut."""
         if self._at_work is None or self._at_work.response_complete or not self._at_work.response_started:
             self.transport.write(_answer(status, why))
         self._end()
 
     def _end(self) -> None:
-        """Closing waits until what is written has been read, which may be never."""
+        """Close; that waits until the client has read everything, which may be never."""
         self._watch_closing()
         self.transport.close()
 
@@ -246,7 +252,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bounded(bounds: Bounds) -> type[BoundedHttp]:
-    """uvicorn makes the protocols itself, and tells them nothing of ours."""
+    """Return a protocol class with bounds: uvicorn creates the protocols itself."""
     return type("BoundedHttp", (BoundedHttp,), {"bounds": bounds})
 
 
@@ -260,3 +266,90 @@ def _answer(status: int, why: str) -> bytes:
         "cache-control: no-store\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body
+
+
+_log = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0  # least seconds between two checks of the files
+
+
+class Certificate:
+    """A certificate and key from files: `context` gives each new connection the newest usable pair.
+    An unusable pair (half written, not matching) leaves the previous one in force, is logged once and tried again.
+    Open connections keep theirs. Thread-safe."""
+
+    def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raise ConfigurationError for unreadable or unmatched files."""
+        self._certificate, self._key, self._clock = certificate, key, clock
+        self._lock = threading.Lock()
+        self._looked = clock()
+        self._seen = self._editions()
+        self._newest, self._ends = _loaded_certificate(certificate, key)
+        self.fault: str | None = None
+        """Why the present files are unusable; None: they are served."""
+        self.context = self._newest
+        self.context.sni_callback = self._choose
+
+    def look(self) -> None:
+        """Load changed files. Costs two file stats, and never waits for a concurrent check."""
+        if self._clock() - self._looked < LOOK_SECONDS or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._looked = self._clock()
+            editions = self._editions()
+            if editions != self._seen or self.fault is not None:
+                self._seen = editions
+                self._newest, self._ends = _loaded_certificate(self._certificate, self._key)
+                self.fault = None
+                _log.info("a new certificate is served: %s", self._certificate)
+        except ConfigurationError as error:
+            if self.fault != str(error):  # once
+                _log.error("%s; the previous certificate stays in force", error)
+            self.fault = str(error)
+        finally:
+            self._lock.release()
+
+    def reading(self) -> Reading:
+        """Return for the metrics when the served certificate expires, and whether the files are unusable."""
+        self.look()
+        return {(): {"ends": self._ends, "refused": float(self.fault is not None)}}
+
+    def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        """Choose the context; OpenSSL calls this at each handshake."""
+        self.look()
+        connection.context = self._newest
+
+    def _editions(self) -> tuple[object, object]:
+        return edition(self._certificate), edition(self._key)
+
+
+def certificate_of(api: ApiSettings) -> Certificate | None:
+    """Return the certificate; None: http. Raises ConfigurationError."""
+    if api.tls_certificate is None or api.tls_key is None:
+        return None
+    return Certificate(api.tls_certificate, api.tls_key)
+
+
+def _loaded_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+    """Return the context and the certificate's end as POSIX time. Raises ConfigurationError."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server far more than the client
+    for path, setting in ((certificate, "api.tls_certificate"), (key, "api.tls_key")):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(f"{setting}: {path} cannot be read ({error.strerror})") from None
+    try:
+        made.load_cert_chain(certificate, key, password=_no_password)
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"{certificate} and {key} are not a certificate and its private key, both PEM and the key "
+            "without a password (settings api.tls_certificate, api.tls_key)"
+        ) from None
+    return made, ends.timestamp()
+
+
+def _no_password() -> str:
+    """Fail; without a callback OpenSSL asks at the terminal."""
+    raise ValueError

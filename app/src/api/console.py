@@ -1,6 +1,5 @@
-"""The console: its files, as they lie in static/, under / and /console/. They hold no data and need no credential; all
-that it shows comes over the REST API, with the key of whoever looks. Knows no route but its own.
-"""
+"""The console's files in static/, under / and /console/. They hold no data and need no credential; the console reads
+data over the REST API with its user's key."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ HOME = "/"
 FILES = "/console/{path:path}"
 _PAGE = "index.html"
 _TO_MANUAL = re.compile(rb"\s*<footer.*</footer>")
+# Files of other kinds are not served.
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml; charset=utf-8",
 }
-"""What the console is made of. A file of another kind is not served."""
+# Browsers compare the ETag before each use, so a new version shows at once.
 _ASK_EVERY_TIME = "no-cache"
-"""Kept by browsers, but compared by its ETag before it is used: a new version of the service shows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class _File:
 
 
 def add(app: FastAPI, *, manual: bool) -> None:
-    """All files are read now (some 200 kB), and a path is a name in that table: it leads nowhere else on the disk.
-    `manual`: /docs is served, so the page links to it."""
+    """Read all files now (about 200 kB), so that a path is only a name in their table. `manual`: link to /docs."""
     static = dict(_files(files(__package__) / "static"))
     if not manual:
         static[_PAGE] = _file(_PAGE, _TO_MANUAL.sub(b"", static[_PAGE].content))
@@ -49,7 +47,7 @@ def add(app: FastAPI, *, manual: bool) -> None:
     async def file(request: Request) -> Response:
         found = static.get(request.path_params["path"])
         if found is None:
-            raise NotFound("the console has no such file")
+            raise NotFound("file not found in the console")
         return _answer(request, found)
 
     app.add_route(HOME, home, ["GET"], include_in_schema=False)

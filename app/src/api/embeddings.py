@@ -1,58 +1,137 @@
-"""OpenAI's embeddings and models routes, for clients that speak them. Errors take OpenAI's shape in `errors`."""
+"""The routes that embed: /embed, and OpenAI's embeddings and models."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from binascii import b2a_base64
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.src.api import forms, schemas
-from app.src.api.desk import Desk, Json
-from app.src.api.direct import direct
-from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
+from app.src.api.bodies import Body, ListsOfNumbers, Numbers, Texts, direct
+from app.src.api.errors import OK, BadRequest, UnknownModel, Unprocessable
+from app.src.api.executors import Executors, Json
 from app.src.service.service import Service
 from connector.model import Vectors
 
+
+class EmbedRequest(Body):
+    """`truncate`: cut texts above the model's limit instead of rejecting them."""
+
+    inputs: str | Texts = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    normalize: bool = True
+    truncate: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class OpenAIEmbeddings(Body):
+    """OpenAI's request. `model` may be left out: there is one. `user` is accepted and not used."""
+
+    input: str | Texts | Numbers | ListsOfNumbers = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = None
+
+
+class OpenAIEmbedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="base64: little-endian float32")
+
+
+class OpenAIUsage(BaseModel):
+    prompt_tokens: int = Field(description="tokens of the texts, without special tokens")
+    total_tokens: int
+
+
+class OpenAIEmbeddingsResponse(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: OpenAIUsage
+
+
+class OpenAIModel(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="POSIX time")
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIFault(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "error": {
+                    "message": 'the model "gpt-5" is not served here; this service has "all-MiniLM-L6-v2"',
+                    "type": "invalid_request_error",
+                    "param": "model",
+                    "code": "model_not_found",
+                }
+            }
+        }
+    )
+
+    error: OpenAIFault
+
+
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "model": schemas.OpenAIError},
-    "5XX": {"description": "503, with Retry-After: the engine is away.", "model": schemas.OpenAIError},
+    "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "model": OpenAIError},
+    "5XX": {"description": "503, with Retry-After: the engine is away.", "model": OpenAIError},
 }
 
 
-def add(routes: APIRouter, desk: Desk) -> None:
-    service, started = desk.service, int(time.time())
+def add(routes: APIRouter, executors: Executors) -> None:
+    _add_embed(routes, executors)
+    _add_openai(routes, executors)
+
+
+def _add_openai(routes: APIRouter, executors: Executors) -> None:
+    service, started = executors.service, int(time.time())
 
     def described() -> dict[str, Any]:
         model = service.parts.engine.model
-        return {
-            "id": model,
-            "object": "model",
-            "created": started,
-            "owned_by": "owl-sap-connector",
-        }
+        return {"id": model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
 
-    @direct(routes, "/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
-    async def embeddings(request: Request, body: schemas.OpenAIEmbeddings) -> Response:
+    @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
+    async def embeddings(request: Request, body: OpenAIEmbeddings) -> Response:
         """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
         the model's own only for models trained for it (Matryoshka)."""
         texts = _texts(body)
-        desk.check_texts(texts, name="input")
-        order = _Order(service, body, texts, partial(desk.spend, request))
-        content = order.answer(await desk.embed(request, texts, order.queue))
+        executors.check_texts(texts, name="input")
+        order = _Order(service, body, texts, partial(executors.spend, request))
+        content = order.answer(await executors.embed(request, texts, order.queue))
         return Response(content, media_type=Json.media_type)
 
-    @routes.get("/v1/models", response_model=schemas.OpenAIModels, responses=_ERRORS)
+    @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
     async def models() -> Response:
         """The one model that is served."""
-        return Json({"object": "list", "data": [await desk.run(described)]})
+        return Json({"object": "list", "data": [await executors.run(described)]})
 
-    @routes.get("/v1/models/{model:path}", response_model=schemas.OpenAIModel, responses=_ERRORS)
+    @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
     async def one_model(model: str) -> Response:
         """By its name; 404 for any other."""
 
@@ -60,15 +139,15 @@ def add(routes: APIRouter, desk: Desk) -> None:
             _check_model(service, model)
             return described()
 
-        return Json(await desk.run(asked))
+        return Json(await executors.run(asked))
 
 
-def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
+def _texts(body: OpenAIEmbeddings) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     texts = [item for item in given if isinstance(item, str)]
     if len(texts) < len(given):
         raise BadRequest(
-            "input holds token ids, which belong to OpenAI's own tokenizer: send texts "
+            "input holds token ids of OpenAI's tokenizer: send texts "
             "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
             param="input",
         )
@@ -77,11 +156,11 @@ def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
 
 @dataclass(slots=True)
 class _Order:
-    """What one request asks of the service. `spend` is told the tokens of each text before they are computed.
+    """What one request asks of the service. `spend` gets the tokens of each text before they are computed.
     `tokens`: of all its texts together, known once they are queued."""
 
     service: Service
-    body: schemas.OpenAIEmbeddings
+    body: OpenAIEmbeddings
     texts: list[str]
     spend: Callable[[list[int]], None]
     tokens: int = 0
@@ -111,7 +190,7 @@ class _Order:
         wanted = self.body.dimensions
         if wanted is not None and wanted < vectors.shape[1]:
             vectors = _cut(vectors, wanted)
-        return forms.as_openai(vectors, self.service.parts.engine.model, self.tokens, self.body.encoding_format)
+        return as_openai(vectors, self.service.parts.engine.model, self.tokens, self.body.encoding_format)
 
 
 def _check_model(service: Service, asked: str) -> None:
@@ -146,3 +225,72 @@ def _cut(vectors: Vectors, dimensions: int) -> Vectors:
         raise Unprocessable(f"a vector is all zeros in its first {dimensions} numbers", param="dimensions")
     unit: Vectors = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
     return unit
+
+
+_RAW = "application/octet-stream"
+_RAW_TOO: dict[int | str, dict[str, Any]] = {
+    OK: {
+        "description": "The vectors, in the order of the texts. `X-Embedding-Count` and `X-Embedding-Dimension` say "
+        "how many there are, and how long each is.",
+        "content": {_RAW: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def _add_embed(routes: APIRouter, executors: Executors) -> None:
+    @direct(routes, "/embed", response_model=list[list[float]], responses=_RAW_TOO)
+    async def embed(request: Request, body: EmbedRequest) -> Response:
+        """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
+        executors.check_texts(body.texts, name="inputs")
+        vectors = await executors.embed(request, body.texts, partial(_queued, executors, request, body))
+        headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
+        if _RAW in request.headers.get("accept", "").lower():
+            return Response(as_bytes(vectors), media_type=_RAW, headers=headers)
+        return Response(as_json(vectors), media_type=Json.media_type, headers=headers)
+
+
+def _queued(executors: Executors, request: Request, body: EmbedRequest) -> Future[Vectors]:
+    most = executors.service.parts.engine.max_tokens
+
+    def counted(tokens: list[int]) -> None:
+        for position, count in enumerate(tokens):
+            if count > most and not body.truncate:
+                raise Unprocessable(
+                    f'inputs[{position}] has {count} tokens, the model takes {most}; send "truncate": true to cut it'
+                )
+        executors.spend(request, tokens)
+
+    return executors.service.parts.embedder.embed_later(body.texts, normalize=body.normalize, counted=counted)
+
+
+def as_json(vectors: Vectors) -> bytes:
+    """A list of lists; every float32 can be read back exactly."""
+    return orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def as_bytes(vectors: Vectors) -> bytes:
+    """Little-endian float32, row after row."""
+    return vectors.astype("<f4", copy=False).tobytes()
+
+
+def as_openai(vectors: Vectors, model: str, tokens: int, encoding: str) -> bytes:
+    """OpenAI's answer to an embeddings request; `encoding` float or base64 (of little-endian float32)."""
+    about: dict[str, Any] = {
+        "object": "list",
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    if encoding == "base64":
+        return b"".join((orjson.dumps(about)[:-1], b',"data":[', *_items_in_base64(vectors), b"]}"))
+    rows = enumerate(np.ascontiguousarray(vectors))
+    about["data"] = [{"object": "embedding", "index": index, "embedding": row} for index, row in rows]
+    return orjson.dumps(about, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _items_in_base64(vectors: Vectors) -> Iterator[bytes]:
+    """The items of the list in pieces. Base64 needs no escapes, so these go past orjson, which takes strings alone."""
+    start = b'{"object":"embedding","index":%d,"embedding":"'
+    for index, row in enumerate(np.ascontiguousarray(vectors, dtype="<f4")):
+        yield start % index
+        yield b2a_base64(row, newline=False)
+        yield b'"},' if index < len(vectors) - 1 else b'"}'

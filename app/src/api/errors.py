@@ -1,6 +1,5 @@
-"""Errors to HTTP: the table class -> status, and RFC 9457 problem documents with the request's id; OpenAI's error shape
-under the paths that its clients call. The only place with HTTP statuses. Never shows the message of an error that is
-not meant for people.
+"""Errors to HTTP: the table from class to status, RFC 9457 problem documents, and OpenAI's error shape under the paths
+that its clients call. The only module with HTTP statuses. Never shows the message of an unexpected error.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, cast, get_args
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
@@ -29,17 +29,42 @@ from app.src.service.explaining import code_of, explained
 from app.src.service.service import Service
 from connector import errors
 
+
+class ProblemBody(BaseModel):
+    """RFC 9457, as every error is answered."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "detail": 'there is no collection "material"; did you mean "materials"?',
+                "code": "OWL-1004",
+                "instance": "/v1/collections/material",
+                "request_id": "9b1f0c5e6f0a4e0d8a55b1a0f7a0c3c1",
+            }
+        }
+    )
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="the same for every error of this kind, for good: `owl-sap explain CODE`")
+    instance: str
+    request_id: str
+
+
 PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
-RETRY_AFTER = "5"
-"""Seconds, where nobody has measured how long it will take."""
+RETRY_AFTER = "5"  # seconds, where no better estimate is known
 OK = 200
 ACCEPTED = 202
 NO_CONTENT = 204
 NOT_MODIFIED = 304
 CRASHED = 500
-CLIENT_LEFT = 499
-"""As nginx logs it; the standard has none, for nobody reads it."""
+CLIENT_LEFT = 499  # as nginx logs it; not a standard status
 BAD_REQUEST = 400
 UNAUTHORIZED = 401
 FORBIDDEN = 403
@@ -51,19 +76,17 @@ MISDIRECTED = 421
 HEAD_TOO_LARGE = 431
 TOO_MANY = 429
 UNAVAILABLE = 503
+# A caller may invent any number of others.
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-"""A caller may invent any number of others."""
-MOST_FAULTS = 50
-"""Of a request that are told: a body of two megabytes may have a quarter of a million."""
+MOST_FAULTS = 50  # of a request that are told: a body of two megabytes may have a quarter of a million
 _EXTRA = "extra_forbidden"
-_LONGEST_MEMBER = 100
-"""Characters of an unknown member's name that are compared with those that there are."""
+_LONGEST_MEMBER = 100  # characters of an unknown member's name that are compared with those that there are
 _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A request that cannot be fulfilled as it stands; the message says why. `param` is the part of the body that is to
-    blame and `code` a word for machines: OpenAI's error shape has places for them."""
+    """A request that cannot be fulfilled; the message says why. `param` names the faulty part of the body and `code` is
+    a word for machines: OpenAI's error shape has both."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -72,32 +95,31 @@ class Refused(Exception):
 
 
 class Unprocessable(Refused):
-    """Well-formed, and still nothing that can be done."""
+    """Well-formed, but invalid."""
 
 
 class TooMuch(Refused):
-    """More than a limit allows; the message names the limit."""
+    """Above a limit; the message names it."""
 
 
 class BadRequest(Refused):
-    """What OpenAI's own service answers with 400."""
+    """A fault for which OpenAI's own service answers 400."""
 
 
 class UnknownModel(Refused):
-    """This service has one model, and the request names another."""
+    """The request names another model than the served one."""
 
 
 class NotFound(Refused):
-    """What the path of the request names is not there; the message has the nearest names."""
+    """The path names something unknown; the message has the nearest names."""
 
 
 class TooManyStreams(Refused):
-    """As many clients follow jobs as one process serves."""
+    """The limit of clients that follow jobs is reached."""
 
 
 class Crowded(Refused):
-    """Requests wait longer for their turn than they may, so no more are let in. `seconds`: how long the first of them
-    has waited."""
+    """The request would wait too long for a thread. `seconds`: how long the first of the waiting has waited."""
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -105,11 +127,11 @@ class Crowded(Refused):
 
 
 class ClientLeft(Refused):
-    """Nobody waits for the answer any more, so nothing more is done for it; for the count of requests alone."""
+    """The client has left, so the answer is dropped; only the count of requests shows it."""
 
 
 STATUS: tuple[tuple[type[Exception], int], ...] = (
-    # The first line that fits counts, so the special stands before the general.
+    # The first match counts, so specific classes come before general ones.
     (Unprocessable, 422),
     (TooMuch, TOO_LARGE),
     (BadRequest, 400),
@@ -149,6 +171,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),
 )
+# What a refusal is called that no exception stands for.
 _WITHOUT_ERROR = {
     400: "BadRequest",
     UNAUTHORIZED: "Unauthenticated",
@@ -164,7 +187,6 @@ _WITHOUT_ERROR = {
     CRASHED: "Exception",
     UNAVAILABLE: "NotNow",
 }
-"""What a refusal is called that no exception stands for."""
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
@@ -173,7 +195,7 @@ def status_of(error: Exception) -> int:
 
 
 def retry_after(error: Exception) -> str | None:
-    """What was measured for this refusal, in whole seconds as RFC 9110 has it; None: nothing was."""
+    """Return the measured Retry-After in whole seconds, or None."""
     tells = queue.EngineOverloaded | Crowded | QueueFull | RateExceeded
     measured = error.seconds if isinstance(error, tells) else None
     return None if measured is None else str(max(1, math.ceil(measured)))
@@ -189,8 +211,8 @@ def problem(
     error: Exception | None = None,
     **more: Any,
 ) -> JSONResponse:
-    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told. The code
-    is that of `error`; without one that of the status."""
+    """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape, with the parts of
+    `blame`. The code is that of `error`, else that of the status."""
     headers = dict(headers or {})
     if status in (TOO_MANY, UNAVAILABLE):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -210,12 +232,12 @@ def problem(
 
 
 def code_for(status: int, error: Exception | None = None) -> str:
-    """As `owl-sap explain` knows it."""
+    """Return the code for `owl-sap explain`."""
     return code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
 
 
 def refusal(request: Request, error: Exception) -> JSONResponse:
-    """The answer for an error of the table."""
+    """Return the answer for an error of the table."""
     blame = error if isinstance(error, Refused) else None
     answer = problem(request, status_of(error), str(error), blame=blame, error=error)
     if (seconds := retry_after(error)) is not None:
@@ -266,26 +288,26 @@ def install(app: FastAPI, service: Service) -> None:
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of all routes of this path; the framework names only those of the first."""
+    """Return the methods of all routes of this path; the framework names only those of the first."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def log_without_text(error: Exception, request_id: str) -> None:
-    """Where it happened and its class; its text stays out of the log, because it may hold row data."""
+    """Log the class and traceback of an error; its text may hold row data."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("request %s failed: %s\n%s", request_id, type(error).__name__, frames)
 
 
 def _param(faults: Sequence[Mapping[str, Any]]) -> str | None:
-    """The field of the body that the first fault is about."""
+    """Return the body's field of the first fault."""
     location: Sequence[Any] = faults[0]["loc"] if faults else ()
     return str(location[1]) if len(location) > 1 and location[0] == "body" else None
 
 
 def _what(fault: Mapping[str, Any]) -> str:
-    """pydantic puts the class of our own errors before their message; where JSON breaks off it says why in `ctx`."""
+    """Return the message without pydantic's prefix; for invalid JSON with the reason from `ctx`."""
     message, context = str(fault["msg"]), fault.get("ctx") or {}
     if fault["type"] == "json_invalid":
         return f"{message}: {context.get('error', 'not valid JSON')}"
@@ -293,18 +315,18 @@ def _what(fault: Mapping[str, Any]) -> str:
 
 
 def _unknown(fault: Mapping[str, Any], members: Sequence[str]) -> str | None:
-    """Of a member of the body that there is not: what of the `members` it may have been meant to be."""
+    """Suggest the closest known member for an unknown one."""
     if fault["type"] != _EXTRA:
         return None
-    told = "there is no such member"
+    told = "unknown member"
     if len(fault["loc"]) != 2 or not members:  # further in it is another model's
         return told
     near = difflib.get_close_matches(str(fault["loc"][1])[:_LONGEST_MEMBER], members, n=1)
-    return f'{told}; did you mean "{near[0]}"?' if near else f"{told}; there are: {', '.join(members)}"
+    return f'{told}; did you mean "{near[0]}"?' if near else f"{told}; known members: {', '.join(members)}"
 
 
 def _members(request: Request) -> list[str]:
-    """Of the body that the endpoint takes; by convention that parameter has the name `body`, and may be optional."""
+    """Return the members of the endpoint's body, by convention its parameter `body`."""
     endpoint = getattr(request.scope.get("route"), "endpoint", None)
     body = None if endpoint is None else inspect.signature(endpoint, eval_str=True).parameters.get("body")
     if body is None:

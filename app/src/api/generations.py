@@ -1,53 +1,167 @@
-"""The routes of generations: which there are; build, compare, switch, roll back, drop."""
+"""The routes of generations and of the quarantine."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.src.api import schemas
-from app.src.api.asker import check_every_row
-from app.src.api.desk import Desk, Json
+from app.src.api.bodies import Body, Texts, few_faults, one_of_members
 from app.src.api.errors import ACCEPTED, OK
-from app.src.api.jobs import JOB_LINKS, started
+from app.src.api.executors import Executors, Json
+from app.src.api.guard import check_every_row
+from app.src.api.jobs import JOB_LINKS, LAST_GENERATION, JobStarted, started
 from app.src.service.sync import SyncRequest
 
-_PLACE = "/v1/collections/{name}/generations"
+Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), few_faults(10_000)] | None
+
+
+class GenerationsBody(Body):
+    """`number`: the generation to compare, switch to or drop; null: the newest that is being built."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"action": {"enum": ["compare", "switch"]}}},
+                {"properties": {"action": {"const": "drop"}, "number": {"type": "integer"}}, "required": ["number"]},
+                {"properties": {"action": {"enum": ["build", "rollback"]}, "number": {"type": "null"}}},
+            ]
+        }
+    )
+
+    action: Literal["build", "compare", "switch", "rollback", "drop"]
+    number: int | None = Field(default=None, ge=1, le=LAST_GENERATION)
+    force: bool = Field(default=False, description="switch even to one that is not complete")
+    queries: Texts = Field(default=[], description="compare: texts to ask for, besides stored ones")
+    sample: int = Field(default=50, ge=0, le=1000, description="compare: how many stored texts to ask for")
+
+    @model_validator(mode="after")
+    def _fits(self) -> GenerationsBody:
+        if self.number is None and self.action == "drop":
+            raise ValueError("drop needs a number")
+        if self.number is not None and self.action in ("build", "rollback"):
+            raise ValueError(f"{self.action} takes no number")
+        return self
+
+
+class KeysBody(Body):
+    """Which rows of the quarantine; null: all."""
+
+    keys: Keys = Field(
+        default=None,
+        description="values by column name, or all values in key order",
+        examples=[[{"MATNR": "4711"}]],
+    )
+
+
+class DropBody(KeysBody):
+    """Which entries of the quarantine: either `keys`, or all by name."""
+
+    model_config = one_of_members("keys", "all")
+
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> DropBody:
+        if self.all == (self.keys is not None):
+            raise ValueError('give either keys or "all": true')
+        return self
+
+
+class EntryBody(BaseModel):
+    key: dict[str, Any] = Field(description="by column name, as in search hits", examples=[{"MATNR": "4711"}])
+    stage: str = Field(description="render, embed or apply")
+    reason: str = Field(description="names columns and codes, never the row's text")
+    attempts: int = Field(description="with its present content, since the last retry by request")
+    given_up: bool = Field(description="syncs skip it until its content changes or it is retried by request")
+    last_seen: str | None
+
+
+class GenerationBody(BaseModel):
+    generation: int
+    state: Literal["building", "active", "retired"]
+    complete: bool = Field(description="one sync of it was complete")
+    model: str
+    dimension: int
+    rows: int | None
+    table: str
+    created: str | None
+    retired: str | None
+    last_sync: str | None
+    template: str | None = Field(description="null: made by an earlier version")
+
+
+class ComparisonBody(BaseModel):
+    collection: str
+    serving: int
+    other: int
+    serving_rows: int
+    other_rows: int
+    complete: bool
+    queries: int
+    overlap_at_10: float | None = Field(description="mean share of the first ten rows that both find")
+    rank_biased_overlap: float | None = Field(description="1: the same rows in the same order")
+    same_first: float | None = Field(description="share of the queries with the same best row")
+
+
+class SwitchedBody(BaseModel):
+    collection: str
+    generation: int
+    retired: int
+    notes: list[str]
+
+
+class GenerationDropped(BaseModel):
+    collection: str
+    dropped: int
+
+
+class DropResponse(BaseModel):
+    dropped: int
+
+
+def add(routes: APIRouter, executors: Executors) -> None:
+    _add_quarantine(routes, executors)
+    _add_generations(routes, executors)
+
+
+_GENERATIONS = "/v1/collections/{name}/generations"
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     OK: {"description": "What was found or done, for every action but build."},
-    ACCEPTED: JOB_LINKS[ACCEPTED] | {"description": "build: the job that does it.", "model": schemas.JobStarted},
+    ACCEPTED: JOB_LINKS[ACCEPTED] | {"description": "build: the job that does it.", "model": JobStarted},
 }
 
 
-def add(routes: APIRouter, desk: Desk) -> None:
-    service = desk.service
+def _add_generations(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
 
-    @routes.get(_PLACE, response_model=list[schemas.GenerationBody])
+    @routes.get(_GENERATIONS, response_model=list[GenerationBody])
     async def generations(name: str) -> Response:
-        """The editions of a collection, by number: the active one serves, others are built or kept to go back to."""
-        return Json(await desk.run(partial(service.generations.shown, name)))
+        """The generations of a collection, by number: the active one serves, others are being built or kept for
+        rollback."""
+        return Json(await executors.run(partial(service.generations.shown, name)))
 
     @routes.post(
-        _PLACE,
-        response_model=schemas.ComparisonBody | schemas.SwitchedBody | schemas.GenerationDropped,
+        _GENERATIONS,
+        response_model=ComparisonBody | SwitchedBody | GenerationDropped,
         responses=_ANSWERS,
     )
-    async def change(request: Request, name: str, body: schemas.GenerationsBody) -> Response:
-        """Build another generation by the settings, in the background; or compare, switch, roll back, drop at once. 404
-        for a generation there is none of, 409 where its state forbids it or a job of this collection runs."""
+    async def change(request: Request, name: str, body: GenerationsBody) -> Response:
+        """Build a generation by the settings, in the background; or compare, switch, roll back or drop at once. 404 for
+        an unknown generation, 409 where its state forbids it or a job of this collection runs."""
         if body.queries:
-            desk.check_texts(body.queries, name="queries")
-        if body.action == "compare":  # by the texts of stored rows, and it shows them
+            executors.check_texts(body.queries, name="queries")
+        if body.action == "compare":  # it shows texts of stored rows
             check_every_row(service, request, name)
         if body.action == "build":
-            return started(await desk.run(partial(service.background.start_build, name, SyncRequest(owner="api"))))
-        return Json(await desk.run(partial(_done, desk, name, body)))
+            return started(await executors.run(partial(service.background.start_build, name, SyncRequest(owner="api"))))
+        return Json(await executors.run(partial(_done, executors, name, body)))
 
 
-def _done(desk: Desk, name: str, body: schemas.GenerationsBody) -> dict[str, Any]:
-    service = desk.service
+def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, Any]:
+    service = executors.service
     if body.action == "compare":
         return dict(service.generations.compare(name, body.number, body.queries, body.sample).as_dict())
     if body.action == "switch":
@@ -56,3 +170,41 @@ def _done(desk: Desk, name: str, body: schemas.GenerationsBody) -> dict[str, Any
         return service.generations.rollback(name).as_dict()
     service.generations.drop(name, cast("int", body.number))  # the schema has seen to it
     return {"collection": name, "dropped": body.number}
+
+
+_QUARANTINE = "/v1/collections/{name}/quarantine"
+_LEASE_WAIT = 2.0  # seconds that a request may wait for another worker before it is answered 409
+
+
+def _add_quarantine(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
+
+    @routes.get(_QUARANTINE, response_model=list[EntryBody])
+    async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
+        """The rows that could not be processed, in the order of their keys, each with its reason. `GET
+        /v1/collections/{name}` has their total."""
+        check_every_row(service, request, name)
+        entries = await executors.run(partial(service.quarantine.entries, name))
+        return Json([entry.as_dict() for entry in entries[:limit]])
+
+    @routes.post(f"{_QUARANTINE}/retry", status_code=ACCEPTED, response_model=JobStarted, responses=JOB_LINKS)
+    async def retry(request: Request, name: str, body: KeysBody | None = None) -> Response:
+        """Read these rows (without `keys`: all in quarantine) again and process them, in the background. The job's
+        result counts what became of them. 404 for a key that is not in quarantine; 409 while a job of this
+        collection runs."""
+        if _keys(body) is not None:
+            check_every_row(service, request, name)
+        return started(await executors.run(partial(service.background.start_retry, name, _keys(body))))
+
+    @routes.post(f"{_QUARANTINE}/drop", response_model=DropResponse)
+    async def drop(request: Request, name: str, body: DropBody) -> Response:
+        """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
+        while another worker holds the collection."""
+        if body.keys is not None:
+            check_every_row(service, request, name)
+        dropped = await executors.write(partial(service.quarantine.drop, name, body.keys, _LEASE_WAIT))
+        return Json({"dropped": dropped})
+
+
+def _keys(body: KeysBody | None) -> Keys:
+    return None if body is None else body.keys

@@ -1,5 +1,5 @@
-"""Lets in who may ask, before anything of the body is read: the table of what each route needs, credentials out of
-headers, 401 and 403. What is not in the table is not served. Knows no route's work.
+"""Authentication and authorisation of each request, before its body is read: the scopes that each route needs,
+credentials from headers, 401 and 403. A route that is not listed here is not served.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.src.access.authentication import Authentication
-from app.src.access.errors import IssuerAway, Unauthenticated
-from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal
+from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, IssuerAway, Principal, Unauthenticated
 from app.src.access.principal import Scope as Right
+from app.src.access.rows import RowsRefused
 from app.src.api.errors import FORBIDDEN, MISDIRECTED, NOT_FOUND, UNAUTHORIZED, UNAVAILABLE, problem
 from app.src.observe.metrics import Metrics
+from app.src.service.service import Service
 from app.src.settings import is_loopback
 
+# In the ASGI scope: the caller; a check whether the caller may still ask; why the guard refused, as a word.
 PRINCIPAL = "owl_sap.principal"
-"""In the ASGI scope: who asks."""
 _STILL = "owl_sap.still"
-"""In the ASGI scope: looks again whether who asked may still ask for this."""
 REFUSED = "owl_sap.refused"
-"""In the ASGI scope of a request that the guard refused: why, as a word."""
+# Any one of these scopes is enough, and admin always is. Empty: open to all.
 Need = frozenset[Right]
-"""Any one of these scopes will do; admin always does. Empty: open to everybody."""
 OPEN: Need = frozenset()
 ANYBODY: Need = frozenset(SCOPES)
-"""Whoever is known here and may do anything at all."""
 _EMBED, _SEARCH, _SYNC = (frozenset[Right]((scope,)) for scope in ("embed", "search", "sync"))
 _ADMIN, _METRICS = (frozenset[Right]((scope,)) for scope in ("admin", "metrics"))
 _METRICS_ROUTE = "GET /metrics"
+# By method and route template. HEAD needs what GET does. Other methods get 405 from the router.
 NEEDS: Mapping[str, Need] = {
     "GET /health/live": OPEN,
     "GET /health/ready": OPEN,
@@ -49,7 +48,7 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/search": _SEARCH,
     "POST /v1/collections/{name}/rows": _SEARCH,
     "GET /v1/collections/{name}/fields": _SEARCH,
-    # Tools that need more look for it themselves.
+    # Tools that need more scopes check them.
     "POST /mcp": _SEARCH,
     "GET /v1/collections/{name}/map": _SEARCH,
     "GET /v1/info": ANYBODY,
@@ -72,30 +71,27 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/documents": _SYNC,
     "POST /v1/collections/{name}/documents/delete": _SYNC,
     "GET /v1/collections/{name}/generations": _SYNC,
-    # Switches what everybody is served, or throws it away.
+    # Switches or deletes what every caller is served.
     "POST /v1/collections/{name}/generations": _ADMIN,
     "GET /docs": ANYBODY,
     "GET /docs/style.css": ANYBODY,
     "GET /openapi.json": ANYBODY,
-    # The console's own files. They hold no data; all that it shows comes over the routes above.
+    # The console's files hold no data; it reads data over the routes above.
     "GET /": OPEN,
     "GET /console/{path:path}": OPEN,
 }
-"""By method and route template. HEAD needs what GET does. The router says 405 to any other method, to whoever is known.
-"""
-_LOOKED_AT = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
-Sent = Mapping[bytes, Sequence[str]]
-"""Of the headers those that matter here, each as often as it was sent."""
+_HEADERS = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
+Sent = Mapping[bytes, Sequence[str]]  # the headers that matter here, each as often as it was sent
 _REALM = 'Bearer realm="owl-sap"'
+# An IPv6 address in brackets, or a name or IPv4 address with or without the root's dot; optionally a port.
 _HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
-"""An address of IPv6 in brackets, or a name or address of IPv4 with or without the root's dot; and perhaps a port."""
 FOREIGN = "requests of other web pages are refused"
 _WHY_MISSING = "send an API key or a token: Authorization: Bearer ..., or X-API-Key"
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A route, and what it needs by method."""
+class _Rule:
+    """A route and the scopes that its methods need."""
 
     pattern: re.Pattern[str]
     methods: frozenset[str]
@@ -105,53 +101,53 @@ class _Way:
 
 
 class Unlisted(RuntimeError):
-    """A route that nobody has said who may use. A fault of the program, found when the application is made."""
+    """A route without an entry in NEEDS: a fault of the program, found when the application is made."""
 
 
-class _Ways:
+class Rules:
     """The same patterns in the same order as the router's, so that both mean the same route."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
-        self._ways = tuple(way for route in routes for way in _ways(route, needs))
-        self._plain: dict[tuple[str, str], _Way] = {}
-        for way in self._ways:
-            path = getattr(way.route, "path", "")
-            if "{" not in path and not isinstance(way.route, Mount):
-                for method in way.methods:
-                    if self._search(method, path) is way:
-                        self._plain[method, path] = way
+        self._rules = tuple(rule for route in routes for rule in _rules(route, needs))
+        self._plain: dict[tuple[str, str], _Rule] = {}
+        for rule in self._rules:
+            path = getattr(rule.route, "path", "")
+            if "{" not in path and not isinstance(rule.route, Mount):
+                for method in rule.methods:
+                    if self._search(method, path) is rule:
+                        self._plain[method, path] = rule
 
-    def find(self, method: str, path: str) -> _Way | None:
-        """None: there is no such path. A way of other methods is found too, as the router finds it for its 405."""
+    def find(self, method: str, path: str) -> _Rule | None:
+        """Return the rule of a path, possibly one of other methods, as the router finds it for its 405."""
         return self._plain.get((method, path)) or self._search(method, path)
 
-    def _search(self, method: str, path: str) -> _Way | None:
+    def _search(self, method: str, path: str) -> _Rule | None:
         other = None
-        for way in self._ways:
-            if way.pattern.fullmatch(path):  # `$` alone would let a line feed follow
-                if method in way.methods:
-                    return way
-                other = other or way
+        for rule in self._rules:
+            if rule.pattern.fullmatch(path):  # `$` alone would let a line feed follow
+                if method in rule.methods:
+                    return rule
+                other = other or rule
         return other
 
 
-def _ways(route: BaseRoute, needs: Mapping[str, Need]) -> Sequence[_Way]:
+def _rules(route: BaseRoute, needs: Mapping[str, Need]) -> Sequence[_Rule]:
     if isinstance(route, Mount):
         need = needs.get(f"GET {route.path}")
         methods = frozenset(("GET", "HEAD"))
     elif isinstance(route, Route):
         methods = frozenset(route.methods or ())
-        named = {method: needs.get(f"{method} {route.path}") for method in methods - {"HEAD"}}
-        need = next(iter(named.values())) if len(set(named.values())) == 1 else None
+        found = {method: needs.get(f"{method} {route.path}") for method in methods - {"HEAD"}}
+        need = next(iter(found.values())) if len(set(found.values())) == 1 else None
     else:
-        raise Unlisted(f"{type(route).__name__} is a kind of route that the guard does not know")
+        raise Unlisted(f"{type(route).__name__} is a kind of route unknown to the guard")
     if need is None:
         raise Unlisted(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
-    return [_Way(route.path_regex, methods, route, need, need | _ADMIN)]
+    return [_Rule(route.path_regex, methods, route, need, need | _ADMIN)]
 
 
 class Guard:
-    """ASGI middleware. Puts the Principal into the scope as PRINCIPAL, and the route as the router would."""
+    """ASGI middleware that puts the Principal into the scope, and the route as the router would."""
 
     def __init__(
         self, app: ASGIApp, routes: Sequence[BaseRoute], authentication: Authentication, metrics: Metrics
@@ -164,44 +160,44 @@ class Guard:
         needs = dict(NEEDS)
         if settings.open_metrics:
             needs[_METRICS_ROUTE] = OPEN
-        self._ways = _Ways(routes, needs)
+        self._rules = Rules(routes, needs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # nothing here speaks anything else
+        if scope["type"] != "http":  # websockets
             await send({"type": "websocket.close", "code": 1008})
             return
-        way = self._ways.find(scope["method"], scope["path"])
-        if way is not None:
-            scope["route"] = way.route  # for counts and logs of requests that come no further
-        refusal = await self._refusal(scope, way)
+        rule = self._rules.find(scope["method"], scope["path"])
+        if rule is not None:
+            scope["route"] = rule.route  # for the counts and logs of refused requests
+        refusal = await self._refusal(scope, rule)
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, way: _Way | None) -> Response | None:
-        """Who asks is written into the scope; None: may go on."""
-        headers = _looked_at(scope)
+    async def _refusal(self, scope: Scope, rule: _Rule | None) -> Response | None:
+        """Put the principal into the scope. Returns the refusal, or None."""
+        headers = _relevant_headers(scope)
         scope[PRINCIPAL] = ANONYMOUS
         if not self._authentication.configured:
             scope[PRINCIPAL] = LOOPBACK
             return self._misdirected(scope, headers)
         try:
-            principal = await self._principal(headers, optional=way is not None and not way.need)
+            principal = await self._principal(headers, optional=rule is not None and not rule.need)
         except Unauthenticated as error:
             return self._unauthenticated(scope, str(error), error.code)
         except IssuerAway as error:
             return self._refuse(scope, UNAVAILABLE, str(error), "issuer_away")
         scope[PRINCIPAL] = principal
-        if way is None:
+        if rule is None:
             return problem(Request(scope), NOT_FOUND, "Not Found")
-        scope[_STILL] = partial(self._still_may, headers, way)
-        if not way.need or scope["method"] not in way.methods or not way.enough.isdisjoint(principal.scopes):
+        scope[_STILL] = partial(self._still_may, headers, rule)
+        if not rule.need or scope["method"] not in rule.methods or not rule.enough.isdisjoint(principal.scopes):
             return None
-        return self._forbidden(scope, way.need)
+        return self._forbidden(scope, rule.need)
 
     async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
-        """`optional`: somebody unknown is ANONYMOUS, whatever they sent."""
+        """With `optional`, an unknown caller is ANONYMOUS."""
         try:
             return await self._authentication.principal(_credential(headers))
         except (Unauthenticated, IssuerAway):
@@ -209,12 +205,12 @@ class Guard:
                 return ANONYMOUS
             raise
 
-    async def _still_may(self, headers: Sent, way: _Way) -> bool:
+    async def _still_may(self, headers: Sent, rule: _Rule) -> bool:
         try:
-            principal = await self._principal(headers, optional=not way.need)
+            principal = await self._principal(headers, optional=not rule.need)
         except (Unauthenticated, IssuerAway):
             return False
-        return not way.need or not way.enough.isdisjoint(principal.scopes)
+        return not rule.need or not rule.enough.isdisjoint(principal.scopes)
 
     # ----------------------------------------------------------------------------------------------------- refusals
 
@@ -227,7 +223,7 @@ class Guard:
         return answer
 
     def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
-        """RFC 6750: who sent nothing is told how to, who sent something is told what is wrong with it."""
+        """As RFC 6750 has it: the error is named only if a credential was sent."""
         told = "".join(char for char in why if " " <= char <= "~" and char not in '"\\')  # RFC 6750, section 3
         header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
         return self._refuse(scope, UNAUTHORIZED, why, code, header)
@@ -238,18 +234,18 @@ class Guard:
         return self._refuse(scope, FORBIDDEN, f"this needs the scope {wanted}", "scope", header)
 
     def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
-        """Without authentication everything on this machine may ask, but no web page in a browser on it: a page whose
-        name was made to lead here (DNS rebinding) shows by the Host header, one of elsewhere by its Origin."""
+        """Refuse web pages while no authentication is configured: programs on this machine may ask, pages in
+        its browser may not. The Host header shows DNS rebinding, Origin a page of another site."""
         hosts, origins = headers.get(b"host", ()), headers.get(b"origin", ())
-        if not self._one_of_ours(hosts, scope["http_version"]):
-            why = "this service has no authentication and answers on loopback only: send one header Host, with its "
-            why += "address or a name of the setting access.hosts"
+        if not self._is_own_host(hosts, scope["http_version"]):
+            why = "this service has no authentication and answers on loopback only: send one Host header with its "
+            why += "address or a name from the setting access.hosts"
             return self._refuse(scope, MISDIRECTED, why, "host")
         if _foreign(hosts, origins):
             return self._refuse(scope, FORBIDDEN, FOREIGN, "origin")
         return None
 
-    def _one_of_ours(self, hosts: Sequence[str], version: str) -> bool:
+    def _is_own_host(self, hosts: Sequence[str], version: str) -> bool:
         if not hosts:
             return version == "1.0"  # which has no such header; no browser speaks it
         found = _HOST.fullmatch(hosts[0])
@@ -260,19 +256,18 @@ class Guard:
         return (is_loopback(name) or name in self._hosts) and (port is None or 0 < int(port) < 1 << 16)
 
 
-def _looked_at(scope: Scope) -> Sent:
-    """In one go, for every request pays for it."""
+def _relevant_headers(scope: Scope) -> Sent:
     found: dict[bytes, list[str]] = {}
     for name, value in scope["headers"]:
-        if name in _LOOKED_AT:
+        if name in _HEADERS:
             found.setdefault(name, []).append(value.decode("latin-1"))
     return found
 
 
 def foreign(scope: Scope) -> bool:
-    """Does a web page of elsewhere ask? MCP wants that refused whoever its reader is; elsewhere a credential, which no
-    page can send along by itself, is enough."""
-    headers = _looked_at(scope)
+    """Return whether a page of another site sent the request. MCP requires its refusal even with a credential, which no
+    page can send by itself."""
+    headers = _relevant_headers(scope)
     return _foreign(headers.get(b"host", ()), headers.get(b"origin", ()))
 
 
@@ -288,8 +283,8 @@ def _authority(origin: str) -> str:
 
 
 def _credential(headers: Sent) -> str:
-    """The one that is sent: as bearer, as OpenAI's clients do, or as X-API-Key. Never out of the address, which stands
-    in logs. Raises Unauthenticated."""
+    """Return the credential from Authorization (Bearer) or X-API-Key; never from the URL, which logs hold. Raises
+    Unauthenticated."""
     found = [value.strip() for value in headers.get(b"x-api-key", ())]
     for value in headers.get(b"authorization", ()):
         scheme, _, credential = value.strip().partition(" ")
@@ -310,8 +305,7 @@ async def still_may(scope: Scope) -> bool:
 
 
 def describe(document: dict[str, Any], *, open_metrics: bool) -> None:
-    """Into the description of the API: how to say who one is, and which scopes each route takes. For /docs, whose
-    button sends the credential along, and for whoever makes clients of it."""
+    """Add the security schemes and each route's scopes to the OpenAPI document."""
     schemes = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
@@ -329,5 +323,26 @@ def describe(document: dict[str, Any], *, open_metrics: bool) -> None:
 
 
 def known(scope: Mapping[str, Any]) -> bool:
-    """Has who asks said who they are, or need not? Who has not is told no more than that something is wrong."""
+    """Return whether the caller may see details: it authenticated, or no authentication is configured."""
     return scope.get(PRINCIPAL, ANONYMOUS) is not ANONYMOUS
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Return who sent the request; LOOPBACK before the guard has looked."""
+    principal: Principal = scope.get(PRINCIPAL, LOOPBACK)
+    return principal
+
+
+def caller(request: Request) -> Principal:
+    """Return who sent the request, as the guard found out."""
+    principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
+    return principal
+
+
+def check_every_row(service: Service, request: Request, name: str | None = None) -> None:
+    """Check that the caller may see every row of the collection (None: of any table). Raises RowsRefused."""
+    try:
+        service.rights.check_every_row(caller(request), name)
+    except RowsRefused:
+        request.scope[REFUSED] = "row_rights"
+        raise

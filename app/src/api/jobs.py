@@ -1,40 +1,88 @@
-"""The routes that start background work and follow it: a job's record, its events as they come, its end on request."""
+"""The routes that start background work and follow it: sync, verify, job records, events and cancelling."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.src.api import schemas
-from app.src.api.desk import Desk, Json
+from app.src.api.bodies import Body
 from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
+from app.src.api.executors import Executors, Json
 from app.src.api.guard import still_may
 from app.src.jobs import Event, Job, Jobs, State
 from app.src.service.sync import SyncRequest
 
+LAST_GENERATION = 2**31 - 1  # both stores keep the number as an integer of 32 bits
+
+
+class SyncBody(Body):
+    full: bool = Field(default=False, description="compare every row, with any change method")
+    max_deletes: float | None = Field(default=None, ge=0, le=1)
+    retry_login: bool = Field(
+        default=False, description="retry a refused login once, after user or privileges were corrected in HANA"
+    )
+    accept_schema: bool = Field(default=False, description="continue although a column in use changed its type")
+
+
+class VerifyBody(Body):
+    repair: bool = Field(default=False, description="repair what differs: rows that differ are rewritten")
+    generation: int | None = Field(default=None, ge=1, le=LAST_GENERATION, description="default: the active one")
+
+
+class JobStarted(BaseModel):
+    job: str
+
+
+class JobBody(BaseModel):
+    id: str
+    collection: str
+    kind: str = Field(description="sync, verify, retry or build")
+    state: str = Field(
+        description="queued, running, waiting (for another worker, or until next_try), succeeded, failed or cancelled"
+    )
+    progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
+    result: dict[str, Any] | None = Field(description="the report of the work, once it is over")
+    error: str | None
+    created: float = Field(description="POSIX time")
+    started: float | None
+    finished: float | None
+    attempts: int = Field(description="how often it was started")
+    note: str | None = Field(description="why it is queued again, or its reason to wait")
+    next_try: float | None = Field(description="POSIX time until which it waits for HANA")
+
+
+class EventBody(BaseModel):
+    """One server-sent event of a job."""
+
+    id: str = Field(pattern="^[0-9]+$", description="for Last-Event-ID")
+    event: Literal["state", "progress", "result"]
+    data: str = Field(description="JSON; of `result` the whole job, as GET /v1/jobs/{job_id} has it")
+
+
 POLL_SECONDS = 0.2
-PING_SECONDS = 15
-"""A comment so often keeps proxies from closing a quiet stream."""
+PING_SECONDS = 15  # a comment so often keeps proxies from closing a quiet stream
 MOST_STREAMS = 100
+# Quiet polls after which the record itself is read: only that notices that a job's process has died.
 _SETTLE_POLLS = 10
-"""Quiet polls after which the record itself is read: only that notices that a job's process has died."""
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     OK: {
         "description": "Events `state`, `progress` and, last of all, `result`; ids count from 1.",
-        "content": {"text/event-stream": {"schema": schemas.EventBody.model_json_schema()}},
+        "content": {"text/event-stream": {"schema": EventBody.model_json_schema()}},
     },
     NO_CONTENT: {"description": "The job is over and there is nothing after Last-Event-ID."},
 }
 
 
 _EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
+# Of the answers that start a job, for the description of the API: where its id goes.
 JOB_LINKS: dict[int | str, dict[str, Any]] = {
     ACCEPTED: {
         "description": "Started; `Location` has the place of the job.",
@@ -44,31 +92,30 @@ JOB_LINKS: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-"""Of the answers that start a job, for the description of the API: where its id goes."""
 
 
-def add(routes: APIRouter, desk: Desk) -> None:
-    _add_starts(routes, desk)
-    _add_records(routes, desk)
-    _add_events(routes, desk)
+def add(routes: APIRouter, executors: Executors) -> None:
+    _add_starts(routes, executors)
+    _add_records(routes, executors)
+    _add_events(routes, executors)
 
 
 def started(job: Job) -> Response:
     return Json({"job": job.id}, ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
 
 
-def _add_starts(routes: APIRouter, desk: Desk) -> None:
-    service = desk.service
+def _add_starts(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
 
     @routes.post(
         "/v1/collections/{name}/sync",
         status_code=ACCEPTED,
-        response_model=schemas.JobStarted,
+        response_model=JobStarted,
         responses=JOB_LINKS,
     )
-    async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
+    async def sync(name: str, body: SyncBody | None = None) -> Response:
         """Start a sync in the background; 409 while a job of this collection runs."""
-        wanted = body or schemas.SyncBody()
+        wanted = body or SyncBody()
         request = SyncRequest(
             wanted.full,
             wanted.max_deletes,
@@ -76,57 +123,57 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
             retry_login=wanted.retry_login,
             accept_schema=wanted.accept_schema,
         )
-        return started(await desk.run(partial(service.background.start_sync, name, request)))
+        return started(await executors.run(partial(service.background.start_sync, name, request)))
 
     @routes.post(
         "/v1/collections/{name}/verify",
         status_code=ACCEPTED,
-        response_model=schemas.JobStarted,
+        response_model=JobStarted,
         responses=JOB_LINKS,
     )
-    async def verify(name: str, body: schemas.VerifyBody | None = None) -> Response:
+    async def verify(name: str, body: VerifyBody | None = None) -> Response:
         """Compare the collection with its source in the background; `repair` rewrites the rows that differ. The
         job's result is the report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
-        wanted = body or schemas.VerifyBody()
+        wanted = body or VerifyBody()
         work = partial(service.background.start_verify, name, repair=wanted.repair, generation=wanted.generation)
-        return started(await desk.run(work))
+        return started(await executors.run(work))
 
 
-def _add_records(routes: APIRouter, desk: Desk) -> None:
-    jobs = desk.service.jobs
+def _add_records(routes: APIRouter, executors: Executors) -> None:
+    jobs = executors.service.jobs
 
-    @routes.get("/v1/jobs", response_model=list[schemas.JobBody])
+    @routes.get("/v1/jobs", response_model=list[JobBody])
     async def all_jobs(
         collection: str | None = None,
         state: State | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        """Newest first. Records outlive the service; old ones are forgotten ([state] keep_jobs, keep_days)."""
-        found = await desk.look(partial(jobs.all, collection, state, limit))
+        """Newest first. Records outlive the service; old ones are deleted ([state] keep_days; at most 1,000)."""
+        found = await executors.look(partial(jobs.all, collection, state, limit))
         return Json([job.as_dict() for job in found])
 
-    @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody, operation_id="one_job")
+    @routes.get("/v1/jobs/{job_id}", response_model=JobBody, operation_id="one_job")
     async def one_job(job_id: str) -> Response:
-        """Its record: state, progress and, once it is over, the result or the error."""
-        job = await desk.look(partial(jobs.get, job_id))
+        """One record: state, progress and, at the end, the result or the error."""
+        job = await executors.look(partial(jobs.get, job_id))
         return Json(job.as_dict())
 
     @routes.post(
         "/v1/jobs/{job_id}/cancel",
         status_code=ACCEPTED,
-        response_model=schemas.JobBody,
+        response_model=JobBody,
         operation_id="cancel",
-        responses={OK: {"description": "It had not begun, and is over now.", "model": schemas.JobBody}},
+        responses={OK: {"description": "It had not begun and was cancelled.", "model": JobBody}},
     )
     async def cancel(job_id: str) -> Response:
-        """A queued job ends at once (200). A running one finishes the batch in hand and keeps what it has done (202);
-        asking again changes nothing. 409 when it is over."""
-        job = await desk.look(partial(jobs.cancel, job_id))
+        """A queued job ends at once (200). A running one finishes its current batch and keeps its results (202);
+        repeating the request has no effect. 409 when it is over."""
+        job = await executors.look(partial(jobs.cancel, job_id))
         return Json(job.as_dict(), OK if job.over else ACCEPTED)
 
 
-def _add_events(routes: APIRouter, desk: Desk) -> None:
-    jobs = desk.service.jobs
+def _add_events(routes: APIRouter, executors: Executors) -> None:
+    jobs = executors.service.jobs
     streams = anyio.CapacityLimiter(MOST_STREAMS)
 
     @routes.get(
@@ -137,19 +184,18 @@ def _add_events(routes: APIRouter, desk: Desk) -> None:
         job_id: str,
         last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", json_schema_extra=_EVENT_ID)] = None,
     ) -> Response:
-        """What has happened to the job and what happens, as server-sent events; ends after `result`, and when the key
-        or token that asked for it ends. The header `Last-Event-ID` goes on behind that event, also after a restart of
-        the service."""
+        """The job's past and future events as server-sent events; ends after `result`, and when the caller's key or
+        token ends. The header `Last-Event-ID` continues after that event, also after a restart of the service."""
         after = _number(last_event_id)
-        job = await desk.look(partial(jobs.get, job_id))
-        found = await desk.look(partial(jobs.events, job_id, after))
+        job = await executors.look(partial(jobs.get, job_id))
+        found = await executors.look(partial(jobs.events, job_id, after))
         if job.over and not found:
-            return Response(status_code=NO_CONTENT)  # which tells browsers not to come back
+            return Response(status_code=NO_CONTENT)  # browsers do not reconnect then
         if streams.available_tokens < 1:
             raise TooManyStreams(
-                f"{MOST_STREAMS} clients follow jobs already; try again later, or ask /v1/jobs/{job_id}"
+                f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}"
             )
-        return EventSourceResponse(_stream(desk, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
+        return EventSourceResponse(_stream(executors, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
 
 
 def _number(last_event_id: str | None) -> int:
@@ -161,12 +207,12 @@ def _number(last_event_id: str | None) -> int:
 
 
 async def _stream(
-    desk: Desk, streams: anyio.CapacityLimiter, request: Request, job_id: str, after: int
+    executors: Executors, streams: anyio.CapacityLimiter, request: Request, job_id: str, after: int
 ) -> AsyncIterator[ServerSentEvent]:
-    jobs, quiet = desk.service.jobs, 0
+    jobs, quiet = executors.service.jobs, 0
     async with streams:
         while True:
-            found, over = await desk.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
+            found, over = await executors.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
             if not await still_may(request.scope):
                 return
             quiet = 0 if found or quiet >= _SETTLE_POLLS else quiet + 1
@@ -177,12 +223,12 @@ async def _stream(
                 if event.name == "result":
                     return
             if over:
-                return  # Last-Event-ID lay behind `result`, which will not come again
+                return  # Last-Event-ID was after `result`
             await anyio.sleep(POLL_SECONDS)
 
 
 def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> tuple[list[Event], bool]:
-    """The events behind `after`, and whether the job is known to be over. `settle`: look at the record too, which puts
-    back a job whose process has died, and raises UnknownJob once the record has been forgotten."""
-    over = settle and jobs.get(job_id).over  # before the events: what follows it has then been written
+    """Return the events after `after`, and whether the job is known to be over. `settle`: read the record too, which
+    requeues a job whose process has died, and raises UnknownJob once the record was deleted."""
+    over = settle and jobs.get(job_id).over  # before the events, so that all of them are written by then
     return jobs.events(job_id, after), over

@@ -1,8 +1,10 @@
-"""The application and the process that serves it. Binds loopback only as long as no authentication is
-configured."""
+"""The REST application and the process that serves it; and GET /metrics alone, for a worker. Binds loopback only,
+unless authentication is configured.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import math
@@ -19,59 +21,80 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
 from app.src.access.rates import Failures, Rates
-from app.src.api import agents, console, errors, examples, guard, lateness, manual, routes, tls
-from app.src.api.audited import Audited
-from app.src.api.connections import Bounds, bounded
-from app.src.api.deadlines import Deadlines, Ending
-from app.src.api.desk import Desk
-from app.src.api.direct import BoundedRoute
-from app.src.api.headers import SecurityHeaders
-from app.src.api.limiting import Limited, Throttled
-from app.src.api.middleware import BodyLimit, Observed
+from app.src.api import (
+    agents,
+    console,
+    documents,
+    embeddings,
+    errors,
+    generations,
+    guard,
+    health,
+    jobs,
+    middleware,
+    openapi,
+    search,
+    tables,
+)
+from app.src.api.bodies import BoundedRoute
+from app.src.api.connections import Bounds, bounded, certificate_of
+from app.src.api.executors import Executors
 from app.src.core.queue import WorkerDied
+from app.src.observe.metrics import CONTENT_TYPE
 from app.src.service.service import Service
 from app.src.service.status import version
-from app.src.settings import AccessSettings, is_loopback
+from app.src.settings import is_loopback
 from connector.errors import ConfigurationError
 
 _BACKLOG = 2048
+# Share of shutdown_seconds after which waiting requests get their refusal, while there is time to send it.
 _SHARE_OF_REQUESTS = 0.8
-"""Of the seconds for shutting down: then who still waits is told, while there is time to tell."""
 _LEAST_FOR_JOBS = 0.5
+# Seconds after shutdown_seconds for closing; then the process ends, and readers of the job records repair the rest.
 _MARGIN_SECONDS = 2.0
-"""After shutdown_seconds, for closing what is open; then the process ends, and the records' readers see to the rest."""
-_LOOK_TICKS = 50
-"""uvicorn ticks every 0.1 s."""
-_OTHER_FILES = 512
-"""Files beside the connections: HANA's, the store's, the model's."""
-UNEXPECTED = 4
-"""The exit code of `cli.exits`, which this module must not know."""
+_STUCK_TICKS = 50  # uvicorn ticks every 0.1 s
+_OTHER_FILES = 512  # open files beside the connections: HANA's, the store's, the model's
+_SCRAPE_SECONDS = 3.0  # for a scrape in progress when a worker ends
+LAG_SECONDS = 0.5
+UNEXPECTED = 4  # the exit code of `cli.exits`, which this module must not import
+# FastAPI's own telemetry sends exception messages, which may hold row data, to an address from the environment.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-"""FastAPI's own sends messages of exceptions, which may hold row data, to whatever the environment names."""
+_CONTENT = {errors.PROBLEM: {"schema": errors.ProblemBody.model_json_schema()}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request cannot be fulfilled; `detail` says why.", "content": _CONTENT},
+    "5XX": {"description": "503, with Retry-After: HANA or the store is unavailable.", "content": _CONTENT},
+}
+
+
+# --------------------------------------------------------------------------------------------------------- application
 
 
 def create_app(service: Service) -> FastAPI:
-    """The REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that cannot
-    be read: then nobody is served."""
+    """Return the REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that
+    cannot be read."""
     service.access.open()
-    access = service.settings.access
+    access, api = service.settings.access, service.settings.api
     rates = Rates(access.rate, access.concurrency, access.tokens)
-    desk = Desk(service, rates)
-    offered = agents.offered(desk)
-    audit = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
+    executors = Executors(service, rates)
+    mcp = agents.offered(executors)
+    log = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
-            if audit is not None:
-                stack.callback(audit.close)
-            stack.callback(desk.close)
-            stack.enter_context(lateness.watched(service.metrics.loop_lag.observe))
-            async with agents.running(offered):
+            if log is not None:
+                stack.callback(log.close)
+            stack.callback(executors.close)
+            stack.enter_context(loop_lag_watched(service.metrics.loop_lag.observe))
+            async with agents.running(mcp):
                 yield
 
     app = FastAPI(
@@ -80,70 +103,82 @@ def create_app(service: Service) -> FastAPI:
         description="Semantic search over SAP HANA tables. Errors are RFC 9457 problem documents with a request id.",
         docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
-        openapi_url="/openapi.json" if service.settings.api.docs else None,
-        responses=routes.PROBLEMS,
+        openapi_url="/openapi.json" if api.docs else None,
+        responses=PROBLEMS,
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
     )
     app.router.route_class = BoundedRoute
-    agents.add(app.router, offered)
-    routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
+    agents.add(app.router, mcp)
+    # Straight into the router: newer FastAPIs would match each request twice through a router between. The router
+    # compares requests in this order, so the most frequent routes come first.
+    for routes in (embeddings, search, health, tables, jobs, generations, documents):
+        routes.add(app.router, executors)
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     access_settings = service.access.settings if service.access.configured else None
-    app.openapi = _Description(app.openapi, access_settings)  # type: ignore[method-assign]
+    app.openapi = openapi.Description(app.openapi, access_settings)  # type: ignore[method-assign]
     errors.install(app, service)
-    if service.settings.api.docs:
-        manual.add(app, console=service.settings.api.console)
-    if service.settings.api.console:
-        console.add(app, manual=service.settings.api.docs)
-    app.state.ending = _surround(app, service, rates, audit)
+    if api.docs:
+        openapi.add_docs(app, console=api.console)
+    if api.console:
+        console.add(app, manual=api.docs)
+    app.state.ending = middleware.Ending()
+    app.add_middleware(middleware.BodyLimit, limit=api.max_body_bytes, together=api.max_bodies_bytes)
+    _surround(app, service, rates, log, app.state.ending)
     return app
 
 
-class _Description:
-    """FastAPI makes the description once, or again when routes were added; each gets examples, and who may ask."""
+def _surround(
+    app: Starlette, service: Service, rates: Rates, log: AuditLog | None = None, ending: middleware.Ending | None = None
+) -> None:
+    """Add the middleware, innermost first. A worker's metrics have neither an audit log nor deadlines."""
+    api = service.settings.api
+    app.add_middleware(middleware.Limited, rates=rates)
+    app.add_middleware(
+        guard.Guard, routes=tuple(app.router.routes), authentication=service.access, metrics=service.metrics
+    )
+    app.add_middleware(middleware.Throttled, failures=Failures(service.settings.access.failures))
+    if ending is not None:
+        app.add_middleware(middleware.Deadlines, timeout=api.timeout, read_timeout=api.read_timeout, ending=ending)
+    if log is not None:
+        app.add_middleware(middleware.Audited, log=log, collections=service.collections.names)
+    app.add_middleware(middleware.Observed, metrics=service.metrics)
+    app.add_middleware(middleware.SecurityHeaders, hsts=api.hsts)
 
-    def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
-        self._make = make
-        self._access = access
-        self._last: dict[str, Any] | None = None
 
-    def __call__(self) -> dict[str, Any]:
-        document = self._make()
-        if document is not self._last:
-            examples.describe(document)
-            if self._access is not None:
-                guard.describe(document, open_metrics=self._access.open_metrics)
-            self._last = document
-        return document
+@contextlib.contextmanager
+def loop_lag_watched(observe: Callable[[float], None], every: float = LAG_SECONDS) -> Iterator[None]:
+    """Report every `every` seconds how many seconds late the event loop runs: a late loop delays all requests."""
+    loop = asyncio.get_running_loop()
+    due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
+    timer: asyncio.TimerHandle | None = None
+
+    def tick() -> None:
+        nonlocal due, timer
+        now = time.monotonic()
+        observe(max(0.0, now - due))
+        due, timer = now + every, loop.call_later(every, tick)
+
+    timer = loop.call_later(every, tick)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def _surround(app: FastAPI, service: Service, rates: Rates, audit: AuditLog | None) -> Ending:
-    """The middleware, innermost first."""
-    api, access, ending = service.settings.api, service.settings.access, Ending()
-    app.add_middleware(BodyLimit, limit=api.max_body_bytes, together=api.max_bodies_bytes)
-    app.add_middleware(Limited, rates=rates)
-    routed = tuple(app.router.routes)
-    app.add_middleware(guard.Guard, routes=routed, authentication=service.access, metrics=service.metrics)
-    app.add_middleware(Throttled, failures=Failures(access.failures))
-    app.add_middleware(Deadlines, timeout=api.timeout, read_timeout=api.read_timeout, ending=ending)
-    if audit is not None:
-        app.add_middleware(Audited, log=audit, collections=service.collections.names)
-    app.add_middleware(Observed, metrics=service.metrics)
-    app.add_middleware(SecurityHeaders, hsts=api.hsts)  # outermost: for what goes wrong in those above, too
-    return ending
+# ------------------------------------------------------------------------------------------------------------- process
 
 
 def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
-    """uvicorn's, which reads the environment for what it is not told. Raises ConfigurationError for a certificate that
-    cannot be used."""
+    """Return uvicorn's configuration, every value given so that it reads none from the environment. Raises
+    ConfigurationError for an unusable certificate."""
     api = service.settings.api
     config = uvicorn.Config(
         app,
         http=bounded(Bounds(api.max_connections, api.read_timeout)),
         ws="none",
         workers=1,
-        log_level="error",  # below that it writes a line for each request that is no HTTP
+        log_level="error",  # lower levels write a line for each request that is not HTTP
         access_log=False,
         timeout_graceful_shutdown=math.ceil(api.shutdown_seconds),
         server_header=False,
@@ -151,7 +186,7 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
         forwarded_allow_ips=list(api.trusted_proxies),
     )
     config.load()
-    certificate = tls.of(api)
+    certificate = certificate_of(api)
     if certificate is not None:
         config.ssl = certificate.context
         service.metrics.certificate.read = certificate.reading
@@ -161,10 +196,9 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
 def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
-    The engine is loaded first, so that a wrong model ends the start instead of the first request; so does a folder for
-    job records that cannot be written (StateUnusable). HANA may be away: readiness says so. Once requests are answered
-    it goes on with jobs that an earlier process left, and runs schedules. Raises ConfigurationError for an address that
-    must not or cannot be bound.
+    The engine is loaded first, so that a wrong model or an unwritable folder of job records (StateUnusable) ends the
+    start. HANA may be away: readiness says so. Then jobs of an earlier process continue and schedules run. Raises
+    ConfigurationError for an address that is refused or cannot be bound, WorkerDied where the engine is beyond help.
     """
     refuse_public(host, authenticated=service.access.configured)
     api = service.settings.api
@@ -175,7 +209,10 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     with contextlib.closing(listener):
         service.jobs.open()
         service.parts.embedder.embed(["warm"])
-        _keep_what_is_loaded()
+        # Modules and model live as long as the process. Collecting them again and again stops every thread for
+        # 0.1 to 0.2 s with torch, every few seconds under load.
+        gc.collect()
+        gc.freeze()
         server = _Server(config, service, app.state.ending)
         server.announce = lambda: announce(address(listener, config.ssl is not None))
         server.run(sockets=[listener])
@@ -184,27 +221,20 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
 
-def _keep_what_is_loaded() -> None:
-    """Modules and model stay as long as the process, so the collector need not go through them again and again: with
-    torch that stops every thread for 0.1 to 0.2 s, and under load every few seconds."""
-    gc.collect()
-    gc.freeze()
-
-
 def _allow_files(connections: int) -> None:
-    """Each connection is an open file, and many systems allow 1024 unless they are asked for more."""
+    """Raise the limit of open files: each connection is one, and many systems allow only 1024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
-    if soft not in (resource.RLIM_INFINITY,) and soft < wanted:
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises ConfigurationError for an address that cannot be bound."""
+    """Return a listening socket; port 0 picks a free one. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With TCP named, for asyncio switches Nagle's delay off only then: without it each answer takes 40 ms.
+    # TCP is named because asyncio switches Nagle's delay off only then; otherwise each answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -219,37 +249,37 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def refuse_public(host: str, *, authenticated: bool) -> None:
-    """Without authentication only this machine may ask."""
+    """Raise ConfigurationError for an address beyond this machine while no authentication is configured."""
     if authenticated or is_loopback(host):
         return
     raise ConfigurationError(
-        f"refusing to serve on {host}: no authentication is configured, so loopback only (--host 127.0.0.1). Make a "
+        f"refusing to serve on {host}: no authentication is configured, so loopback only (--host 127.0.0.1). Create a "
         "key (owl-sap keys create NAME --scope search), or set access.jwt (docs/access.md)"
     )
 
 
 def address(listener: socket.socket, encrypted: bool) -> str:
-    """As clients write it."""
+    """Return the URL of the listener."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if encrypted else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Announces itself once it accepts connections, and ends with exit code 0 on SIGTERM and Ctrl-C, in bounded time
-    whatever still hangs. `stuck`: why it ended by itself."""
+    """Announces itself once it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even with threads
+    that hang. `stuck`: why it ended by itself."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ending: middleware.Ending) -> None:
         super().__init__(config)
         self.announce: Callable[[], None] = lambda: None
         self.stuck: str | None = None
         self._service = service
         self._api = service.settings.api
-        self._requests = ending
+        self._ending = ending
         self._asked: float | None = None
 
     def seconds_left(self) -> float:
-        """For jobs to finish the batch in hand."""
+        """Return the seconds that jobs have to finish their current batch."""
         passed = 0.0 if self._asked is None else time.monotonic() - self._asked
         return max(_LEAST_FOR_JOBS, self._api.shutdown_seconds - passed)
 
@@ -260,41 +290,85 @@ class _Server(uvicorn.Server):
             self.announce()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._api.exit_when_stuck and counter % _LOOK_TICKS == 0 and not self.should_exit:
+        if self._api.exit_when_stuck and counter % _STUCK_TICKS == 0 and not self.should_exit:
             self.stuck = self._service.readiness.beyond_help()
             if self.stuck is not None:
                 self.should_exit = True
-                self._see_to_the_end(UNEXPECTED)
+                self._end_in_time(UNEXPECTED)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.background.stop()  # jobs finish the batch in hand while open requests end
-        self._requests.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
+        self._service.background.stop()  # jobs finish their current batch while open requests end
+        self._ending.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # uvicorn's own raises the signal again after a clean shutdown, which would turn exit 0 into 143.
+        def leave(number: int, frame: FrameType | None) -> None:
+            self._end_in_time(0)
+            self.handle_exit(number, frame)
+
         kinds = (signal.SIGTERM, signal.SIGINT)
-        before = {kind: signal.signal(kind, self._leave) for kind in kinds}
+        before = {kind: signal.signal(kind, leave) for kind in kinds}
         try:
             yield
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        self._see_to_the_end(0)
-        self.handle_exit(number, frame)
-
-    def _see_to_the_end(self, code: int) -> None:
-        """Whatever hangs in a driver that does not listen: its thread would hold the process up for ever."""
-        if self._asked is None:
-            self._asked = time.monotonic()
-            within = self._api.shutdown_seconds + _MARGIN_SECONDS
-            threading.Thread(target=_end_after, args=(within, code), name="owl-sap-end", daemon=True).start()
+    def _end_in_time(self, code: int) -> None:
+        """End the process after the allowed seconds, even if a thread hangs in a driver."""
+        if self._asked is not None:
+            return
+        self._asked = time.monotonic()
+        within = self._api.shutdown_seconds + _MARGIN_SECONDS
+        threading.Thread(target=_end_after, args=(within, code), name="owl-sap-end", daemon=True).start()
 
 
 def _end_after(seconds: float, code: int) -> None:
     time.sleep(seconds)
     os._exit(code)
+
+
+# ------------------------------------------------------------------------------------------------- metrics of a worker
+
+
+def metrics_app(service: Service) -> Starlette:
+    """Return an application with GET /metrics alone. Raises AccessUnusable for keys that cannot be read."""
+    service.access.open()
+    access = service.settings.access
+
+    async def metrics(_: Request) -> Response:
+        return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    _surround(app, service, Rates(access.rate, access.concurrency, access.tokens))
+    return app
+
+
+class MetricsListener:
+    """Serves GET /metrics in a thread, from `start` until `close`."""
+
+    def __init__(self, service: Service, host: str, port: int) -> None:
+        """Bind; port 0 picks a free one. Raises ConfigurationError for an address that is refused or cannot be bound
+        and for an unusable certificate, AccessUnusable for keys that cannot be read."""
+        app = metrics_app(service)
+        refuse_public(host, authenticated=service.access.configured)
+        config = configuration(app, service)
+        self._listener = bound(host, port)
+        self.url = address(self._listener, config.ssl is not None) + "/metrics"
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="owl-sap-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._listener])
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(_SCRAPE_SECONDS)
+        self._listener.close()

@@ -1,5 +1,4 @@
-"""The routes that show what the technical user sees in HANA: tables and views, a proposed collection for each, and the
-texts that it would make."""
+"""The routes of HANA's catalogue: tables and views, a proposed collection for each, and a preview of its texts."""
 
 from __future__ import annotations
 
@@ -8,14 +7,96 @@ from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
 
-from app.src.api import table_schemas
-from app.src.api.asker import check_every_row
-from app.src.api.audited import tell
-from app.src.api.desk import Desk, Json
+from app.src.api.bodies import Body
 from app.src.api.errors import NotFound
+from app.src.api.executors import Executors, Json
+from app.src.api.guard import check_every_row
+from app.src.api.middleware import audit
 from connector.errors import UnknownTable
 from connector.model import TableRef
+
+
+class TableBody(BaseModel):
+    schema_name: str = Field(alias="schema")
+    name: str
+    kind: str = Field(examples=["table", "view"])
+    comment: str
+    columns: int
+    rows: int | None = Field(description="HANA's own count; null for views, and without the privilege")
+
+
+class ColumnBody(BaseModel):
+    name: str
+    type_name: str
+    length: int = Field(description="characters, bytes or decimal precision")
+    scale: int
+    nullable: bool
+    comment: str
+
+
+class ProposalBody(BaseModel):
+    """A proposed `[[collections]]` block, its reasons, and all of it as text for owl-sap.toml."""
+
+    name: str
+    source: str
+    key: list[str]
+    where: str | None = None
+    template: str
+    metadata: list[str]
+    changes: dict[str, str] = Field(examples=[{"method": "full"}], description="how changes would be found")
+    reasons: dict[str, str] = Field(description="by setting")
+    guessed: list[str] = Field(description="settings that are guesses")
+    notes: list[str]
+    create_view: str | None = Field(description="SQL of a view that joins the table with its texts")
+    toml: str
+
+
+class TableDetailBody(BaseModel):
+    schema_name: str = Field(alias="schema")
+    name: str
+    kind: str
+    comment: str
+    rows: int | None
+    key: list[str] = Field(description="the primary key")
+    columns: list[ColumnBody]
+    proposal: ProposalBody | None
+    reason: str | None = Field(description="why there is no proposal")
+
+
+class PreviewRequest(Body):
+    """Which texts to show of a table."""
+
+    template: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=10_000,
+        description="columns in braces; null: as proposed",
+        examples=["{MAKTX}. {LTEXT}"],
+    )
+    samples: int = Field(default=5, ge=0, le=50, description="texts to show")
+
+
+class SampledTextBody(BaseModel):
+    text: str = Field(examples=["Gearbox oil, 20 l drum"], description="cut after 20,000 characters")
+    tokens: int = Field(examples=[9], description="of the whole text, without special tokens")
+
+
+class PreviewBody(BaseModel):
+    """A template's texts for a sample of a few hundred rows. Nothing is written or embedded."""
+
+    source: str = Field(examples=["SAPDEMO.MAKT"], description="whose rows: a text table, where the other has no text")
+    template: str = Field(examples=["{MAKTX}"])
+    samples: list[SampledTextBody]
+    histogram: dict[str, int] = Field(examples=[{"0-16": 180, "17-32": 20}], description="rows with text by tokens")
+    truncated: int = Field(description="rows that would lose text; 0 with every chunking that is accepted")
+    chunked: int = Field(description="rows that would be cut into several chunks")
+    empty: int = Field(description="rows without text, which are not embedded")
+    unreadable: int = Field(description="rows that cannot be rendered and go to quarantine")
+    sampled: int = Field(description="rows that were rendered")
+    max_tokens: int = Field(description="what the model takes")
+
 
 _LIMIT = 200
 _MOST = 1000
@@ -23,10 +104,10 @@ _MOST = 1000
 Result = TypeVar("Result")
 
 
-def add(routes: APIRouter, desk: Desk) -> None:
-    discovery = desk.service.catalog
+def add(routes: APIRouter, executors: Executors) -> None:
+    discovery = executors.service.catalog
 
-    @routes.get("/v1/tables", response_model=list[table_schemas.TableBody])
+    @routes.get("/v1/tables", response_model=list[TableBody])
     async def tables(
         schema: Annotated[str | None, Query(description="default: all but SYS and _SYS_...", max_length=127)] = None,
         search: Annotated[str, Query(description="part of a name or a comment", max_length=200)] = "",
@@ -35,11 +116,11 @@ def add(routes: APIRouter, desk: Desk) -> None:
     ) -> Response:
         """Tables and views that the technical user can see, by schema and name."""
         return Json(
-            await desk.run(partial(_found, partial(discovery.tables, schema, search, limit=limit, offset=offset)))
+            await executors.run(partial(_found, partial(discovery.tables, schema, search, limit=limit, offset=offset)))
         )
 
     # A table's name may hold slashes: /v1/tables/SAPABAP1//BIC/AZD00100, or with %2F.
-    @routes.get("/v1/tables/{schema}/{table:path}", response_model=table_schemas.TableDetailBody)
+    @routes.get("/v1/tables/{schema}/{table:path}", response_model=TableDetailBody)
     async def table(
         request: Request,
         schema: str,
@@ -47,24 +128,24 @@ def add(routes: APIRouter, desk: Desk) -> None:
         catalog_only: Annotated[bool, Query(description="do not count clients, do not try keys")] = False,
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
-        if not catalog_only:  # the clients that there are, whoever they belong to
-            check_every_row(desk.service, request)
+        if not catalog_only:  # counts of all clients' rows
+            check_every_row(executors.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
-        return Json(await desk.run(partial(_found, look)))
+        return Json(await executors.run(partial(_found, look)))
 
-    @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=table_schemas.PreviewBody)
-    async def preview(request: Request, schema: str, table: str, body: table_schemas.PreviewRequest) -> Response:
-        """The texts that a template makes of the table's rows, exactly as they would be embedded, and how long they
-        are. The template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
-        check_every_row(desk.service, request)  # rows, whoever they belong to
+    @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=PreviewBody)
+    async def preview(request: Request, schema: str, table: str, body: PreviewRequest) -> Response:
+        """The texts of a template for the table's rows, exactly as they would be embedded, with their lengths. The
+        template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
+        check_every_row(executors.service, request)  # rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
-        shown = await desk.run(partial(_found, look), request)
-        tell(request.scope, hits=shown["sampled"])
+        shown = await executors.run(partial(_found, look), request)
+        audit(request.scope, hits=shown["sampled"])
         return Json(shown)
 
 
 def _found(call: Callable[[], Result]) -> Result:
-    """Here the caller names the table, so one that is not there is no fault of the configuration."""
+    """Turn UnknownTable into 404: here the caller names the table, not the configuration."""
     try:
         return call()
     except UnknownTable as error:

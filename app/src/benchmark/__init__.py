@@ -1,3 +1,1 @@
-"""Figures and how they are come by: `side_by_side` takes turns, `report` says what came of it, `machine`
-on what; `embed`, `search`, `sync` and `serve` measure; `peers` runs other engines, each in an environment of its own.
-"""
+"""Benchmarks: `owl-sap benchmark` and the programs under benchmarks/. `harness` measures in turns and reports."""

@@ -1,5 +1,5 @@
-"""How fast does our engine embed against other engines, with which agreement? The same texts, in turns; each peer in a
-process of its own, at its best setting.
+"""Embedding speed and agreement of our engine and other engines: the same texts in turns, each peer in a process of its
+own at its best setting.
 """
 
 from __future__ import annotations
@@ -7,35 +7,48 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.environments import DEFAULT_FOLDER, PeerUnavailable, peer, python_of
-from app.src.benchmark.machine import cores, machine
-from app.src.benchmark.peers import PeerProcess, in_rounds, left_out
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, Rounds, Target, Work, interleaved, significant
-from app.src.benchmark.workloads import Workload, overlap, texts
+from app.src.benchmark.harness import (
+    Figure,
+    Report,
+    Say,
+    Target,
+    Work,
+    cores,
+    interleaved,
+    machine,
+    ratio_of_last,
+    significant,
+)
+from app.src.benchmark.peers import (
+    DEFAULT_FOLDER,
+    PeerProcess,
+    PeerUnavailable,
+    in_rounds,
+    left_out,
+    peer,
+    python_of,
+)
+from app.src.benchmark.workloads import Workload, texts
+from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
 from app.src.core.engine import EmbeddingEngine
 from app.src.settings import EmbeddingSettings
 from connector.model import Vectors
 
 OURS = "ours"
-PAUSE = 0.25
-"""Seconds between turns: thread pools of other engines spin for up to 0.2 s after their work."""
-_NEIGHBOURS = 10
-Say = Callable[[str], None]
+PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up to 0.2 s after their work
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedOptions:
-    """`scale`: of the workloads. `targets`: by workload and peer, for programs that have bars."""
+    """`scale`: of the workloads. `targets`: by workload and peer."""
 
     peers: Sequence[str] = ("sentence-transformers",)
     rounds: int = 5
@@ -44,55 +57,51 @@ class EmbedOptions:
     targets: dict[tuple[str, str], Target] = field(default_factory=dict)
 
 
-def check(wanted: EmbeddingSettings, options: EmbedOptions) -> None:
-    """Before a model is loaded. Raises PeerUnavailable."""
+def check(settings: EmbeddingSettings, options: EmbedOptions) -> None:
+    """Check the peers before a model is loaded. Raises PeerUnavailable."""
     for name in options.peers:
         found = peer(name, "embed")
         python_of(found, options.folder)
-        if wanted.hashing and found.environment is not None:
+        if settings.hashing and found.environment is not None:
             raise PeerUnavailable(
-                f'"{wanted.model}" is the test embedder, which {name} cannot load: set [embedding] model to a real one'
+                f'"{settings.model}" is the test embedder, which {name} cannot load: set [embedding] model to a real '
+                "one"
             )
 
 
-def threads_of(wanted: EmbeddingSettings) -> int:
-    """That both sides get."""
-    return wanted.threads or cores()
+def threads_of(settings: EmbeddingSettings) -> int:
+    """Return the threads that all engines get."""
+    return settings.threads or cores()
 
 
-def measure(engine: EmbeddingEngine, wanted: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
-    """`wanted`: what `engine` was loaded by, with `threads_of` its threads. A peer that does not start is left out and
-    noted; raises PeerUnavailable when none is left. One that fails later gets a figure that says so."""
-    report = Report("embed", machine(), _options(engine, wanted, options))
+def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
+    """Measure all peers; `engine` was loaded by `settings` with `threads_of` its threads. A peer that does not start is
+    left out with a note (PeerUnavailable when none remains); one that fails later gets a failed figure."""
+    threads = threads_of(settings)
+    ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
+    about = {"threads": threads, "rounds": options.rounds, "scale": options.scale}
+    report = Report("embed", machine(), ours | about)
+    model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision))
     peers = [peer(name, "embed") for name in dict.fromkeys(options.peers)]
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
-        processes = {each.name: PeerProcess(each, options.folder) for each in peers}  # all there, before one is started
+        processes = {each.name: PeerProcess(each, options.folder) for each in peers}  # raises before one is started
         for name, process in list(processes.items()):
             say(f"starting {name}")
             with left_out(report, processes, name):
                 held.enter_context(process)
-                loaded = process.ask("load", **_wish(engine, wanted, process))
+                loaded = process.ask(
+                    "load",
+                    model=model,
+                    device=engine.profile.kind,
+                    threads=threads,
+                    cache=str(process.cache / engine.weights_sha256[:16]),
+                    how=dict(process.peer.how),
+                )
                 report.peers[name] = process.versions | loaded.get("about", {})
         for load in texts(options.scale):
             report.figures += _Comparison(engine, processes, folder, load).figures(options, report, say)
     return report
-
-
-def _options(engine: EmbeddingEngine, wanted: EmbeddingSettings, options: EmbedOptions) -> dict[str, Any]:
-    ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
-    return ours | {"threads": threads_of(wanted), "rounds": options.rounds, "scale": options.scale}
-
-
-def _wish(engine: EmbeddingEngine, wanted: EmbeddingSettings, process: PeerProcess) -> dict[str, Any]:
-    model = wanted.model if wanted.hashing else str(find_folder(wanted.model, wanted.revision))
-    return {
-        "model": model,
-        "device": engine.profile.kind,
-        "threads": threads_of(wanted),
-        "cache": str(process.cache / engine.weights_sha256[:16]),
-        "how": dict(process.peer.how),
-    }
 
 
 class _Comparison:
@@ -112,7 +121,7 @@ class _Comparison:
     def figures(self, options: EmbedOptions, report: Report, say: Say) -> list[Figure]:
         tuned = {}
         for name, process in list(self._processes.items()):
-            say(f"{self._load.name}: looking for the best setting of {name}")
+            say(f"{self._load.name}: searching for the best setting of {name}")
             with left_out(report, self._processes, name):
                 tuned[name] = process.ask("tune", texts=str(self._file)).get("setting")
         if not tuned:
@@ -123,27 +132,30 @@ class _Comparison:
         tokens = sum(self._engine.count_tokens(self._load.texts))
         ours = self._engine.embed(self._load.texts)
         failed = dict(rounds.failed)
-        theirs = {name: found for name in tuned if (found := self._vectors(name, failed)) is not None}
         figures = []
         for name in tuned:
             label, target = f"{self._load.name}: {name} / {OURS}", options.targets.get((self._load.name, name))
-            if name in failed:
+            theirs = self._vectors(name, failed)
+            if theirs is None:
                 del self._processes[name]
                 figures.append(Figure(label, (), target=target, error=failed[name]))
                 continue
+            near = agreement(theirs, ours)
             figures.append(
                 rounds.ratio(
                     label,
                     name,
                     OURS,
                     target,
-                    cpu_ratio=self._cpu_ratio(name, options.rounds),
+                    cpu_ratio=ratio_of_last(self._busy[name], self._busy[OURS], options.rounds),
                     setting=tuned[name],
                     texts=len(self._load.texts),
                     tokens=tokens,
-                    tokens_per_second=_rate(tokens, rounds, OURS),
-                    their_tokens_per_second=_rate(tokens, rounds, name),
-                    **agreement(ours, theirs[name]),
+                    tokens_per_second=significant(tokens / rounds.median(OURS)),
+                    their_tokens_per_second=significant(tokens / rounds.median(name)),
+                    least_cosine=significant(near.least_cosine, 7),
+                    mean_cosine=significant(near.mean_cosine, 7),
+                    top_10_overlap=significant(near.overlap),
                 )
             )
         return figures
@@ -163,13 +175,8 @@ class _Comparison:
 
         return in_rounds(run)
 
-    def _cpu_ratio(self, name: str, rounds: int) -> float:
-        """As the ratio, of CPU seconds: what is left of it where others compute on the same machine."""
-        theirs, ours = self._busy[name][-rounds:], self._busy[OURS][-rounds:]
-        return significant(float(np.median(np.array(theirs) / np.maximum(ours, 1e-9))))
-
     def _vectors(self, name: str, failed: dict[str, str]) -> Vectors | None:
-        """None for one that failed, before or now."""
+        """Return the peer's vectors, None for a peer that failed."""
         if name in failed:
             return None
         out = self._folder / "vectors.npy"
@@ -180,25 +187,3 @@ class _Comparison:
             return None
         found: Vectors = np.load(out)
         return found
-
-
-def _rate(tokens: int, rounds: Rounds, name: str) -> float:
-    return significant(tokens / rounds.median(name))
-
-
-def agreement(ours: Vectors, theirs: Vectors) -> dict[str, float]:
-    """Least and mean cosine of vector and vector, and how many of the ten nearest others both name."""
-    cosines = np.einsum("ij,ij->i", ours, theirs, dtype=np.float64)
-    k = min(_NEIGHBOURS, len(ours) - 1)
-    same = 1.0 if k < 1 else overlap(_nearest(theirs, k), _nearest(ours, k))
-    return {
-        "least_cosine": significant(float(cosines.min()), 7),
-        "mean_cosine": significant(float(cosines.mean()), 7),
-        "top_10_overlap": significant(same),
-    }
-
-
-def _nearest(vectors: Vectors, k: int) -> Any:
-    scores = vectors @ vectors.T
-    np.fill_diagonal(scores, -np.inf)
-    return np.argpartition(scores, -k, axis=1)[:, -k:]

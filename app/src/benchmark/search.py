@@ -1,5 +1,5 @@
-"""How fast is an exact search of the local store against other engines, over the same vectors with the same answers?
-Each peer in a process of its own, one query after the other.
+"""Exact search in the local store and in other libraries: the same vectors, the same answers, one query after another,
+each peer in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.benchmark.environments import DEFAULT_FOLDER, peer
-from app.src.benchmark.machine import machine
-from app.src.benchmark.peers import PeerProcess, in_rounds, left_out
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, Target, Work, interleaved, significant
+from app.src.benchmark.harness import (
+    Figure,
+    Report,
+    Say,
+    Target,
+    Work,
+    interleaved,
+    machine,
+    percentiles,
+    ratio_of_last,
+    significant,
+)
+from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess, in_rounds, left_out, peer
 from app.src.benchmark.workloads import Clusters, exact_best, overlap
 from connector.model import ChangeSet, Chunk, Vectors
 from connector.stores.local.store import LocalStore
@@ -27,13 +35,14 @@ from connector.stores.local.store import LocalStore
 OURS = "ours"
 K = 10
 PAUSE = 0.25
-_COLLECTION = "benchmark"
+COLLECTION = "benchmark"
 _BATCH = 5_000
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
+    """`target`: of the ratio to NumPy."""
+
     peers: Sequence[str] = ("numpy",)
     rounds: int = 5
     rows: int = 100_000
@@ -41,14 +50,13 @@ class SearchOptions:
     dimension: int = 384
     folder: Path = DEFAULT_FOLDER
     target: Target | None = None
-    """Of the ratio to NumPy."""
 
 
 def measure(options: SearchOptions, say: Say) -> Report:
-    """A peer that does not start is left out and noted; raises PeerUnavailable when none is left. One that fails later
-    gets a figure that says so."""
-    wanted = {"rows": options.rows, "dimension": options.dimension, "k": K, "rounds": options.rounds}
-    report = Report("search", machine(("numpy",)), wanted | {"queries": options.queries})
+    """Measure all peers. One that does not start is left out with a note (PeerUnavailable when none remains); one that
+    fails later gets a failed figure."""
+    about = {"rows": options.rows, "dimension": options.dimension, "k": K, "rounds": options.rounds}
+    report = Report("search", machine(("numpy",)), about | {"queries": options.queries})
     peers = [peer(name, "search") for name in dict.fromkeys(options.peers)]
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
@@ -66,54 +74,52 @@ def measure(options: SearchOptions, say: Say) -> Report:
                 built = process.ask("build", vectors=str(folder / "vectors.npy"), folder=str(place))
                 report.peers[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
         say(f"local store: {options.rows} vectors")
-        store = held.enter_context(closing(filled(folder / "store", vectors)))
-        ours = Ours(store, queries)
+        ours = Ours(held.enter_context(closing(filled(folder / "store", vectors))), queries)
         busy: dict[str, list[float]] = {name: [] for name in processes}
-        works: dict[str, Work] = {OURS: ours.work} | {
-            name: _theirs(process, folder, busy[name]) for name, process in processes.items()
-        }
+        works: dict[str, Work] = {OURS: ours.work}
+        works |= {name: _theirs(process, folder, busy[name]) for name, process in processes.items()}
         say(f"{options.rounds} rounds of {', '.join(works)}")
         rounds = interleaved(works, options.rounds, pause=PAUSE)
-        wanted_rows = exact_best(vectors, queries, K)
-        exact = overlap(ours.rows(), wanted_rows)
-        report.figures.append(_own(ours, options.rounds * options.queries, exact))
+        expected = exact_best(vectors, queries, K)
+        times = percentiles([1000 * one for one in ours.took[-options.rounds * options.queries :]], 50, 95)
+        more = {"p95": times["p95"], "recall": significant(overlap(ours.rows(), expected))}
+        report.figures.append(Figure(OURS, [times["p50"]], "ms", more=more))
         for name in processes:
             label, target = f"{OURS} / {name}", options.target if name == "numpy" else None
             if name in rounds.failed:
                 report.figures.append(rounds.ratio(label, OURS, name, target))
                 continue
-            recall = overlap(np.load(folder / f"{name}.npy"), wanted_rows)
             report.figures.append(
                 rounds.ratio(
                     label,
                     OURS,
                     name,
                     target,
-                    cpu_ratio=_cpu_ratio(ours.busy, busy[name], options.rounds),
+                    cpu_ratio=ratio_of_last(ours.busy, busy[name], options.rounds),
                     milliseconds=significant(1000 * rounds.median(OURS)),
                     their_milliseconds=significant(1000 * rounds.median(name)),
-                    their_recall=significant(recall),
+                    their_recall=significant(overlap(np.load(folder / f"{name}.npy"), expected)),
                 )
             )
     return report
 
 
 class Ours:
-    """The local store, asked the same queries again and again; keeps how long each took."""
+    """The local store, asked the same queries every round. `took`: seconds of each; `busy`: median CPU seconds of each
+    round."""
 
     def __init__(self, store: LocalStore, queries: Vectors) -> None:
         self._store = store
         self._queries = queries
         self.took: list[float] = []
         self.busy: list[float] = []
-        """Median CPU seconds of each round."""
 
     def work(self) -> float:
-        """Seconds of the median query."""
+        """Return the seconds of the median query."""
         took, busy = [], []
         for query in self._queries:
             start, before = time.perf_counter(), time.process_time()
-            self._store.view(_COLLECTION).search(query, K)
+            self._store.view(COLLECTION).search(query, K)
             took.append(time.perf_counter() - start)
             busy.append(time.process_time() - before)
         self.took += took
@@ -121,20 +127,8 @@ class Ours:
         return float(np.median(took))
 
     def rows(self) -> NDArray[np.int64]:
-        found = [self._store.view(_COLLECTION).search(query, K) for query in self._queries]
+        found = [self._store.view(COLLECTION).search(query, K) for query in self._queries]
         return np.array([[int(hit.id.strip("[]")) for hit in hits] for hits in found])
-
-
-def _own(ours: Ours, counted: int, exact: float) -> Figure:
-    """The milliseconds themselves. The rounds are percentiles here, which scatter by nature."""
-    took = 1000 * np.array(ours.took[-counted:])
-    p50, p95 = (significant(float(np.percentile(took, share))) for share in (50, 95))
-    return Figure(OURS, [p50], "ms", more={"p95": p95, "recall": significant(exact)})
-
-
-def _cpu_ratio(ours: list[float], theirs: list[float], rounds: int) -> float:
-    """As the ratio, of CPU seconds: what is left of it where others compute on the same machine."""
-    return significant(float(np.median(np.array(ours[-rounds:]) / np.maximum(theirs[-rounds:], 1e-9))))
 
 
 def _theirs(process: PeerProcess, folder: Path, busy: list[float]) -> Work:
@@ -148,7 +142,7 @@ def _theirs(process: PeerProcess, folder: Path, busy: list[float]) -> Work:
 
 
 class _Model:
-    """What the store wants to know of the model whose vectors it holds."""
+    """The properties of a model that a store records."""
 
     model = "vectors made for a benchmark"
     fingerprint = "benchmark"
@@ -158,19 +152,20 @@ class _Model:
         self.dimension = dimension
 
 
-def filled(folder: Path, vectors: Vectors) -> LocalStore:
-    """A local store with these vectors; document n is the nth."""
+def _plain_chunk(number: int) -> Chunk:
+    return Chunk(f"[{number}]", 0, f"row {number}", {"TENANT": number % 100}, bytes(32))
+
+
+def filled(folder: Path, vectors: Vectors, chunk: Callable[[int], Chunk] = _plain_chunk) -> LocalStore:
+    """Return a local store with these vectors; `chunk` returns the nth row's chunk."""
     store = LocalStore(folder)
     try:
         model: Any = _Model(vectors.shape[1])
-        store.open(_COLLECTION, model)
-        with store.lease(_COLLECTION, "benchmark", 5) as lease:
+        store.open(COLLECTION, model)
+        with store.lease(COLLECTION, "benchmark", 5) as lease:
             for start in range(0, len(vectors), _BATCH):
                 some = vectors[start : start + _BATCH]
-                chunks = [
-                    Chunk(f"[{start + at}]", 0, f"row {start + at}", {"TENANT": (start + at) % 100}, bytes(32))
-                    for at in range(len(some))
-                ]
+                chunks = [chunk(start + at) for at in range(len(some))]
                 store.apply(lease, ChangeSet(chunks=chunks, vectors=some))
     except BaseException:
         store.close()

@@ -1,5 +1,5 @@
-"""How many requests a second does the REST service answer, and how long does one take? A service with the user's model,
-or one that runs already, under load from this process; beside it, if wanted, another that speaks OpenAI's protocol.
+"""Requests per second and latency of the REST service under load from this process: one that is started with the user's
+model, or a running one; optionally beside another server with OpenAI's protocol.
 """
 
 from __future__ import annotations
@@ -7,37 +7,29 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import select
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from app.src.benchmark.machine import machine
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, Work, WorkFailed, interleaved, significant
+from app.src.benchmark.harness import Figure, Report, Say, Work, WorkFailed, interleaved, machine, percentiles
+from app.src.benchmark.processes import announced
 from app.src.benchmark.workloads import texts
-from connector.errors import ConfigurationError, Unavailable
+from connector.errors import ConfigurationError
 
 OURS, THEIRS = "ours", "theirs"
-_START_SECONDS = 120.0
 _ANSWER_SECONDS = 60.0
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServeBenchmark:
-    """`url`: of a service that runs; None: one is started. `against`: the address of another. `seconds`: of load in one
-    round, for each number of `clients`."""
+    """`url`: of a running service; None: one is started. `against`: the address of another server, and its `model`.
+    `seconds`: of load in one round, for each number of `clients`."""
 
     url: str | None = None
     against: str | None = None
@@ -48,49 +40,47 @@ class ServeBenchmark:
 
 
 class RequestFailed(ConfigurationError):
-    """The service gave something else than vectors."""
+    """The service did not return vectors."""
 
 
 def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
-    """`config`: the settings file of a service to be started. Raises RequestFailed, Unavailable. Another server that
-    fails under load gets figures that say so."""
-    report = Report(
-        "serve", machine(), {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"}
-    )
+    """Measure under load. `config`: the settings file of a service to be started. Raises RequestFailed, Unavailable.
+    Another server that fails under load gets failed figures."""
+    about = {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"}
+    report = Report("serve", machine(), about)
     with _service(options.url, config, say) as url:
         report.options["url"] = "started for this" if options.url is None else url
-        places = {OURS: Place(url, None)}
+        endpoints = {OURS: Endpoint(url, None)}
         if options.against is not None:
             report.options["against"] = options.against
-            places[THEIRS] = Place(options.against, options.model)
+            endpoints[THEIRS] = Endpoint(options.against, options.model)
         for clients in options.clients:
             say(f"{clients} clients: {options.rounds} rounds of {options.seconds} s")
-            report.figures += _under_load(places, clients, options)
-            places = {name: place for name, place in places.items() if name == OURS or not report.failed}
+            report.figures += _under_load(endpoints, clients, options)
+            if report.failed:
+                endpoints.pop(THEIRS, None)
     return report
 
 
-class Place:
-    """An address that answers POST /v1/embeddings, and the milliseconds its answers took. Raises RequestFailed for an
-    address that is none."""
+class Endpoint:
+    """An address that answers POST /v1/embeddings. `milliseconds`: of its answers. Raises RequestFailed for an invalid
+    address."""
 
     def __init__(self, url: str, model: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"//{url}")
         if parts.scheme not in ("", "http") or not parts.hostname:
-            raise RequestFailed(f"{url} is no address of a service: http://HOST:PORT is wanted")
+            raise RequestFailed(f"{url} is not the address of a service; use http://HOST:PORT")
         self.name = url
         self._host, self._port = parts.hostname, parts.port or 80
         self._path = parts.path.rstrip("/") + "/v1/embeddings"
-        self._bodies = [self._body(text, model) for text in texts(0.1)[0].texts]
+        named = {} if model is None else {"model": model}
+        self._bodies = [
+            json.dumps({"input": text, "encoding_format": "base64"} | named).encode() for text in texts(0.1)[0].texts
+        ]
         self.milliseconds: list[float] = []
 
-    @staticmethod
-    def _body(text: str, model: str | None) -> bytes:
-        asked = {"input": text, "encoding_format": "base64"}
-        return json.dumps(asked if model is None else asked | {"model": model}).encode()
-
     def client(self, first: int, until: float) -> list[float]:
-        """One client, one request after the other on one connection, until the clock says so; milliseconds of each."""
+        """Send one request after another on one connection until `until`, and return the milliseconds of each."""
         took: list[float] = []
         with closing(http.client.HTTPConnection(self._host, self._port, timeout=_ANSWER_SECONDS)) as connection:
             for body in itertools.islice(itertools.cycle(self._bodies), first, None):
@@ -112,49 +102,39 @@ class Place:
             raise RequestFailed(f"{self.name}{self._path} answers with status {response.status} and no vectors")
 
 
-def _under_load(places: dict[str, Place], clients: int, options: ServeBenchmark) -> list[Figure]:
-    works = {name: _load(place, clients, options.seconds) for name, place in places.items()}
-    if THEIRS in works:
-        works[THEIRS] = _may_fail(works[THEIRS])
-    for place in places.values():
-        place.milliseconds.clear()
+def _under_load(endpoints: dict[str, Endpoint], clients: int, options: ServeBenchmark) -> list[Figure]:
+    for endpoint in endpoints.values():
+        endpoint.milliseconds.clear()
+    works = {name: _load(endpoint, clients, options.seconds, name) for name, endpoint in endpoints.items()}
     rounds = interleaved(works, options.rounds, pause=0.1)
     figures = []
-    for name, place in places.items():
+    for name, endpoint in endpoints.items():
         if name in rounds.failed:
             figures.append(rounds.figure(f"{name}, {clients} clients", name, "requests/s"))
             continue
-        took = place.milliseconds
-        p50, p95 = (significant(float(np.percentile(took, share))) for share in (50, 95))
+        times = percentiles(endpoint.milliseconds, 50, 95)
         rates = [1 / seconds for seconds in rounds.took[name]]
-        more = {"p50_ms": p50, "p95_ms": p95, "requests": len(took)}
+        more = {"p50_ms": times["p50"], "p95_ms": times["p95"], "requests": len(endpoint.milliseconds)}
         figures.append(Figure(f"{name}, {clients} clients", rates, "requests/s", more=more))
-    if len(places) > 1:
+    if len(endpoints) > 1:
         figures.append(rounds.ratio(f"{clients} clients: requests/s, {OURS} / {THEIRS}", THEIRS, OURS))
     return figures
 
 
-def _may_fail(work: Work) -> Work:
-    """The other server's, which shall not end what is measured of ours."""
-
-    def run() -> float:
-        try:
-            return work()
-        except RequestFailed as error:
-            raise WorkFailed(str(error)) from error
-
-    return run
-
-
-def _load(place: Place, clients: int, seconds: float) -> Work:
-    """Seconds a request, of all clients together."""
+def _load(endpoint: Endpoint, clients: int, seconds: float, name: str) -> Work:
+    """Measure seconds per request, of all clients together. Only the other server may fail."""
 
     def run() -> float:
         start = time.perf_counter()
-        with ThreadPoolExecutor(clients) as pool:
-            each = pool.map(lambda at: place.client(at * 7, start + seconds), range(clients))
-            took = list(itertools.chain.from_iterable(each))
-        place.milliseconds += took
+        try:
+            with ThreadPoolExecutor(clients) as pool:
+                each = pool.map(lambda at: endpoint.client(at * 7, start + seconds), range(clients))
+                took = list(itertools.chain.from_iterable(each))
+        except RequestFailed as error:
+            if name == THEIRS:
+                raise WorkFailed(str(error)) from error
+            raise
+        endpoint.milliseconds += took
         return (time.perf_counter() - start) / max(1, len(took))
 
     return run
@@ -166,28 +146,8 @@ def _service(url: str | None, config: Path | None, say: Say) -> Iterator[str]:
         yield url
         return
     say("starting the service")
-    with tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-") as folder, tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-") as folder:
         command = [sys.executable, "-m", "app.src.benchmark.served", folder]
         command += [] if config is None else [str(config)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                yield _announced(process, log)
-            finally:
-                process.terminate()
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-
-
-def _announced(process: subprocess.Popen[str], log: IO[bytes]) -> str:
-    assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
-    line = process.stdout.readline() if readable else ""
-    try:
-        url: str = json.loads(line)["url"]
-    except (ValueError, KeyError):
-        log.seek(0)
-        words = log.read().decode(errors="replace").strip().splitlines()
-        raise Unavailable(f"the service did not start: {words[-1] if words else 'it said nothing'}") from None
-    return url
+        with announced(command, Path.cwd()) as (_, greeting):
+            yield greeting["url"]

@@ -1,5 +1,5 @@
-"""The service that `serve` puts under load, a process of its own: the user's model and limits over an empty store,
-without collections, jobs and schedules. `python -m app.src.benchmark.served FOLDER [CONFIG]`
+"""The service that `serve` puts under load: the user's model and limits over an empty store, without collections, jobs
+and schedules. `python -m app.src.benchmark.served FOLDER [CONFIG]`
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from app.src.service.service import Service
 from app.src.settings import Settings, StateSettings, StoreSettings, load
 
 
-def harmless(wanted: Settings, folder: Path) -> Settings:
-    """Nothing of the user's is read, written or started."""
+def isolated(wanted: Settings, folder: Path) -> Settings:
+    """Return settings that neither read, write nor start anything of the user's."""
     return Settings(
         embedding=wanted.embedding,
         api=wanted.api.model_copy(update={"run_schedules": False, "job_workers": 0}),
@@ -24,7 +24,7 @@ def harmless(wanted: Settings, folder: Path) -> Settings:
 
 
 def main(folder: Path, config: Path | None) -> None:
-    service = Service(harmless(load(config).settings, folder))
+    service = Service(isolated(load(config).settings, folder))
     try:
         server.serve(service, "127.0.0.1", 0, lambda url: print(json.dumps({"url": url}), flush=True))  # noqa: T201
     finally:

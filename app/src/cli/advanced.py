@@ -18,14 +18,13 @@ from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.output import watched
 
 if TYPE_CHECKING:
-    from app.src.benchmark.report import Report as BenchmarkReport
+    from app.src.benchmark.harness import Report as BenchmarkReport
     from app.src.service.service import Service
     from app.src.training.run import Report
 
 
-_STEP_SECONDS = 5.0
-"""Seconds between two lines of progress."""
-_STOPPING = b"stopping with a checkpoint after the step in hand; Ctrl-C again stops at once, without one\n"
+_STEP_SECONDS = 5.0  # seconds between two lines of progress
+_STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at once, without a checkpoint\n"
 _TRAINING_COLUMNS = ("", "before", "after")
 
 
@@ -42,16 +41,16 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
         typer.Option(metavar="TITLE LONGTEXT", help="Two columns of the collection's rows; mind SAP's licence."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The model to come; default: NAME-1, -2 ...")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the new model; default: NAME-1, -2 ...")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Times over all pairs; default: 1.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Passes over all pairs; default: 1.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="16|32", help="Pairs a step; default: 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-8, max=1, help="Highest; default: 0.00002.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the split and of the order; default: 7.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of split and order; default: 7.")] = None,
     max_pairs: Annotated[int | None, typer.Option(min=1, help="Read no more pairs; default: 100000.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished training.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
     generation: Annotated[
-        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside what serves.")
+        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside the active one.")
     ] = True,
     json: JsonFlag = False,
 ) -> int:
@@ -76,7 +75,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 class _Steps:
-    """Progress on stderr: sentences for people, JSON lines for programs, not too many of either."""
+    """Progress on stderr, every few seconds: sentences on a terminal, JSON lines elsewhere."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,7 +93,7 @@ class _Steps:
 
 
 def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
-    """A generation with the trained model, beside what serves; whether it came to its end."""
+    """Build a generation with the trained model. Returns whether it is complete."""
     from connector.model import ModelSource
 
     precision = service.settings.embedding.precision
@@ -126,14 +125,16 @@ def _say_next_step(report: Report, model: str, *, asked: bool, out: Path | None)
     name = report.collection
     if report.stopped:
         resume = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
-        output.say("stopped on request; " + (f"go on with: {resume}" if report.unfinished else "nothing was begun"))
+        output.say(
+            "stopped on request; " + (f"continue with: {resume}" if report.unfinished else "training had not begun")
+        )
     elif report.worse:
         output.say(
-            f"{name}: the trained model finds less than {model} does, so it is not proposed; it is kept in "
-            f"{report.folder}. More pairs, or more like what people ask, may help"
+            f"{name}: the trained model finds less than {model}, so it is not proposed; it is kept in "
+            f"{report.folder}. More pairs, or pairs closer to real queries, may help"
         )
     else:
-        never_synced = " (the collection was never synced: there is nothing to build it beside)"
+        never_synced = " (the collection was never synced, so no generation was built)"
         output.say(
             f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
             f"owl-sap sync {name}{never_synced if asked and report.generation is None else ''}; "
@@ -192,7 +193,7 @@ def calibrate(
     return OK if found["accepted"] else FAILED
 
 
-benchmark_app = subcommands("benchmark", "Figures of this machine and model, measured beside other engines in turns.")
+benchmark_app = subcommands("benchmark", "Measure this machine and model against other engines, interleaved.")
 
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict")
@@ -200,11 +201,12 @@ _ENGINE = "engine"
 
 Against = Annotated[
     list[str] | None,
-    typer.Option("--against", metavar="PEER", help="Another engine, or the file of a worker of your own; repeatable."),
+    typer.Option("--against", metavar="PEER", help="Another engine, or your own worker's file; repeatable."),
 ]
-Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More of them tell more, and take longer.")]
+Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More rounds give steadier figures and take longer.")]
 Peers = Annotated[
-    Path | None, typer.Option("--peers", metavar="FOLDER", help="Of the peers' environments; default: .owl-sap/peers")
+    Path | None,
+    typer.Option("--peers", metavar="FOLDER", help="Folder of the peers' environments; default: .owl-sap/peers"),
 ]
 
 
@@ -220,7 +222,7 @@ def benchmark_embed(
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     chosen = tuple(against or ["sentence-transformers"])
     options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
@@ -245,7 +247,7 @@ def benchmark_search(
     """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
     faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     loaded_for(ctx)
     chosen = tuple(against or ["numpy"])
@@ -256,9 +258,7 @@ def benchmark_search(
 @verb(benchmark_app, "sync")
 def benchmark_sync(
     ctx: typer.Context,
-    against: Annotated[
-        str, typer.Option(help="What a sync is compared with: engine, the same texts embedded.")
-    ] = _ENGINE,
+    against: Annotated[str, typer.Option(help="Compared with: engine, which embeds the same texts.")] = _ENGINE,
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,
@@ -267,7 +267,7 @@ def benchmark_sync(
     from app.src.benchmark import sync as benchmark
 
     if against != _ENGINE:
-        raise UsageFault(f"--against {against}: a sync is compared with the engine alone; there is: {_ENGINE}")
+        raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
     with opened(loaded_for(ctx)) as service:
         output.say(f"loading {service.settings.embedding.model}")
         options = benchmark.SyncBenchmark(rounds, rows)
@@ -278,13 +278,13 @@ def benchmark_sync(
 @verb(benchmark_app, "serve")
 def benchmark_serve(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
-    url: Annotated[str | None, typer.Option(help="A service that runs; default: one is started for this.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running service; default: one is started.")] = None,
     against: Annotated[
         str | None, typer.Option(metavar="URL", help="Another server with POST /v1/embeddings, under the same load.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The name of the model there.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     rounds: Rounds = 3,
-    seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Of load in one round.")] = 1.5,
+    seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Seconds of load in one round.")] = 1.5,
     json: JsonFlag = False,
 ) -> int:
     """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
@@ -299,12 +299,12 @@ def benchmark_serve(  # noqa: PLR0913 - a verb has as many parameters as options
 @verb(benchmark_app, "peers")
 def benchmark_peers(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
-    make: Annotated[bool, typer.Option("--make", help="Make those environments that are not there.")] = False,
+    make: Annotated[bool, typer.Option("--make", help="Create missing environments.")] = False,
     folder: Peers = None,
     json: JsonFlag = False,
 ) -> int:
     """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
-    from app.src.benchmark import environments
+    from app.src.benchmark import peers as environments
 
     place = folder or environments.DEFAULT_FOLDER
     chosen = environments.chosen(names or ())
@@ -333,7 +333,7 @@ def benchmark_peers(
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
-    """Exit 1 where something that was compared with failed; the other figures stand."""
+    """Print the report. Returns 1 if a peer failed; the other figures are valid."""
     document = report.as_dict()
     code = FAILED if report.failed else OK
     if json:
@@ -348,7 +348,7 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     about = report.machine
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:
-        output.say("DISTURBED: where the rounds scatter something else was running, and the figure says nothing")
+        output.say("DISTURBED: other load made the rounds scatter, so the figure is not valid")
     return code
 
 

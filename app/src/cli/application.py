@@ -1,6 +1,4 @@
-"""What every verb stands on: the command itself with its global options, how a verb is registered and fails, and the
-service it talks to.
-"""
+"""The command with its global options and panels, how verbs are registered and fail, and the service they use."""
 
 from __future__ import annotations
 
@@ -118,7 +116,7 @@ def _global(
     layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = output.Layout.AUTO,
     debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     output.choose(layout)
@@ -163,7 +161,7 @@ def with_global_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def guarded(function: Verb[P]) -> Callable[P, None]:
-    """Errors become one message on stderr and the exit code of the table in `exits`; SIGTERM ends it in good order."""
+    """Turn errors into one message on stderr and an exit code of `exits`; SIGTERM stops what the verb started."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

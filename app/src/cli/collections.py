@@ -28,8 +28,8 @@ from app.src.settings import no_collections
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
-    from connector.sync.quarantine import Wanted
-    from connector.sync.sync import SyncReport
+    from connector.sync.quarantine import GivenKey
+    from connector.sync.run import SyncReport
     from connector.sync.verify import VerifyReport
 
 
@@ -47,7 +47,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Collections.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every configured collection.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Compare every row, whatever the change method.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Compare every row, with any change method.")] = False,
     max_deletes: Annotated[
         float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
     ] = None,
@@ -104,7 +104,7 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
 
 
 class _SyncRun:
-    """Syncs one collection after the other; one's failure never stops the others, the highest exit code counts."""
+    """Syncs collections one by one; a failure does not stop the others, and the highest exit code counts."""
 
     def __init__(self, service: Service, request: Any, interrupted: Interrupted, strict: bool) -> None:
         self._service = service
@@ -117,7 +117,7 @@ class _SyncRun:
         self.code = OK
 
     def one(self, name: str) -> None:
-        from connector.sync.sync import SyncReport
+        from connector.sync.run import SyncReport
 
         try:
             with watched(name) as observer:
@@ -221,7 +221,7 @@ def status(
 
 
 def _minute(moment: str | None) -> str | None:
-    """2026-11-21T03:22:58.545375+00:00, to the second."""
+    """Return a moment to the second."""
     return None if moment is None else moment[:19].replace("T", " ") + "Z"
 
 
@@ -311,14 +311,14 @@ def quarantine_drop(
         output.say(f"{name}: {dropped} entries dropped")
 
 
-def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Wanted] | None:
+def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[GivenKey] | None:
     if not keys:
         return None
     columns = service.collections.key_columns(name)
     return [_parsed_key(text, columns) for text in keys]
 
 
-def _parsed_key(text: str, columns: tuple[str, ...]) -> Wanted:
+def _parsed_key(text: str, columns: tuple[str, ...]) -> GivenKey:
     from connector.sync.quarantine import parse_conditions
 
     if text.lstrip().startswith(("[", "{")):
@@ -328,15 +328,15 @@ def _parsed_key(text: str, columns: tuple[str, ...]) -> Wanted:
         return conditions
     if len(columns) == 1:
         return [text]
-    raise UsageFault(f"{text!r} is no key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}")
+    raise UsageFault(f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}")
 
 
-def _json_key(text: str) -> Wanted:
+def _json_key(text: str) -> GivenKey:
     try:
         parsed: Any = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UsageFault(f"{text!r} is not JSON: {error}") from None
-    key: Wanted = parsed
+    key: GivenKey = parsed
     return key
 
 
@@ -359,17 +359,17 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
             min=1,
             max=2**31 - 1,
             metavar="[N]",
-            help="Which one to compare, switch to or drop; default: the newest unfinished.",
+            help="The generation to compare, switch to or drop; default: the newest unfinished.",
         ),
     ] = None,
     build: Annotated[
-        bool, typer.Option("--build", help="Build another one by the settings, beside what serves.")
+        bool, typer.Option("--build", help="Build a generation by the settings, beside the active one.")
     ] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Ask both the same queries: how alike are they?")] = False,
-    switch: Annotated[bool, typer.Option("--switch", help="Let N serve.")] = False,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Let the one serve again that did before.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Delete N, which does not serve.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Switch even to one that is not complete.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare the results of the same queries.")] = False,
+    switch: Annotated[bool, typer.Option("--switch", help="Make N active.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Make the previous generation active again.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Delete N, which must not be active.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Switch even to an incomplete one.")] = False,
     queries: Annotated[
         Path | None, typer.Option(help="With --compare: a file of queries, one per line, besides stored texts.")
     ] = None,
@@ -406,17 +406,17 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 def chosen_action(number: int | None, queries: Path | None, *, force: bool, **actions: bool) -> str | None:
-    """The one action that was asked for; None: to look. Raises UsageFault for what does not go together."""
+    """Return the chosen action; None: list. Raises UsageFault for options that exclude each other."""
     if (force and not actions["switch"]) or (queries is not None and not actions["compare"]):
         raise UsageFault("--force goes with --switch, --queries with --compare")
     asked = [action for action, wanted in actions.items() if wanted]
     if len(asked) > 1:
-        raise UsageFault(f"one thing at a time: {' or '.join(f'--{action}' for action in asked)}")
+        raise UsageFault(f"give only one of: {' or '.join(f'--{action}' for action in asked)}")
     action = asked[0] if asked else None
     if number is not None and action not in _NUMBERED:
         raise UsageFault("a number goes with --compare, --switch or --drop")
     if number is None and action == "drop":
-        raise UsageFault("say which one to delete: --drop N")
+        raise UsageFault("--drop needs a number: --drop N")
     return action
 
 

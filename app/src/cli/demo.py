@@ -40,7 +40,7 @@ Next, your own tables:                            . .venv/bin/activate && owl-sa
 
 
 def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
-    """Everything in order; exit code 1 when a search missed or a collection does not verify."""
+    """Run all steps; return 1 when a search missed or a collection does not verify."""
     from app.src.demo import Demo
 
     output.choose(output.Layout.TABLE)  # a report for people, in a pipe too
@@ -78,7 +78,7 @@ def _serve(demo: Demo, settings: Settings, json: bool) -> None:
 
 
 def served(url: str, settings: Settings) -> str:
-    """For people: where to look, by what is switched on. A line each, for a terminal breaks long ones."""
+    """Return the addresses to open, one per line."""
     api = settings.api
     console = f"Console: {url}/\n" if api.console else ""
     manual = f"documentation: {url}/docs, " if api.docs else ""
@@ -86,7 +86,7 @@ def served(url: str, settings: Settings) -> str:
 
 
 class DemoReport:
-    """What was shown so far, and whether all of it was as it should be."""
+    """The results so far, and whether all are as expected."""
 
     def __init__(self, demo: Demo, json: bool) -> None:
         self._demo = demo

@@ -21,8 +21,7 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
-_BAR = 32
-"""Characters of the longest bar: with its figures it fits into 80 columns."""
+_BAR = 32  # characters of the longest bar: with its figures it fits into 80 columns
 _METHODS = {
     "full": "full comparison",
     "hash": "row hashes computed by HANA",
@@ -30,8 +29,7 @@ _METHODS = {
     "log": "change log",
     "rowid": "row ids",
 }
-_SHOWN = 300
-"""Characters of a sample on the screen; --json has all of it."""
+_SHOWN = 300  # characters of a sample on the screen; --json has all of it
 
 
 @verb(app, "tables")
@@ -40,7 +38,7 @@ def tables(
     schema: Annotated[str | None, typer.Argument(help="Only this schema.", metavar="[SCHEMA]")] = None,
     search: Annotated[str, typer.Option(help="Part of a name or a comment.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
-    offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to pass over.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to skip.")] = 0,
     json: JsonFlag = False,
 ) -> None:
     """List the tables and views that this user can see. System schemas are listed only when named."""
@@ -113,7 +111,7 @@ def _show_texts(planned: Plan) -> None:
 
 
 def _bars(histogram: Mapping[str, int]) -> list[dict[str, Any]]:
-    """From the first bucket that holds something to the last, those between them too."""
+    """Return the buckets from the first to the last non-empty one."""
     filled = [number for number, count in enumerate(histogram.values()) if count]
     most, total = max(histogram.values()), sum(histogram.values())
     return [
@@ -167,7 +165,7 @@ def _told_time(plan: Mapping[str, Any]) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """With two figures, in the unit that people would say."""
+    """Return a duration in a readable unit."""
     if seconds < 90:
         return f"{seconds:,.1f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 
 emulator_app = subcommands("emulator", "The HANA emulator, and an SQL prompt for it.", no_args_is_help=False)
 
-_CONNECTION = "connection.json"
-"""What a running emulator leaves in its data folder: its first line."""
+_CONNECTION = "connection.json"  # what a running emulator leaves in its data folder: its first line
 _STANDARD = {"host": "127.0.0.1", "user": "OWL", "password": "Owl-Stand-in-1"}
-_CERTIFIED_NAME = "localhost"
-"""The driver never matches an IP address with a certificate."""
+_CERTIFIED_NAME = "localhost"  # the driver never matches an IP address with a certificate
 _LOCAL = "the prompt is for an emulator on this machine"
 
 
@@ -59,9 +57,9 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
     sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS; the first line names the PEM to trust.")] = False,
     tls_host: Annotated[str | None, typer.Option(help="TLS for another host name.", hidden=True)] = None,
-    tls_expired: Annotated[bool, typer.Option("--tls-expired", help="TLS that has ended.", hidden=True)] = False,
+    tls_expired: Annotated[bool, typer.Option("--tls-expired", help="Expired TLS certificate.", hidden=True)] = False,
     fault: Annotated[
-        list[str] | None, typer.Option(metavar="JSON", help="What goes wrong; repeatable (docs/emulator.md).")
+        list[str] | None, typer.Option(metavar="JSON", help="A fault to inject; repeatable (docs/emulator.md).")
     ] = None,
 ) -> None:
     """Run the HANA emulator in the foreground. The first line on stdout says how to connect."""
@@ -211,7 +209,7 @@ def run_statements(prompt: Prompt, texts: Iterable[str], screen: Screen) -> int:
 
 
 def report_refusal(error: ConnectorError | StatementRefused) -> int:
-    """Say what HANA said. Exit 3 for what the connection or the rights are short of, 2 for the statement itself."""
+    """Print HANA's error. Returns 3 for connection and privilege errors, 2 for faulty statements."""
     output.fail(str(error))
     if not isinstance(error, StatementRefused):
         return exit_code(error)
@@ -220,7 +218,7 @@ def report_refusal(error: ConnectorError | StatementRefused) -> int:
 
 
 class Screen:
-    """Where results go: tables, JSON lines where nobody looks on, or with `json` one document (`finish` writes it)."""
+    """Prints results: tables on a terminal, JSON lines elsewhere, or with `json` one document (written by `finish`)."""
 
     def __init__(self, json: bool, most_rows: int) -> None:
         self._json = json
@@ -256,7 +254,7 @@ class Screen:
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
-    """A result may have two columns of one name."""
+    """Number repeated column names."""
     found: list[str] = []
     for name in names:
         candidate, number = name, 1
@@ -286,7 +284,7 @@ def _shown_value(value: Any) -> str:
 
 
 def interact(prompt: Prompt, screen: Screen, history: Path | None) -> int:
-    """Until \\q or the end of input. Errors are shown, and it goes on."""
+    """Run typed statements until \\q or the end of input. Errors are shown, and the prompt continues."""
     output.say(r"HANA emulator. Statements end with ; \? shows help, \q quits.")
     with _line_editing(history), _ctrl_c_is_ours():
         for text in _entries():
@@ -301,7 +299,7 @@ def interact(prompt: Prompt, screen: Screen, history: Path | None) -> int:
 
 
 def _entries() -> Iterator[str]:
-    """One statement or command after the other, as it is typed."""
+    """Yield typed statements and commands."""
     pending = ""
     while True:
         try:
@@ -309,7 +307,7 @@ def _entries() -> Iterator[str]:
         except EOFError:
             output.say("")
             return
-        except KeyboardInterrupt:  # away with what was typed
+        except KeyboardInterrupt:  # discard the typed text
             output.say("")
             pending = ""
             continue
@@ -334,14 +332,14 @@ def _command(prompt: Prompt, screen: Screen, line: str) -> None:
         if answer.rows:
             screen.show(answer)
         else:
-            output.say(f"there is no table or view {rest.strip()} here")
+            output.say(f"table or view not found: {rest.strip()}")
     else:
         output.say(_PROMPT_HELP)
 
 
 @contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Elsewhere it ends the verb, at the latest after some seconds; here it only forgets what was typed."""
+    """Let Ctrl-C discard the typed text instead of ending the verb."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -351,7 +349,7 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 
 @contextmanager
 def _line_editing(history: Path | None) -> Iterator[None]:
-    """Arrow keys and earlier lines, kept in `history` where there is one."""
+    """Edit lines, with the history in a file if given."""
     try:
         import readline
     except ImportError:  # some systems have none: the prompt works without

@@ -1,4 +1,4 @@
-"""Exit codes: the one table from error class to code, and the message a person gets for an error."""
+"""Exit codes: the table from error class to code, and the message for an error."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 class UsageFault(Exception):
-    """The command line asks for something that cannot be; the message says what to do instead."""
+    """The command line is invalid; the message says what to do instead."""
 
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
-    # The first line that fits counts.
+    # The first match counts.
     (UsageFault, USAGE),
     (SettingsError, USAGE),
     (UnknownCode, USAGE),
@@ -58,7 +58,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """What to print. The text of an unexpected error may hold row data, so only its class is named."""
+    """Return the message for an error. An unexpected error's text may hold row data, so only its class is named."""
     if exit_code(error) == UNEXPECTED and not isinstance(error, errors.ConnectorError) and not _of_engine(error):
         what = type(error).__name__
         if isinstance(error, OSError) and error.errno:

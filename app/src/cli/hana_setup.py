@@ -19,23 +19,26 @@ if TYPE_CHECKING:
 
 
 _HEAD = (
-    "The rights that the technical user needs, and nothing more; made by owl-sap grants. To be run by the owner of the "
-    "tables, or an administrator, from the first line to the last. The user himself is made apart, for his password "
-    "stands in no file: CREATE USER ... PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ... DISABLE "
-    "PASSWORD LIFETIME. A grant on a change log can be run once the log is there."
+    "The least rights that the technical user needs, made by owl-sap grants. Run all lines as the owner of the tables "
+    "or an administrator. Create the user separately, because its password belongs in no file: CREATE USER ... "
+    "PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ... DISABLE PASSWORD LIFETIME. Run a grant on a "
+    "change log once the log exists."
 )
 
 
 @verb(app, "grants")
 def grants(
     ctx: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Who gets them; default: the user of the settings.")] = None,
-    role: Annotated[str | None, typer.Option(help="Through this role, which the user is given.")] = None,
+    user: Annotated[str | None, typer.Option(help="The user to grant to; default: the user of the settings.")] = None,
+    role: Annotated[str | None, typer.Option(help="Grant through this role.")] = None,
     search_only: Annotated[
         bool, typer.Option("--search-only", help="For a process that searches and never syncs.")
     ] = False,
     setup: Annotated[
-        bool, typer.Option("--setup", help="To put change logs in (changes install --apply); to be taken back after.")
+        bool,
+        typer.Option(
+            "--setup", help="Rights to install change logs (changes install --apply); revoke them afterwards."
+        ),
     ] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -67,7 +70,7 @@ def changes_install(
     ctx: typer.Context,
     name: Name,
     apply: Annotated[bool, typer.Option("--apply", help="Run the statements instead of printing them.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Take log and triggers out again (with --apply).")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove log and triggers (with --apply).")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
@@ -87,7 +90,9 @@ def changes_install(
             f"run it as the owner of the table, or here: owl-sap changes install {name} --apply{_drop_flag(drop)}"
         )
     if apply and setup.complete == drop:
-        raise UsageFault(f"{name}: not everything is {'gone' if drop else 'there'}; see owl-sap changes status {name}")
+        raise UsageFault(
+            f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap changes status {name}"
+        )
     return OK
 
 
@@ -101,7 +106,7 @@ def changes_status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> in
     else:
         output.table(f"{name}: the change log {setup.log}", [_row(piece.name, piece.present) for piece in setup.pieces])
         if not setup.complete:
-            output.say(f"put in what is missing: owl-sap changes install {name} --apply")
+            output.say(f"install the missing parts: owl-sap changes install {name} --apply")
     return OK if setup.complete else FAILED
 
 
@@ -119,7 +124,7 @@ def _report_setup(setup: Setup, *, drop: bool) -> None:
     output.say(f"{setup.collection}: {what} {', '.join(done)}" if done else f"{setup.collection}: nothing to do")
     if not drop:
         output.say(f"note: {setup.warning}")
-        output.say(f"the next run compares everything, then the log takes over: owl-sap sync {setup.collection}")
+        output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {setup.collection}")
 
 
 def _changes_script(setup: Setup, *, drop: bool) -> str:
@@ -128,12 +133,14 @@ def _changes_script(setup: Setup, *, drop: bool) -> str:
     lines = [] if drop else [f"-- {line}" for line in _wrapped(setup.warning)]
     for piece in pieces:
         if piece.present != drop:
-            lines.append(f"-- {piece.name} is {'not there' if drop else 'there already'}")
+            lines.append(f"-- {piece.name} {'does not exist' if drop else 'exists already'}")
         lines += [piece.drop if drop else piece.create, ";"]
     if not drop:
         lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup.grants)]
-        lines.append("-- if a trigger is there and he cannot see it: CATALOG READ, which shows him every name in HANA.")
-        lines.append("-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if it is not his.")
+        lines.append("-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.")
+        lines.append(
+            "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns it."
+        )
     return "\n".join([*lines, ""])
 
 

@@ -18,7 +18,7 @@ from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, app, opened, verb
 from app.src.cli.exits import UsageFault
 from app.src.settings import Loaded, Settings, load
-from app.src.settings.starting_file import Start, environment_file, settings_file
+from app.src.settings.writing import Start, environment_file, settings_file
 from connector.errors import NoProposal
 from connector.model import TableRef
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _VECTORS = "vectors"
-_TAKEN_BY_ITSELF = 3
-"""Tables that --yes takes of those that look best."""
+_TAKEN_BY_ITSELF = 3  # tables that --yes takes of those that look best
 _SCHEMAS_SHOWN = 10
 _OF_HANA = (
     *("host", "port", "user", "userkey", "encrypt", "validate_certificate", "trust_store", "host_name_in_certificate"),
@@ -38,8 +37,8 @@ _OF_HANA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the command line said. `ask`: a person sits there."""
+class InitOptions:
+    """The options; `ask`: questions are allowed."""
 
     schema: str | None
     tables: Sequence[str]
@@ -83,7 +82,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     _check_free(out, force)
     invocation: Invocation = ctx.obj
     ask = sys.stdin.isatty() and not yes and not offline
-    # The collections of a file that is to be overwritten are no names that are taken.
+    # Collection names of a file that is overwritten are free.
     flags: dict[tuple[str, ...], Any] = {("collections",): []}
     given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": _seen_from(out, trust_store)}
     flags |= {("hana", name): value for name, value in given.items() if value is not None}
@@ -100,7 +99,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault(
             "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
         )
-    wanted = Wanted(schema, table or [], store, language or [], ask, yes)
+    wanted = InitOptions(schema, table or [], store, language or [], ask, yes)
     with opened(loaded) as service:
         blocks = _blocks(service, wanted)
         start = _start(service, loaded, wanted, blocks)
@@ -116,7 +115,7 @@ def _check_free(out: Path, force: bool) -> None:
 
 
 def _seen_from(out: Path, file: str | None) -> str | None:
-    """What the flag says of a file, for a settings file elsewhere: paths in it count from where commands are run."""
+    """Return the path for a settings file in another folder: relative paths start at the working directory."""
     if file is None or "-----BEGIN" in file or out.resolve() == Path.cwd():
         return file
     return str(Path(file).resolve())
@@ -133,7 +132,7 @@ def _secret(file: Path) -> str:
 
 
 def _asked(settings: Settings, flags: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-    """What is not known yet, from the person."""
+    """Ask the user for missing values."""
     hana = settings.hana
     answers: dict[tuple[str, ...], Any] = {}
     if not hana.configured:
@@ -149,7 +148,7 @@ def _asked(settings: Settings, flags: dict[tuple[str, ...], Any]) -> dict[tuple[
     return answers
 
 
-def _tables(service: Service, wanted: Wanted) -> list[TableRef]:
+def _tables(service: Service, wanted: InitOptions) -> list[TableRef]:
     if wanted.tables:
         return [_ref(name, wanted.schema) for name in wanted.tables]
     schema = wanted.schema or _schema(service, wanted)
@@ -175,7 +174,7 @@ def _ref(name: str, schema: str | None) -> TableRef:
         return TableRef(schema, name.strip('"'))
 
 
-def _schema(service: Service, wanted: Wanted) -> str:
+def _schema(service: Service, wanted: InitOptions) -> str:
     """The only one that holds texts; else the person says which."""
     names = [name for name in service.catalog.schemas() if service.catalog.candidates(name, 1)]
     if len(names) == 1:
@@ -216,7 +215,7 @@ def _picked(answer: str, found: Sequence[Candidate], schema: str) -> TableRef:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
+def _blocks(service: Service, wanted: InitOptions) -> list[dict[str, Any]]:
     """The proposals, one for each source. Raises NoProposal for a table that was named, and where none can be made."""
     blocks: dict[str, dict[str, Any]] = {}
     why = ""
@@ -238,7 +237,7 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
     return list(blocks.values())
 
 
-def _start(service: Service, loaded: Loaded, wanted: Wanted, blocks: Sequence[dict[str, Any]]) -> Start:
+def _start(service: Service, loaded: Loaded, wanted: InitOptions, blocks: Sequence[dict[str, Any]]) -> Start:
     settings, why = loaded.settings, {}
     kind = wanted.store or (settings.store.kind if ("store", "kind") in loaded.origins else None)
     if kind is None:
@@ -252,7 +251,7 @@ def _start(service: Service, loaded: Loaded, wanted: Wanted, blocks: Sequence[di
 
 
 def _offline(loaded: Loaded, store: str | None) -> dict[str, dict[str, Any]]:
-    """Only what was said; the rest is for the person to fill in."""
+    """Return only given values; the user fills in the rest."""
     given = _given(loaded.settings, store or loaded.settings.store.kind)
     said = {path[1] for path in loaded.origins if path[0] == "hana" and len(path) > 1}
     return given | {"hana": {name: value for name, value in given["hana"].items() if name in said}}
@@ -303,7 +302,7 @@ def _write(out: Path, start: Start, names: Sequence[str], json: bool) -> None:
 
 
 def _check(text: str, names: Sequence[str]) -> None:
-    """What is written must load by itself. A fault here is one of ours, and nothing is written."""
+    """Check that the text loads before it is written."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_text(text, encoding="utf-8")
         read = load(environ={}, folder=Path(folder))
@@ -311,7 +310,7 @@ def _check(text: str, names: Sequence[str]) -> None:
 
 
 def _replace(file: Path, content: str) -> None:
-    """Whole or not at all."""
+    """Replace the file atomically."""
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False, encoding="utf-8") as written:
         written.write(content)
     try:

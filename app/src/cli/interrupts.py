@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM. While rows are written the first asks to finish the batch in hand and a second Ctrl-C ends at
-once; everything else ends at once and in good order, also where a library waits and does not listen.
+"""Ctrl-C and SIGTERM. While rows are written the first signal finishes the current batch, and a second Ctrl-C ends at
+once. Everything else ends at once and cleans up, even if a library waits and ignores signals.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from types import FrameType
 
 from app.src.cli.exits import INTERRUPTED, TERMINATED
 
+# Seconds until an end must begin, for Python's handlers run only when the library in hand (hdbcli, SQLite) returns;
+# and until what was started must have been stopped.
 GRACE, CLEANUP = 2.0, 10.0
-"""Seconds until an end must begin, for Python's handlers run only when the library in hand (hdbcli, SQLite) returns;
-and until what was started must have been stopped."""
-_LAST_WORDS = 0.5
-"""For threads that are only about to end."""
-_TOLD = b"finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next run goes on)\n"
+_LAST_WORDS = 0.5  # for threads that are only about to end
+_TOLD = b"finishing the current batch; Ctrl-C again stops at once (nothing is lost: the next run continues)\n"
 _DONE = b"\0"
 
 
 class Interrupted:
-    """`code`: the exit code that the signal asks for; None while there was none. `heard`: it was asked to end at once,
-    and the main thread knows. `told`: what the first signal says on stderr."""
+    """`code`: the exit code of the signal, or None. `heard`: the main thread knows that it must end at once. `told`:
+    the message of the first signal."""
 
     def __init__(self, told: bytes = _TOLD) -> None:
         self._told = told
@@ -35,7 +34,7 @@ class Interrupted:
         self.heard = False
 
     def __call__(self) -> bool:
-        """Should the work stop? The connector's `stop`."""
+        """Return whether the work should stop: the connector's `stop`."""
         return self.code is not None
 
     def receive(self, number: int, _: FrameType | None) -> None:
@@ -61,7 +60,7 @@ def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
 
 
 class _Leave:
-    """A handler that leaves the block it was made for as an exception does. `heard`: it has been called."""
+    """A handler that leaves its block by an exception. `heard`: it was called."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -76,7 +75,7 @@ class _Leave:
 
 @contextmanager
 def orderly(code: int = TERMINATED) -> Iterator[None]:
-    """SIGTERM leaves the block as an exception does, so that what was started in it is stopped."""
+    """Let SIGTERM leave the block by an exception, so that what it started is stopped."""
     before = signal.signal(signal.SIGTERM, _Leave(code))
     try:
         yield
@@ -86,8 +85,8 @@ def orderly(code: int = TERMINATED) -> Iterator[None]:
 
 @contextmanager
 def not_held_up() -> Iterator[None]:
-    """Ctrl-C leaves the block; and a signal that should end the process ends it within `GRACE` seconds, whatever the
-    main thread is waiting for. For the main thread only."""
+    """Let Ctrl-C leave the block, and end the process within `GRACE` seconds of a signal even if the main thread hangs.
+    For the main thread only."""
     reading, writing = map(_above_standard, os.pipe())
     os.set_blocking(writing, False)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -108,8 +107,8 @@ def not_held_up() -> Iterator[None]:
 
 
 def leave_behind_what_hangs(code: int) -> None:
-    """The last thing that a process does: end here, if threads still wait for a driver that does not answer. Python
-    would wait for them, however long that takes."""
+    """End the process if threads still wait for a driver that does not answer; Python would wait for them. Call it
+    last."""
     own = threading.current_thread()
     by = time.monotonic() + _LAST_WORDS
     for thread in threading.enumerate():
@@ -122,7 +121,7 @@ def leave_behind_what_hangs(code: int) -> None:
 
 
 def _above_standard(descriptor: int) -> int:
-    """Where the caller has closed stdin, a new file takes its number, and would be read in its place."""
+    """Move a descriptor above 2: with stdin closed, a new file would take its place."""
     if descriptor > 2:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -131,7 +130,7 @@ def _above_standard(descriptor: int) -> int:
 
 
 def _watch(reading: int, done: threading.Event) -> None:
-    """The system writes each signal's number into the pipe the moment it comes."""
+    """Read the pipe into which the system writes each signal's number at once."""
     interrupts = 0
     while (number := os.read(reading, 1)) != _DONE:
         interrupts += number[0] == signal.SIGINT

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from app.src.access.errors import AccessUnusable
-from app.src.access.principal import SCOPES, Scope
+from app.src.access.files import write_private
+from app.src.access.principal import SCOPES, AccessUnusable, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
 from app.src.cli.exits import UsageFault
@@ -31,13 +31,13 @@ Out = Annotated[
 @verb(keys_app, "create")
 def create(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="What it is for, or whose it is.", metavar="NAME")],
-    scope: Annotated[list[str], typer.Option(help=f"What it may do: {' '.join(SCOPES)}; may be repeated.")],
+    name: Annotated[str, typer.Argument(help="Its purpose or owner.", metavar="NAME")],
+    scope: Annotated[list[str], typer.Option(help=f"Its scopes: {' '.join(SCOPES)}; may be repeated.")],
     claim: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for row rules; repeated with one name: several values.")
     ] = None,
-    every_row: Annotated[bool, typer.Option("--every-row", help="Row rules do not hold for it.")] = False,
-    expires: Annotated[str | None, typer.Option(help='After this time it is refused: "90d", "12h".')] = None,
+    every_row: Annotated[bool, typer.Option("--every-row", help="Row rights do not apply to it.")] = False,
+    expires: Annotated[str | None, typer.Option(help='It expires after this time: "90d", "12h".')] = None,
     rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute", or "unlimited".')] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=0, help="Its own limit of requests at once; 0: any number.")
@@ -93,7 +93,7 @@ def revoke(ctx: typer.Context, which: Which, json: JsonFlag = False) -> None:
 def rotate(
     ctx: typer.Context,
     which: Which,
-    overlap: Annotated[str, typer.Option(help="How long the old key is good beside the new one.")] = "24h",
+    overlap: Annotated[str, typer.Option(help="How long the old key stays valid.")] = "24h",
     expires: Annotated[str | None, typer.Option(help="Of the new key; default: as long as the old one had.")] = None,
     out: Out = None,
     json: JsonFlag = False,
@@ -110,45 +110,45 @@ def rotate(
     except ValueError as error:
         raise UsageFault(str(error)) from None
     _hand_over(path, key, secret, Form(out, json), before)
-    output.say(f"the old key is good for {overlap} more, then refused")
+    output.say(f"the old key stays valid for {overlap}")
 
 
 def _path(ctx: typer.Context) -> Path:
     path = loaded_for(ctx).settings.access.keys
     if path is None:
-        raise UsageFault('no file of API keys is configured: [access] keys = "keys.json", or OWL_SAP_ACCESS__KEYS')
+        raise UsageFault('no file of API keys configured: [access] keys = "keys.json", or OWL_SAP_ACCESS__KEYS')
     return path
 
 
 def _check_target(out: Path | None) -> None:
-    """Before a key is made that nobody would ever see."""
+    """Check the file before the key is created."""
     if out is None:
         return
     if not out.parent.is_dir():
-        raise UsageFault(f"{out.parent}: there is no such folder; make it: mkdir -m 700 {out.parent}")
+        raise UsageFault(f"{out.parent}: folder not found; create it: mkdir -m 700 {out.parent}")
     if out.exists() and not out.is_file():
-        raise UsageFault(f"{out}: is no file; without --out the key goes to stdout")
+        raise UsageFault(f"{out}: not a regular file; without --out the key goes to stdout")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a key is handed over: `out` is its file, None is stdout."""
+    """How to hand a key over: to the file `out`, or stdout."""
 
     out: Path | None
     json: bool
 
 
 def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[Key] = ()) -> None:
-    """`before`: the keys that there were, of which one may end earlier now."""
+    """`before`: the keys before the change, to restore their ends."""
     from app.src.access import keys
 
     out, json = form.out, form.json
     document: dict[str, Any] = key.shown(datetime.now(UTC))
     if out is not None:
         try:
-            keys.write_private(out, secret.encode())
+            write_private(out, secret.encode())
         except AccessUnusable:
-            keys.take_back(path, key, before)  # nobody has it, and nobody ever will
+            keys.take_back(path, key, before)  # the key could not be handed over
             raise
         document["file"] = str(out)
     else:
@@ -166,7 +166,7 @@ def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[K
 def _scopes(given: Sequence[str]) -> list[Scope]:
     for scope in given:
         if scope not in SCOPES:
-            raise UsageFault(f"{scope!r} is no scope; there are: {', '.join(SCOPES)}")
+            raise UsageFault(f"unknown scope {scope!r}; use one of: {', '.join(SCOPES)}")
     return cast("list[Scope]", list(dict.fromkeys(given)))
 
 
@@ -182,10 +182,10 @@ def _claims(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _seconds(text: str, option: str) -> float:
-    """With a unit: 90 would be seconds, as in the settings, and who writes it for a key means days."""
+    """Parse a duration that has a unit: a bare 90 would be seconds, and days are meant."""
     number = text.strip()
     if number.replace(".", "", 1).isdecimal():
-        raise UsageFault(f"{option} {number} has no unit: write {number}d for days, {number}h for hours")
+        raise UsageFault(f"{option} {number} needs a unit: write {number}d for days, {number}h for hours")
     try:
         return seconds(text)
     except ValueError as error:
@@ -195,7 +195,7 @@ def _seconds(text: str, option: str) -> float:
 def _lifetime(text: str) -> float:
     length = _seconds(text, "--expires")
     if length <= 0:
-        raise UsageFault("a key that expires at once is good for nothing")
+        raise UsageFault("--expires must be above 0")
     return length
 
 

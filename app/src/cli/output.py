@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 _PIPED_WIDTH = 140
+# Control characters but tab and line feed, and those that turn the direction of writing around.
 _ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, and those that turn the direction of writing around."""
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -32,7 +32,7 @@ class Layout(Enum):
 
 
 class _Chosen:
-    """The one choice of this process: it has one stdout."""
+    """The layout of this process's stdout."""
 
     layout = Layout.AUTO
 
@@ -42,26 +42,26 @@ def choose(layout: Layout) -> None:
 
 
 def for_people(*, stderr: bool = False) -> bool:
-    """Tables and bars, or JSON lines? As chosen; by itself it follows the stream: a terminal has a person before it."""
+    """Return whether to print tables and bars: as chosen, else only on a terminal."""
     if _Chosen.layout is Layout.AUTO or (stderr and _Chosen.layout is Layout.LINES):
         return (sys.stderr if stderr else sys.stdout).isatty()
     return _Chosen.layout is Layout.TABLE
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal's own width; a fixed one where the output goes elsewhere, so that it does not depend on chance."""
+    """Return a console with the terminal's width, or a fixed width elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, emoji=False, soft_wrap=stderr)
 
 
 def say(text: str) -> None:
-    """A line for the person, on stderr."""
+    """Print a message on stderr."""
     console(stderr=True).print(_literal(text))
 
 
 def page(text: str) -> None:
-    """What was asked for, as a text on stdout."""
+    """Print a text on stdout."""
     console().print(_literal(text))
 
 
@@ -70,8 +70,8 @@ def fail(text: str) -> None:
 
 
 def _literal(text: str) -> str:
-    """Never markup, and never an order to the terminal: a row may hold escape sequences, which would clear the screen
-    or set its title, and characters that turn the direction of writing. They are shown as what they are: \\x1b."""
+    """Escape markup and control characters: a row may hold terminal escape sequences, or characters that reverse the
+    direction of writing. They are shown as \\x1b."""
     return escape(_ORDERS.sub(lambda found: ascii(found.group())[1:-1], text))
 
 
@@ -82,8 +82,7 @@ def write_json(document: Any) -> None:
 
 
 def finish() -> None:
-    """At the end: what cannot be written, to a full disk or a closed pipe, has been told or does not matter. Python
-    would try again, complain, and end with a code of its own."""
+    """Flush stdout at the end. Python would retry a full disk or closed pipe, complain, and exit with its own code."""
     if sys.stdout is None:  # closed before the start
         return
     try:
@@ -114,7 +113,7 @@ def table(
 ) -> None:
     """Rows under headings; numbers to the right; what a value holds is never read as markup. Long texts are folded.
 
-    Where nobody sits before stdout, JSON lines instead, with every key and not only `columns`. `records` are what the
+    Where stdout is not a terminal, JSON lines instead, with every key and not only `columns`. `records` are what the
     lines hold, where `rows` were made for people: the elements of the verb's --json.
     """
     if not rows:
@@ -148,7 +147,7 @@ def counts(
 
 
 def _fits(screen: Console, drawn: Table) -> bool:
-    """With every value on one line."""
+    """Return whether every value fits on one line."""
     unlimited = screen.options.update(width=10_000)
     return screen.measure(drawn, options=unlimited).maximum <= screen.width
 
@@ -235,7 +234,7 @@ class _Rate:
         self._start = time.monotonic()
 
     def __call__(self, done: int) -> float:
-        """Below ten with one digit: "0 a second" would say that nothing moves."""
+        """Return the rate, with a decimal below ten."""
         rate = done / max(time.monotonic() - self._start, 1e-3)
         return round(rate) if rate >= 10 else round(rate, 1)
 
@@ -251,8 +250,8 @@ class _Quiet:
 
 
 class _Bar(_Quiet):
-    """Rows count as they are read: when all are, the last ones of a sync are still to be embedded and written. Where
-    nobody knows how many there are, by a watermark, the total is what was read so far and grows."""
+    """Counts rows as they are read; the last rows of a sync are embedded and written after that. Where the total is
+    unknown (watermark), it is the number read so far and grows."""
 
     def __init__(self, bars: Progress, task: TaskID, collection: str) -> None:
         self._bars = bars

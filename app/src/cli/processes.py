@@ -32,7 +32,7 @@ from app.src.observe.health import Heartbeat, forget
 from app.src.settings import WorkerSettings, no_collections
 
 if TYPE_CHECKING:
-    from app.src.api.scraping import MetricsListener
+    from app.src.api.server import MetricsListener
     from app.src.jobs import Event, Job, Jobs
     from app.src.service.service import Service
 
@@ -60,22 +60,22 @@ def serve(
     leave_behind_what_hangs(OK)
 
 
+# Without a poll for jobs for so long the worker is unhealthy: it polls every second, and a locked file or a full disk
+# passes.
 _LOOKED_SECONDS = 30.0
-"""Without a look for jobs for so long the worker is not well: it looks every second, and a file that is locked or a
-disk that is full passes."""
 
 
 @verb(app, "worker")
 def worker(
     ctx: typer.Context,
     max_jobs: Annotated[
-        int | None, typer.Option(min=0, help="End with 0 after this many jobs, so that it is restarted; 0: never.")
+        int | None, typer.Option(min=0, help="Exit with 0 after this many jobs, to be restarted; 0: never.")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
     ] = None,
 ) -> int:
-    """Run jobs and schedules without REST. Stands beside a service that has `api.job_workers = 0`, or alone. The first
+    """Run jobs and schedules without REST. Runs beside a service with `api.job_workers = 0`, or alone. The first
     line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
     SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
     fails for good."""
@@ -98,7 +98,7 @@ def worker(
         with closing(Heartbeat(settings.heartbeat)) as heartbeat:
             stuck = until_over(service, heartbeat)
         if stuck is None:
-            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, so that it is restarted")
+            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): exiting, to be restarted")
         else:
             output.fail(f"ended, for a supervisor to start it again: {stuck}")
     code = OK if stuck is None else UNEXPECTED
@@ -107,8 +107,7 @@ def worker(
 
 
 def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0) -> str | None:
-    """Waits until all jobs that may be begun are over (None), or until the engine is beyond help: then why. Gives signs
-    of life meanwhile."""
+    """Wait, with a heartbeat, until all allowed jobs are over (None) or the engine cannot recover: returns why."""
     while not service.jobs.wait_spent(look_seconds):
         stuck = service.readiness.beyond_help()
         if stuck is not None:
@@ -120,7 +119,7 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
 def _metrics_listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
     if wanted.metrics_port is None:
         return None
-    from app.src.api.scraping import MetricsListener
+    from app.src.api.server import MetricsListener
 
     return MetricsListener(service, wanted.metrics_host, wanted.metrics_port)
 
@@ -244,7 +243,7 @@ def jobs_watch(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> int
 
 
 def _job_events(jobs: Jobs, job_id: str) -> Iterator[Event]:
-    """As they come, up to the last."""
+    """Yield the job's events until its last."""
     after, polls = 0, 0
     while True:
         if polls % _SETTLE_POLLS == 0:

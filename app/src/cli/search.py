@@ -39,11 +39,9 @@ _MODES = "vector (meaning), keyword (words) or hybrid (both)"
 def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
     name: Name,
-    text: Annotated[
-        str | None, typer.Argument(help="What to look for, in your own words.", metavar="TEXT", show_default=False)
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="The search text.", metavar="TEXT", show_default=False)] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows like this one; ids are those of hits.")
+        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows similar to this one, by a hit's id.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
@@ -104,7 +102,7 @@ def _how_ids_look(service: Service, name: str) -> str:
 
 
 def _shown_text(hit: dict[str, Any]) -> str:
-    """A line for each passage, where several were asked for."""
+    """Return one line for each passage."""
     passages = hit.get("passages") or []
     if len(passages) < 2:
         return output.shorten(hit["text"])
@@ -113,7 +111,7 @@ def _shown_text(hit: dict[str, Any]) -> str:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What the service says of an argument is a fault in the use of the command."""
+    """Turn the service's ValueError into a usage error."""
     try:
         yield
     except ValueError as error:
@@ -159,7 +157,7 @@ def _options(mode: str | None, min_score: float | None, mmr_lambda: float | None
 
     chosen = next((known for known in MODES if known == mode), None)
     if mode is not None and chosen is None:
-        raise UsageFault(f"--mode {mode}: there is {_MODES}")
+        raise UsageFault(f"--mode {mode}: use {_MODES}")
     try:
         return SearchOptions(chosen, min_score, mmr_lambda, passages=passages, explain=explain)
     except ValueError as error:
@@ -196,9 +194,9 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     mode: Annotated[str, typer.Option(help="vector, keyword, hybrid or all.")] = _ALL,
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
-    against: Annotated[Path | None, typer.Option(help="A report saved before: what changed since?")] = None,
+    against: Annotated[Path | None, typer.Option(help="A saved report to compare with.")] = None,
     recall: Annotated[
-        bool, typer.Option("--recall", help="Instead of FILE: what the vector index loses against exact search.")
+        bool, typer.Option("--recall", help="Instead of FILE: the recall of the vector index against exact search.")
     ] = False,
     sample: Annotated[
         int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
@@ -259,7 +257,7 @@ def _evaluated_modes(mode: str) -> tuple[Mode, ...]:
 
     chosen = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
     if not chosen:
-        raise UsageFault(f"--mode {mode}: there is {', '.join(MODES)} or {_ALL}")
+        raise UsageFault(f"--mode {mode}: use {', '.join(MODES)} or {_ALL}")
     return chosen
 
 
@@ -327,10 +325,9 @@ _BATCH = 4096
 
 
 def lines_of(file: Path | None) -> Iterator[list[str]]:
-    """The lines without their ends, a batch at a time. Raises UsageFault for a file that is no text."""
+    """Yield the lines without their ends, in batches. Raises UsageFault for a file that is not UTF-8."""
     try:
-        # Opened anew: Python's own stdin lets bytes that are no text through in some locales. -sig: a mark of Windows
-        # editors at the start is no part of the first line.
+        # Reopened: Python's stdin accepts invalid bytes in some locales. -sig drops the mark of Windows editors.
         source = 0 if file is None else file
         with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as opened:
             yield from _batches(opened)
@@ -346,20 +343,20 @@ def _batches(stream: IO[str]) -> Iterator[list[str]]:
 
 
 def check_target(out: Path | None) -> None:
-    """Before anything is computed. Raises UsageFault for a file that cannot be written."""
+    """Raise UsageFault for a file that cannot be written, before anything is computed."""
     if out is None:
         return
     if out.suffix != ".npy":
         raise UsageFault(f"--out {out}: only .npy files are written")
     if not out.parent.is_dir():
-        raise UsageFault(f"--out {out}: there is no folder {out.parent}")
+        raise UsageFault(f"--out {out}: folder {out.parent} not found")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise UsageFault(f"--out {out}: cannot be written")
 
 
 class Sink:
-    """Where vectors go: JSON lines at once, or collected for one JSON document or an .npy file. With both, the
-    document says what the file holds."""
+    """Writes vectors as JSON lines at once, or collects them for one JSON document or an .npy file. With both, the
+    document describes the file."""
 
     def __init__(self, file: Path | None, json: bool) -> None:
         self._file = file
@@ -391,7 +388,7 @@ class Sink:
         elif self._json:
             output.write_json(vectors)
         if self._cut:
-            output.say(f"{self._cut} texts are longer than the model takes and were cut")
+            output.say(f"{self._cut} texts exceed the model's limit and were truncated")
 
 
 @verb(app, "mcp")
@@ -399,7 +396,7 @@ def mcp(
     ctx: typer.Context,
     key_file: Annotated[
         Path | None,
-        typer.Option(help="File with an API key or token whose rights hold; default: the setting mcp.key, or yours."),
+        typer.Option(help="File with an API key or token whose rights apply; default: the setting mcp.key, or yours."),
     ] = None,
     write: Annotated[
         bool | None, typer.Option("--write/--read-only", help="Offer start_sync too; default: the setting mcp.write.")
@@ -413,7 +410,7 @@ def mcp(
     serve = _stdio_server()
     with orderly(OK), opened(loaded) as service:
         if loaded.settings.mcp.write:
-            service.background.run(1, schedules=False)  # what start_sync asks for, where nobody else works
+            service.background.run(1, schedules=False)  # runs the jobs of start_sync
         serve(service)
     leave_behind_what_hangs(OK)
     return OK

@@ -1,7 +1,7 @@
-"""`python -m app.src.core.t4_gpu_optimizer`: what this device is, which settings follow, what its matrix products and
-the embedding model really reach. Runs anywhere; without a GPU it measures the CPU and says so.
+"""`python -m app.src.core.t4_gpu_optimizer`: describe this device and the settings that follow, and measure its matrix
+products and the embedding model. Without a GPU it measures the CPU.
 
-The command alone, and the names that the guides know; `measuring/` does the work.
+This module has the command and the names of the guides; `measuring/` does the work.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from .backends import EngineError
 from .choices import Setting, settings_of
 from .device import DeviceError, DeviceProfile, detect
 from .measuring.embedding import Embedding
-from .measuring.plots import NotDrawable, check_drawable, check_writable, draw
-from .measuring.products import Matmul
+from .measuring.output import NotDrawable, check_drawable, check_writable, draw
+from .measuring.products import Matmul, Shape, check_readable
 from .measuring.report import MODEL, Plan, Ratio, Report, as_json, describe, make_report, why_not_embedded
-from .measuring.shapes import Shape, check_readable
 from .memory import T4MemoryManager
 from .t4_config import T4GPUConfig
 
@@ -49,20 +48,20 @@ LONGEST_RUN = 3600.0
 
 
 def __getattr__(name: str) -> object:
-    """`T4TensorRTOptimizer` when somebody asks for it: measuring needs nothing of ONNX."""
+    """Import `T4TensorRTOptimizer` on access, because measuring needs no ONNX."""
     if name == "T4TensorRTOptimizer":
         return importlib.import_module("app.src.core.onnx_export.optimizer").T4TensorRTOptimizer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_gpu_info(device: str = "auto") -> dict[str, object]:
-    """The device as JSON, without measuring anything: kind, name, compute capability, memory, tensor cores, published
+    """Return the device as JSON without measuring: kind, name, compute capability, memory, tensor cores, published
     rates, versions. Raises DeviceError."""
     return describe(detect(device))
 
 
 class _Parser(argparse.ArgumentParser):
-    """A wrong flag is one line; --help has the rest."""
+    """Reports a wrong flag in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see --help\n")
@@ -130,7 +129,7 @@ def _write(stream: TextIO, text: str) -> None:
 def _show(report: Report) -> None:
     from rich.console import Console
 
-    from .measuring.tables import as_text, show
+    from .measuring.output import as_text, show
 
     if sys.stdout.isatty():
         show(report, Console(highlight=False))

@@ -23,7 +23,7 @@ class JobRunning(Exception):
 
 
 class UnknownJob(Exception):
-    """No such id; old jobs are forgotten ([state] keep_jobs, keep_days)."""
+    """No such id; old jobs are forgotten ([state] keep_days)."""
 
 
 class JobOver(Exception):

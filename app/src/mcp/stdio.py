@@ -52,7 +52,7 @@ class Parent:
 
     async def principal(self, request: Any) -> Principal:
         """Raises Refused."""
-        from app.src.access.errors import IssuerAway, Unauthenticated
+        from app.src.access.principal import IssuerAway, Unauthenticated
 
         if self._key is None:
             return OPERATOR

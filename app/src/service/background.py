@@ -18,7 +18,7 @@ from app.src.service.sync import Sync, SyncRequest
 from app.src.service.wiring import Parts
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
-from connector.sync.quarantine import Wanted
+from connector.sync.quarantine import GivenKey
 
 _STALE_SECONDS = 5.0  # age of a remembered answer of `stale_since`, which every search asks for
 _READ = ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded"))
@@ -96,7 +96,7 @@ class Background:
         """Raises as `start_sync`."""
         return self._start(name, "verify", {"repair": repair, "generation": generation})
 
-    def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
+    def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
         """Retry these entries of the quarantine; None: all. Raises UnknownKey, and as `start_sync`."""
         self._collections.spec_of_table(name)
         return self._start(name, "retry", {"ids": self._quarantine.ids(name, wanted)})

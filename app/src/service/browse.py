@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.principal import Principal
-from app.src.access.rights import Rights
-from app.src.access.rows import Nothing, seen
+from app.src.access.rows import Nothing, Rights, seen
 from app.src.service.collections import Collections
 from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
 from app.src.service.wiring import Parts

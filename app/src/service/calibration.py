@@ -1,5 +1,5 @@
-"""INT8 for a collection's model: its own texts sampled, the model calibrated and judged on them, the outcome kept where
-the engine looks for it. Knows the parts; no HTTP and no terminal.
+"""INT8 calibration of a collection's model: sample its texts, calibrate and judge the model on them, and keep the
+result where the engine finds it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from connector.model import CollectionSpec
 if TYPE_CHECKING:
     from app.src.core.onnx_export.optimizer import Optimized
 
-HELD_BACK_TOO = 1.25
-"""Texts taken for each one that calibrates: one in five judges."""
+HELD_BACK_TOO = 1.25  # texts taken for each one that calibrates: one in five judges
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """`texts`: to calibrate on, about; others are held back to judge by. `algorithm` None: as configured. `stored`:
-    take the texts from the store instead of the source."""
+    """`texts`: about how many calibrate; more are sampled to judge. `algorithm` None: as configured. `stored`: take the
+    texts from the store instead of the source."""
 
     texts: int = 1000
     algorithm: str | None = None
@@ -35,7 +34,8 @@ class Calibration:
         self._parts = parts
 
     def calibrate(self, spec: CollectionSpec, request: CalibrationRequest) -> dict[str, Any]:
-        """Figures of the calibration, `accepted` by the gate or not. Raises the connector's and the engine's errors."""
+        """Return the figures of the calibration and whether the gate accepted it. Raises the connector's and the
+        engine's errors."""
         texts = self._texts(spec, request)
         embedding = self._parts.settings.embedding_of(spec.name)
         done = self._optimized(
@@ -64,14 +64,14 @@ class Calibration:
         return sample_texts(spec, self._parts.source, self._parts.embedder_for(spec.name), count)
 
     def _optimized(self, name: str, wanted: EmbeddingSettings, texts: list[str], algorithm: str) -> Optimized:
-        """`wanted`: the model of the collection, which may have one of its own."""
+        """Calibrate the collection's model, `wanted`, which may differ from the default."""
         tensorrt = self._parts.settings.tensorrt
         try:
+            from app.src.core.agreement import Bar
             from app.src.core.memory import MemoryLimits
-            from app.src.core.onnx_export.gate import Bar
-            from app.src.core.onnx_export.models import Model
             from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, divided
-            from app.src.core.onnx_export.providers import BuildOptions
+            from app.src.core.onnx_export.runtime import BuildOptions
+            from app.src.core.onnx_export.serving import Model
 
             options = OptimizerOptions(
                 cache=self._parts.graphs_folder,
@@ -81,7 +81,7 @@ class Calibration:
                 limits=MemoryLimits(wanted.memory_fraction, wanted.reserve_mb << 20),
                 threads=wanted.threads,
             )
-            divided(texts)  # too few of them are told before a model is looked for
+            divided(texts)  # raises TooFewTexts before a model is loaded
             model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
             return T4TensorRTOptimizer(options).optimize_model_with_calibration(model, name, texts, algorithm)
         except ImportError as error:

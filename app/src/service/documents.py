@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from app.src.access.principal import Principal
-from app.src.access.rights import Rights
+from app.src.access.rows import Rights
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations

@@ -15,7 +15,7 @@ from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.stores.coverage import Coverage, content_words, coverage, parts_of
 from connector.stores.ranking import Backdrop, blend, closeness, units
-from connector.stores.scan import single_threaded
+from connector.stores.scan.vector_scan import single_threaded
 from connector.stores.store import VectorStore
 
 SAMPLED = 2_000  # rows whose vectors show what a collection has in common

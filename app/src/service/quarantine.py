@@ -11,8 +11,8 @@ from app.src.service.sync import run_options
 from app.src.service.wiring import Parts
 from connector.protocols import Observer
 from connector.sync import quarantine
-from connector.sync.quarantine import Entry, RetryReport, Wanted
-from connector.sync.sync import Ends, Stop, Watch, never
+from connector.sync.quarantine import Entry, GivenKey, RetryReport
+from connector.sync.run import Ends, Stop, Watch, never
 
 
 class Quarantine:
@@ -23,7 +23,7 @@ class Quarantine:
         self._collections = collections
         self._generations = generations
 
-    def entries(self, name: str, wanted: Sequence[Wanted] | None = None) -> list[Entry]:
+    def entries(self, name: str, wanted: Sequence[GivenKey] | None = None) -> list[Entry]:
         """In the order of their keys."""
         self._collections.spec(name)
         stored = self._collections.stored(name)
@@ -32,14 +32,14 @@ class Quarantine:
         attempts = self._parts.settings.sync.max_attempts
         return quarantine.chosen([quarantine.entry(row, columns, attempts) for row in rows], wanted)
 
-    def ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
+    def ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
         """The ids of these entries; None: of all, without looking."""
         return None if wanted is None else [entry.id for entry in self.entries(name, wanted)]
 
     def retry(
         self,
         name: str,
-        wanted: Sequence[Wanted] | None = None,
+        wanted: Sequence[GivenKey] | None = None,
         observer: Observer | None = None,
         stop: Stop = never,
     ) -> RetryReport:
@@ -55,7 +55,7 @@ class Quarantine:
         self._collections.changed(name)
         return report
 
-    def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
         """Delete entries and return how many; the next sync meets the rows again. Raises LeaseLost when another worker
         holds the collection longer than `lease_wait` seconds."""
         ids = [entry.id for entry in self.entries(name, wanted)]

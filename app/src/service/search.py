@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.access.rights import Rights
-from app.src.access.rows import Nothing, seen
+from app.src.access.rows import Nothing, Rights, seen
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.collections import Collections

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.src.access.authentication import Authentication
-from app.src.access.rights import Rights
+from app.src.access.rows import Rights
 from app.src.evaluation.run import Evaluator
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background

@@ -18,7 +18,7 @@ from connector.protocols import Observer
 from connector.stores.records import ModelStamp
 from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
 from connector.sync.plan import Plan, PlanOptions, plan
-from connector.sync.sync import Ends, Stop, SyncOptions, SyncReport, Watch, never, sync
+from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, Watch, never, sync
 from connector.sync.verify import VerifyReport, verify
 
 Report = TypeVar("Report", bound=SyncReport)

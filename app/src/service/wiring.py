@@ -17,7 +17,7 @@ from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan import ScanCopy, VectorScan
+from connector.stores.scan.vector_scan import ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class EnginesScan:
 
     def _find(self) -> VectorScan:
         from app.src.core.backends import EngineError
-        from connector.stores.local.int8_scan import best_scan
+        from connector.stores.scan.int8_scan import best_scan
 
         try:
             engine = self._engine()

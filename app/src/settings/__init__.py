@@ -1,15 +1,14 @@
-"""Settings: the model (`model`), the variables it answers to (`variables`), and reading them (`sources`, the only
-module of the product that looks at the environment). Knows no connection, no engine and no HTTP.
-"""
+"""Settings: their model (`model`), further variables (`variables`), and how they are read (`sources`, the only module
+of the product that reads the environment)."""
 
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.collections import CollectionSettings, ScheduleSettings
-from app.src.settings.durations import Duration, seconds
-from app.src.settings.mcp import McpSettings
 from app.src.settings.model import (
     ApiSettings,
     EmbeddingSettings,
     HanaSettings,
+    McpSettings,
+    SearchSettings,
     Settings,
     StateSettings,
     StoreSettings,
@@ -17,9 +16,8 @@ from app.src.settings.model import (
     TensorRtSettings,
     WorkerSettings,
 )
-from app.src.settings.search import SearchSettings
-from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
-from app.src.settings.t4 import t4_gpu
+from app.src.settings.section import Duration, seconds
+from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show, t4_gpu
 
 __all__ = [
     "AccessSettings",

@@ -1,4 +1,4 @@
-"""The section [access]: who may ask, by which keys and tokens. Checks what can be checked without looking anywhere."""
+"""The section [access]: API keys, tokens and limits. Checks what needs no file and no network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings.durations import Duration
-from app.src.settings.section import Columns, Section
+from app.src.settings.section import Columns, Duration, Section
 
 UNLIMITED = "unlimited"
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
@@ -22,19 +21,18 @@ _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
 def _rate(rate: str) -> str:
     if rate != UNLIMITED and not _RATE.fullmatch(rate):
         raise ValueError(
-            f'{rate!r} is no rate: write it like "600/minute" (second, minute, hour, day), or "{UNLIMITED}"'
+            f'invalid rate {rate!r}: write it like "600/minute" (second, minute, hour, day), or "{UNLIMITED}"'
         )
     return rate
 
 
-Rate = Annotated[str, AfterValidator(_rate)]
-"""So many in so long a time: "600/minute"."""
+Rate = Annotated[str, AfterValidator(_rate)]  # so many in so long a time: "600/minute"
 
+# Never one with a shared secret: a service that can check such a token could create one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""What may be allowed at all. None with a shared secret: whoever can check such a token can make one."""
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+# The meanings of a name in a token: a scope, or that its bearer sees every row.
 MEANINGS = ("embed", "search", "sync", "admin", "metrics", "every_row")
-"""What a name in a token may stand for: a scope, or that its bearer sees every row."""
 
 
 def _pairs(value: Any) -> Any:
@@ -59,7 +57,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 class JwtSettings(Section):
-    """Tokens (JWT) of one issuer. Nothing in a token says where its key is: that is configured here."""
+    """Tokens (JWT) of one issuer. Their keys' address is configured here, never taken from a token."""
 
     preset: Literal["ias", "xsuaa"] | None = Field(
         default=None, description="SAP's issuers: where their keys, scopes and tenants are; see docs/access.md"
@@ -82,13 +80,13 @@ class JwtSettings(Section):
         default=None, description="where scopes are: a list or words; a.b looks inside; default: scope (ias: groups)"
     )
     scopes: Meanings = Field(
-        default={}, description='names there and what they allow: { Viewer = "search" }; default: our own names'
+        default={}, description='names there and their scopes: { Viewer = "search" }; default: our own names'
     )
-    subject_claim: str = Field(default="sub", min_length=1, description="who it is, for logs and limits")
+    subject_claim: str = Field(default="sub", min_length=1, description="the caller's name, for logs and limits")
     tenant: str | None = Field(default=None, description="claim zid (xsuaa) or app_tid (ias), exactly")
     tenant_claim: str | None = Field(default=None, description="where the tenant is; default: the preset's")
     xs_appname: str | None = Field(default=None, description='xsuaa: name of the application, such as "owl!t1234"')
-    leeway: Duration = Field(default=30.0, le=300, description="seconds that clocks may differ")
+    leeway: Duration = Field(default=30.0, le=300, description="allowed clock difference in seconds")
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -99,7 +97,9 @@ class JwtSettings(Section):
         for name in names:
             if name not in ALGORITHMS:
                 shared = isinstance(name, str) and name.upper().startswith("HS")
-                why = "has a shared secret: whoever can check a token can make one" if shared else "is no choice"
+                why = (
+                    "has a shared secret: a service that can check a token could create one" if shared else "is unknown"
+                )
                 raise ValueError(f"{name!r} {why}; there are: {', '.join(ALGORITHMS)}")
         return tuple(names)
 
@@ -108,7 +108,7 @@ class JwtSettings(Section):
     def _meant(cls, scopes: Mapping[str, str]) -> Mapping[str, str]:
         for name, meaning in scopes.items():
             if meaning not in MEANINGS:
-                raise ValueError(f"{name!r} stands for {meaning!r}; it can stand for: {', '.join(MEANINGS)}")
+                raise ValueError(f"{name!r} means {meaning!r}; it must be one of: {', '.join(MEANINGS)}")
         return scopes
 
     @field_validator("issuer", "jwks_url")
@@ -125,13 +125,13 @@ class JwtSettings(Section):
             return None
         parts = urlsplit(address)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
-            raise ValueError("must begin with https:// (http:// only on loopback): whoever forges keys forges tokens")
+            raise ValueError("must begin with https:// (http:// only on loopback): forged keys allow forged tokens")
         try:
             port_is_one = parts.port != 0
         except ValueError:
             port_is_one = False
         if not port_is_one:
-            raise ValueError("its port is none: https://host:443/path")
+            raise ValueError("invalid port; write it like https://host:443/path")
         if not parts.hostname or parts.username or parts.password or parts.fragment:
             raise ValueError("must be a plain address: https://host/path, without user, password and #fragment")
         return address
@@ -139,26 +139,26 @@ class JwtSettings(Section):
     @model_validator(mode="after")
     def _complete(self) -> JwtSettings:
         if self.issuer is None:
-            raise ValueError("issuer is missing: whose tokens are believed?")
+            raise ValueError("issuer is missing: name the issuer whose tokens are accepted")
         if self.jwks_url is not None and self.jwks_path is not None:
             raise ValueError("jwks_url and jwks_path are both set; keep one of them")
         if self.preset is None and self.jwks_url is None and self.jwks_path is None:
-            raise ValueError("jwks_url or jwks_path is missing: where are the issuer's keys?")
+            raise ValueError("jwks_url or jwks_path is missing: name the issuer's keys")
         if self.preset is not None and not self.issuer.startswith("https://"):
             raise ValueError(f"issuer must begin with https:// with preset {self.preset}")
         if self.preset == "xsuaa":
             self._complete_for_xsuaa()
         elif not self.audience:
-            raise ValueError("audience is missing: a token for another application must not be good here")
+            raise ValueError("audience is missing: tokens for other applications must be rejected")
         elif self.xs_appname is not None:
             raise ValueError('xs_appname belongs to preset = "xsuaa"')
         if self.preset == "ias" and not self.scopes:
             raise ValueError(
-                'preset = "ias" needs scopes, such as { "Owl Viewers" = "search" }: groups are the whole tenant\'s, '
-                'and one that somebody named "admin" must not mean ours'
+                'preset = "ias" needs scopes, such as { "Owl Viewers" = "search" }: groups belong to the whole tenant, '
+                'and a group named "admin" must not give the scope admin'
             )
         if self.tenant is not None and self.preset is None and self.tenant_claim is None:
-            raise ValueError("tenant needs tenant_claim: in which claim is it?")
+            raise ValueError("tenant needs tenant_claim: the name of its claim")
         return self
 
     def _complete_for_xsuaa(self) -> None:
@@ -169,8 +169,7 @@ class JwtSettings(Section):
 
 
 class AccessSettings(Section):
-    """Who may ask, and for how much. With neither keys nor jwt nobody is asked who they are, and `serve` stays on
-    loopback."""
+    """Authentication and limits. Without keys and jwt there is no authentication, and `serve` stays on loopback."""
 
     keys: Path | None = Field(
         default=None, description="file of API keys, made by `owl-sap keys create`; read again when it changes"
@@ -179,8 +178,7 @@ class AccessSettings(Section):
     open_metrics: bool = Field(default=False, description="GET /metrics without a credential")
     hosts: Columns = Field(
         default=(),
-        description="without authentication: names that requests may be addressed to beside loopback's, for a proxy "
-        "that keeps the Host header",
+        description="without authentication: accepted Host names besides loopback's, for a proxy that keeps Host",
     )
     audit: str | None = Field(
         default=None,
@@ -188,15 +186,15 @@ class AccessSettings(Section):
     )
     rate: Rate = Field(
         default="600/minute",
-        description='requests of one key, where it has no rate of its own (or "unlimited"); then HTTP 429',
+        description='requests of one key without its own rate (or "unlimited"); then HTTP 429',
     )
     tokens: Rate = Field(
-        default=UNLIMITED, description='tokens that one key may have embedded, such as "1000000/minute"; then HTTP 429'
+        default=UNLIMITED, description='tokens that one key may embed, such as "1000000/minute"; then HTTP 429'
     )
     concurrency: int = Field(
         default=32,
         ge=0,
-        description="requests of one key at once, where it has no number of its own; then HTTP 429; 0: any number",
+        description="concurrent requests of one key without its own limit; then HTTP 429; 0: unlimited",
     )
     failures: Rate = Field(
         default="30/minute", description="failed authentications of one address; then HTTP 429 in place of 401"
@@ -204,5 +202,5 @@ class AccessSettings(Section):
 
     @property
     def configured(self) -> bool:
-        """Does anybody have to say who they are?"""
+        """Whether requests need a credential."""
         return self.keys is not None or self.jwt is not None

@@ -1,6 +1,4 @@
-"""The settings of a collection: the table that it is synced from, how and when; or that clients write it. Knows the
-connector's vocabulary, never a connection, an engine or HTTP.
-"""
+"""The settings of a collection: its source table, change detection and schedule; or that clients write it."""
 
 from __future__ import annotations
 
@@ -13,9 +11,8 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings import durations
-from app.src.settings.durations import Duration
-from app.src.settings.section import Columns
+from app.src.settings import section as durations
+from app.src.settings.section import Columns, Duration
 from app.src.settings.section import Section as _Section
 from connector.model import NO_TABLE, ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
@@ -23,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _claim_path(value: Any) -> Any:
-    """One claim may be written as a plain string; it is a name as it stands, with its dots."""
+    """One claim may be a plain string; its dots belong to the name."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -36,7 +33,7 @@ class ChunkSettings(_Section):
     max_tokens: int | None = Field(
         default=None, ge=8, description="without special tokens; default: all the model takes"
     )
-    overlap: int = Field(default=32, ge=0, description="tokens that a piece shares with the one before it")
+    overlap: int = Field(default=32, ge=0, description="tokens that a chunk shares with the previous one")
 
     @model_validator(mode="after")
     def _overlap_fits(self) -> ChunkSettings:
@@ -49,7 +46,7 @@ METHODS = ("full", "watermark", "log", "rowid")
 
 
 class ChangesSettings(_Section):
-    """How changes of the source are found."""
+    """Change detection at the source."""
 
     method: Literal["full", "watermark", "log", "rowid"] = Field(
         default="full",
@@ -64,10 +61,10 @@ class ChangesSettings(_Section):
         description="watermark: longer than the longest transaction that writes; younger changes wait for the next run",
     )
     reconcile: str = Field(
-        default="24h", description="longest time between two comparisons of everything, which no method can do without"
+        default="24h", description="longest time between two full comparisons, which every method needs"
     )
     hash: Literal["client", "server"] = Field(
-        default="client", description="full: server lets HANA hash the rows, so that unchanged ones are not moved"
+        default="client", description="full: server lets HANA hash the rows, so that unchanged rows are not read"
     )
     log: str | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
@@ -84,7 +81,7 @@ class ChangesSettings(_Section):
         if method not in METHODS:
             near = difflib.get_close_matches(str(method), METHODS, n=1)
             hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(METHODS)}"
-            raise ValueError(f'"{method}" is no method to find changes; {hint}')
+            raise ValueError(f'unknown change method "{method}"; {hint}')
         return method
 
     @field_validator("delay")
@@ -99,8 +96,8 @@ class ChangesSettings(_Section):
         never = reconcile.strip().lower() in ("0", "never", "off", "none", "")
         if never or durations.seconds(reconcile) <= 0:
             raise ValueError(
-                f'reconcile = "{reconcile}" would never compare everything, and every method misses something: '
-                'deletions, late commits, triggers that were switched off. Write a length of time: "24h", "7d"'
+                f'reconcile = "{reconcile}" would never compare all rows, and every method misses some changes: '
+                'deletions, late commits, disabled triggers. Write a duration such as "24h" or "7d"'
             )
         return reconcile
 
@@ -136,12 +133,12 @@ class ChangesSettings(_Section):
 
 
 class ScheduleSettings(_Section):
-    """When a collection is synced by itself."""
+    """When a collection is synced automatically."""
 
     every: Duration | None = Field(default=None, description='span from start to start: "5m", "1h30m"')
     cron: str | None = Field(default=None, description='minute hour day month weekday: "15 2 * * *"')
     timezone: str = Field(default="UTC", description="of `cron`: a name such as Europe/Berlin; summer time is observed")
-    jitter: Duration = Field(default=0.0, description="start up to so many seconds (or 30s) later, by chance")
+    jitter: Duration = Field(default=0.0, description="random delay of each start, at most this long (30s)")
 
     @field_validator("every")
     @classmethod
@@ -156,13 +153,13 @@ class ScheduleSettings(_Section):
         if cron is None:
             return None
         if len(cron.split()) != 5:
-            raise ValueError(f"{cron!r} is no cron line: it has five fields, minute hour day month weekday")
+            raise ValueError(f"{cron!r} is not a cron line: it needs five fields, minute hour day month weekday")
         try:
             next(CronSim(cron, datetime.now(UTC)))
         except CronSimError as error:
-            raise ValueError(f"{cron!r} is no cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
+            raise ValueError(f"{cron!r} is not a cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
         except StopIteration:
-            raise ValueError(f"{cron!r} names a day that never comes") from None
+            raise ValueError(f"{cron!r} names a day that never occurs") from None
         return cron
 
     @field_validator("timezone")
@@ -179,11 +176,11 @@ class ScheduleSettings(_Section):
         if (self.every is None) == (self.cron is None):
             raise ValueError('a schedule has either every = "5m" or cron = "15 2 * * *"')
         if self.every is not None and "timezone" in self.model_fields_set:
-            raise ValueError("timezone belongs to cron; every counts seconds and knows none")
+            raise ValueError("timezone belongs to cron; `every` needs none")
         return self
 
 
-_NO_ZONE = "{!r} is no time zone; names are those of the IANA database, such as Europe/Berlin"
+_NO_ZONE = "unknown time zone {!r}; use a name of the IANA database such as Europe/Berlin"
 
 
 class CollectionSettings(_Section):
@@ -192,7 +189,7 @@ class CollectionSettings(_Section):
     name: str = Field(description="letters, digits, - and _")
     documents: bool = Field(
         default=False,
-        description="clients write it, over REST or with LangChain: it has no source, no template and nothing to sync",
+        description="clients write it, over REST or with LangChain; it has no source, template or sync",
     )
     source: str = Field(
         default="", description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"'
@@ -202,11 +199,11 @@ class CollectionSettings(_Section):
         default=None, max_length=1000, description="what it holds, in a sentence: agents choose collections by it"
     )
     key: Columns = Field(default=(), description="key columns; default: the primary key")
-    where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
+    where: str | None = Field(default=None, description="your own SQL condition, sent unchanged")
     metadata: Columns = Field(default=(), description="columns stored beside the vector, for filters")
     row_rights: dict[str, ClaimPath] = Field(
         default={},
-        description="metadata column = claim of who asks: only rows with its value, or one of its values, are found; "
+        description="metadata column = claim of the caller: only rows with one of the claim's values are found; "
         'a claim inside another is a list: MANDT = ["realm_access", "mandt"]',
     )
     model: str | None = Field(
@@ -216,19 +213,19 @@ class CollectionSettings(_Section):
     )
     changes: ChangesSettings = Field(default=ChangesSettings(), description="how changes are found")
     chunk: ChunkSettings = Field(
-        default=ChunkSettings(), description="how long texts are cut; default: pieces as long as the model takes"
+        default=ChunkSettings(), description="how long texts are split; default: chunks as long as the model takes"
     )
     schedule: ScheduleSettings | None = Field(default=None, description="when `serve` or `worker` syncs by itself")
     switch: Literal["manual", "auto"] = Field(
         default="manual",
-        description="another model is built beside the one that serves; auto: it serves once it is complete and proved",
+        description="a new model is built beside the active one; auto: switch to it once complete and verified",
     )
 
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:
         if not _NAME.fullmatch(name) or len(name) > 100:
-            raise ValueError(f"{name!r} is no collection name: letters, digits, - and _, at most 100 characters")
+            raise ValueError(f"{name!r} is not a collection name: use letters, digits, - and _, at most 100 characters")
         return name
 
     @field_validator("source")
@@ -261,7 +258,7 @@ class CollectionSettings(_Section):
 
     @model_validator(mode="after")
     def _rights_are_kept(self) -> CollectionSettings:
-        """What rights go by must be in the metadata, under a name that no other column can get or have had."""
+        """Columns of row rights must be in the metadata, under a name that no other column can get."""
         for column in self.row_rights:
             if column not in self.metadata:
                 declared = ", ".join((*self.metadata, column))

@@ -1,45 +1,40 @@
-"""Every setting: its name, default and unit, as one frozen model. Where the values come from is `sources`'s business.
-Knows the connector's vocabulary (names, tables), never a connection, an engine or HTTP.
-"""
+"""Every setting with its default, unit and description, as one frozen model."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.durations import Duration
-from app.src.settings.mcp import McpSettings
-from app.src.settings.search import SearchSettings
-from app.src.settings.section import Networks
-from app.src.settings.section import Section as _Section
+from app.src.settings.section import Duration, Networks, Section
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
 
-class HanaSettings(_Section):
+class HanaSettings(Section):
     """How to reach one HANA. Encryption and certificate validation are on unless switched off by name."""
 
     host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
     port: int = Field(default=443, ge=1, le=65535, description="443 for HANA Cloud, 3NN13 or 3NN15 on-premise")
-    user: str | None = Field(default=None, description="the technical user; docs/hana.md says what he needs")
+    user: str | None = Field(default=None, description="the technical user; docs/hana.md lists its rights")
     password: SecretStr | None = None
     userkey: str | None = Field(
         default=None, description="key of SAP's secure user store, instead of host, user and password"
     )
     schema_name: str | None = Field(default=None, alias="schema", description="current schema of the sessions")
     encrypt: bool = Field(default=True, description="TLS; false only for a HANA that has none")
-    validate_certificate: bool = Field(default=True, description="false trusts whoever answers: for a trial at most")
+    validate_certificate: bool = Field(default=True, description="false accepts any server: only for a trial")
     trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
     host_name_in_certificate: str | None = Field(
-        default=None, description="where the certificate names another host than `host`; `*` is refused"
+        default=None, description="the name in the certificate, if it is not `host`; `*` is refused"
     )
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
     communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
-    pool_size: int = Field(default=8, ge=1, le=256, description="connections at most, one per thread")
+    pool_size: int = Field(default=8, ge=1, le=256, description="most connections, one per thread")
 
     @field_validator("host_name_in_certificate")
     @classmethod
@@ -56,7 +51,7 @@ class HanaSettings(_Section):
         return bool(self.host or self.userkey)
 
 
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Where the vectors live."""
 
     kind: Literal["hana", "local"] = Field(
@@ -67,7 +62,7 @@ class StoreSettings(_Section):
     hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
     scan: Literal["auto", "cpu", "gpu"] = Field(
         default="auto",
-        description="where a local store searches; auto: on the card that the model computes on, if it does",
+        description="where a local store searches; auto: on the model's card, if it uses one",
     )
 
     @model_validator(mode="after")
@@ -77,8 +72,8 @@ class StoreSettings(_Section):
         return self
 
 
-class EmbeddingSettings(_Section):
-    """Which model, and what it may use of the machine."""
+class EmbeddingSettings(Section):
+    """The model, and its use of the machine."""
 
     model: str = Field(
         default=DEFAULT_MODEL,
@@ -87,50 +82,50 @@ class EmbeddingSettings(_Section):
     revision: str | None = Field(default=None, description="pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
-        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: what the device does fastest and well"
+        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: the fastest accurate one on the device"
     )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
     expect_gpu: bool = Field(
-        default=False, description="no CUDA device is a warning at each start, a metric and a fault in doctor"
+        default=False, description="a missing GPU is a warning at each start, a metric and a fault in doctor"
     )
     memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
-    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left alone")
+    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left free")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a search or a REST request may have to queue for the engine; beyond it "
-        "is refused (HTTP 429)",
+        description="seconds (or 30s, 1m) that a search or a REST request may wait for the engine; longer waits are "
+        "refused (HTTP 429)",
     )
-    overlap: bool = Field(default=True, description="on a card: launch a batch while the one before it computes")
-    pinned: bool = Field(default=True, description="on a card: copy by way of pinned memory")
+    overlap: bool = Field(default=True, description="on a card: launch a batch while the previous one computes")
+    pinned: bool = Field(default=True, description="on a card: copy through pinned memory")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
     )
-    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")
+    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of recent search texts")
     preallocate: bool = Field(
-        default=False, description="compute one largest batch at loading, so that the card's memory is taken then"
+        default=False, description="compute one largest batch at loading, to allocate the card's memory then"
     )
     clear_cache: bool = Field(
-        default=False, description="give memory back to the card after each large batch; for cards that others share"
+        default=False, description="return memory to the card after each large batch; for shared cards"
     )
     cudnn_benchmark: bool = Field(
-        default=False, description="let cuDNN try its convolutions; text encoders have none, so nothing gets faster"
+        default=False, description="let cuDNN tune its convolutions; text encoders have none, so it has no effect"
     )
     profiling: bool = Field(default=False, description="NVTX ranges around the engine's steps, for a profiler")
 
     @property
     def hashing(self) -> bool:
-        """Is this the test embedder, which needs no torch?"""
+        """Whether this is the test embedder, which needs no torch."""
         return self.model.startswith("hash:")
 
 
-class TensorRtSettings(_Section):
+class TensorRtSettings(Section):
     """INT8 and fp16 engines on a card, through ONNX Runtime and TensorRT."""
 
     enabled: bool = Field(
         default=False,
-        description="compute through TensorRT on a card; in INT8 only where the accuracy gate let that through",
+        description="compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it",
     )
     workspace_mb: int = Field(
         default=4096, ge=1, description="MB of the card that TensorRT may use while it builds an engine"
@@ -144,39 +139,37 @@ class TensorRtSettings(_Section):
     algorithm: Literal["minmax", "entropy", "percentile"] = Field(
         default="minmax", description="how the ranges of INT8 are found: minmax entropy percentile"
     )
-    least_cosine: float = Field(
-        default=0.99, ge=0, le=1, description="the gate: mean cosine to fp32 that INT8 must reach on texts held back"
-    )
-    least_overlap: float = Field(
-        default=0.90, ge=0, le=1, description="the gate: share of fp32's first ten neighbours that INT8 must find too"
-    )
-    least_int8_share: float = Field(
-        default=0.5, ge=0, le=1, description="the gate: share of the linear layers' products that must be in 8 bits"
-    )
+    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
+    # share of the linear layers' products in 8 bits.
+    least_cosine: ClassVar[float] = 0.99
+    least_overlap: ClassVar[float] = 0.90
+    least_int8_share: ClassVar[float] = 0.5
 
 
-class SyncSettings(_Section):
-    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read in one page")
+class SyncSettings(Section):
+    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read at once")
     window: int = Field(default=1000, ge=1, le=100_000, description="changed rows that are embedded together")
     readers: int = Field(
-        default=2, ge=1, le=8, description="threads that read a large table at once, each a range of its keys"
+        default=2, ge=1, le=8, description="threads that read a large table in parallel, each a range of keys"
     )
     max_deletes: float = Field(
         default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
     )
     lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
     longest_wait: Duration = Field(
-        default=300.0, gt=0, description="seconds (or 5m, 1h) at most between two attempts of a job while HANA is away"
+        default=300.0, gt=0, description="longest time (5m, 1h) between two attempts of a job while HANA is unavailable"
     )
     give_up_after: Duration = Field(
-        default=86_400.0, description="seconds (or 12h, 2d) after which a job that waits for HANA fails"
+        default=86_400.0, description="time (12h, 2d) after which a job that waits for HANA fails"
     )
     max_attempts: int = Field(
-        default=6, ge=1, description="at a row in quarantine, before it is left alone until it changes or is retried"
+        default=6,
+        ge=1,
+        description="attempts at a row in quarantine, before only a change or a retry by request tries it again",
     )
 
 
-class ApiSettings(_Section):
+class ApiSettings(Section):
     """The REST service and its limits."""
 
     host: str = Field(default="127.0.0.1", description="another than loopback only with [access]")
@@ -185,17 +178,17 @@ class ApiSettings(_Section):
     max_bodies_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=1024,
-        description="bytes of all bodies that are being received or worked on; beyond it HTTP 503",
+        description="bytes of all request bodies in memory; beyond it HTTP 503",
     )
     max_inputs: int = Field(default=256, ge=1, le=65_536, description="texts in one /embed call")
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
-    threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
+    threads: int = Field(default=8, ge=1, le=128, description="requests that are worked on at once")
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a request may wait for one of these threads; who would wait longer, as "
-        "far as can be told, or has waited longer, is refused (HTTP 429)",
+        description="seconds (or 30s, 1m) that a request may wait for one of these threads; longer or expected longer "
+        "waits are refused (HTTP 429)",
     )
     job_workers: int = Field(
         default=2,
@@ -210,54 +203,53 @@ class ApiSettings(_Section):
     read_timeout: Duration = Field(
         default=30.0,
         gt=0,
-        description="seconds that a client may take for a request's head, for its body, and for reading on where an "
-        "answer does not fit into the buffers",
+        description="seconds that a client may take to send a request's head, to send its body, and to go on reading "
+        "a large answer",
     )
     max_connections: int = Field(
-        default=1024, ge=1, le=65_536, description="connections at once; further ones get HTTP 503 and are closed"
+        default=1024, ge=1, le=65_536, description="open connections; further ones get HTTP 503 and are closed"
     )
     shutdown_seconds: Duration = Field(
-        default=5.0, gt=0, description="seconds that open requests and jobs have to end; then the process ends anyway"
+        default=5.0, gt=0, description="seconds for open requests and jobs to end at shutdown; then the process exits"
     )
     docs: bool = Field(default=True, description="serve /docs and /openapi.json")
     console: bool = Field(default=True, description="serve the console at / (docs/console.md)")
     tls_certificate: Path | None = Field(
         default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
     )
-    tls_key: Path | None = Field(default=None, description="PEM file with its private key, for its owner's eyes only")
+    tls_key: Path | None = Field(default=None, description="PEM file with its private key, readable by its owner only")
     hsts: bool = Field(
-        default=False, description="tell browsers to come back by https only, for a year; for all ports of this name"
+        default=False, description="tell browsers to use https only for a year, for all ports of this host"
     )
     trusted_proxies: Networks = Field(
         default=(),
-        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed",
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted",
     )
     exit_when_stuck: bool = Field(
         default=False,
-        description="end with exit code 4 once the engine is beyond help, for a supervisor that starts it again "
-        "(without one: /health/live turns 503)",
+        description="exit with code 4 once the engine cannot recover, for a supervisor that restarts the process; "
+        "without one /health/live turns 503",
     )
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: the one is no use without the other")
+            raise ValueError("tls_certificate and tls_key must be set together")
         return self
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """`owl-sap worker`, the background part alone."""
 
     concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
     metrics_host: str = Field(default="127.0.0.1", description="where `owl-sap worker` answers GET /metrics")
     metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="the port of that; 0 picks a free one; default: it listens nowhere"
+        default=None, ge=0, le=65535, description="its port; 0 picks a free one; default: none"
     )
     max_jobs: int = Field(
         default=0,
         ge=0,
-        description="jobs after which `owl-sap worker` ends with 0, for whoever supervises it to start a fresh one; "
-        "0: it never does",
+        description="jobs after which `owl-sap worker` exits with 0, for a supervisor to start a fresh one; 0: never",
     )
     heartbeat: Path | None = Field(
         default=None,
@@ -265,24 +257,85 @@ class WorkerSettings(_Section):
     )
 
 
-class StateSettings(_Section):
-    """Where the records of jobs are kept, and how many."""
+class StateSettings(Section):
+    """The records of jobs."""
 
     path: Path | None = Field(
         default=None,
         description="folder of the job records, created if absent; default: the local store's folder, else `.owl-sap` "
         "beside owl-sap.toml",
     )
-    keep_jobs: int = Field(default=1000, ge=1, description="records kept of jobs that are over")
-    keep_days: float = Field(default=30.0, gt=0, description="days they are kept")
-    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a free worker")
-    max_attempts: int = Field(
-        default=5, ge=1, description="a job is given up after its process has died so often while it ran"
+    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
+    keep_days: float = Field(default=30.0, gt=0, description="days that records of finished jobs are kept")
+    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a worker")
+    max_attempts: int = Field(default=5, ge=1, description="a job fails after its process has died so often")
+
+
+class McpSettings(Section):
+    """Tools for agents (docs/agents.md). `owl-sap mcp` offers them to the program that starts it, also without
+    `http`."""
+
+    http: bool = Field(
+        default=False, description="the service also offers them at POST /mcp, to keys with the scope search"
+    )
+    write: bool = Field(default=False, description="also offer the tool start_sync, to keys with the scope sync")
+    key: SecretStr | None = Field(
+        default=None,
+        description="API key or token whose rights `owl-sap mcp` uses; default: the operator's, who sees every row",
+    )
+    max_hits: ClassVar[int] = 50  # rows of one search by an agent
+    max_chars: int = Field(
+        default=40_000,
+        ge=2_000,
+        le=1_000_000,
+        description="characters of texts and metadata in one answer; longer ones are cut with a note",
     )
 
 
-class Settings(_Section):
-    """Everything the operator can set. Made by `sources.load`, or directly in tests."""
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+class SearchSettings(Section):
+    """A reranker (docs/search.md)."""
+
+    rerank: str = Field(
+        default="off",
+        description="off; /folder of a cross-encoder; or package.module:function, your own code",
+    )
+    rerank_depth: ClassVar[int] = 50  # how many of the best hits are reranked
+    rerank_seconds: Duration = Field(
+        default=2.0, gt=0, description="time limit of the reranker; after that the order stays unchanged"
+    )
+
+    @field_validator("rerank")
+    @classmethod
+    def _known(cls, rerank: str) -> str:
+        if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
+            return rerank
+        if rerank == "late-interaction":
+            raise ValueError("late-interaction was removed; name a cross-encoder folder, your own function, or off")
+        raise ValueError(
+            "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
+        )
+
+    @property
+    def kind(self) -> Literal["off", "cross-encoder", "function"]:
+        if self.rerank == "off":
+            return "off"
+        return "cross-encoder" if _is_path(self.rerank) else "function"
+
+    @property
+    def folder(self) -> Path:
+        """Of the cross-encoder."""
+        return Path(self.rerank).expanduser()
+
+
+def _is_path(rerank: str) -> bool:
+    return rerank.startswith(("/", "./", "../", "~/"))
+
+
+class Settings(Section):
+    """All settings. Made by `sources.load`, or directly in tests."""
 
     hana: HanaSettings = HanaSettings()
     store: StoreSettings = StoreSettings()
@@ -309,12 +362,12 @@ class Settings(_Section):
 
     @property
     def synced(self) -> tuple[CollectionSettings, ...]:
-        """The collections of tables: those that clients write left out."""
+        """The collections with a source table."""
         return tuple(collection for collection in self.collections if not collection.documents)
 
     def embedding_of(self, collection: str) -> EmbeddingSettings:
-        """The section [embedding], with the collection's own model where it has one; what pins the other does not
-        hold for that."""
+        """Return [embedding] with the collection's own model, if it has one; revision and SHA-256 do not apply to
+        it."""
         own = next((each.model for each in self.collections if each.name == collection), None)
         if own is None or own == self.embedding.model:
             return self.embedding
@@ -334,7 +387,7 @@ class Settings(_Section):
 
     @property
     def store_hana(self) -> HanaSettings:
-        """The connection of the vectors: its own, or that of the rows."""
+        """The vectors' HANA: its own, or that of the rows."""
         return self.store.hana or self.hana
 
     @property

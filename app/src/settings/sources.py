@@ -1,6 +1,5 @@
-"""Reading settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
-looks at the environment. Messages name file or variable and key, never a value.
-"""
+"""Read settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
+looks at the environment. Messages name file or variable and key, never a value."""
 
 from __future__ import annotations
 
@@ -22,25 +21,32 @@ from connector.failpoints import Failpoint
 DEFAULT_FILE = "owl-sap.toml"
 PREFIX = "OWL_SAP_"
 _CONFIG_VARIABLE = "OWL_SAP_CONFIG"
+# For tests of crashes only: no setting, so that no configuration file can arm one.
 _FAILPOINT_VARIABLE = "OWL_SAP_FAILPOINT"
-"""For tests of crashes only: no setting, so that no configuration file can arm one."""
 _FILE_SUFFIX = "_FILE"
 _T4_PREFIX = "T4_GPU_"
-_SLIP = 0.8
-"""Likeness (difflib's) from which a name is taken for a misspelt one."""
+_SLIP = 0.8  # likeness (difflib's) from which a name is taken for a misspelt one
 
 SettingPath = tuple[str, ...]
+# Former settings and their fixed values.
+_REMOVED = {
+    "mcp.max_hits": "50",
+    "search.rerank_depth": "50",
+    "state.keep_jobs": "1000",
+    "tensorrt.least_cosine": "0.99",
+    "tensorrt.least_int8_share": "0.5",
+    "tensorrt.least_overlap": "0.9",
+}
 
 
 class SettingsError(Exception):
-    """What the operator wrote cannot be used. One line per fault: where, what, and what to do."""
+    """The settings are invalid. One line per fault: where, what, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing;
-    `kept`: what those of them say that T4GPUConfig has a field for. `failpoint`: where a test wants this process to
-    end; None wherever the product runs."""
+    """`origins`: the source of each set value, by path; absent: the default. `inert`: variables without effect; `kept`:
+    the values of those that T4GPUConfig has a field for. `failpoint`: where a test ends this process."""
 
     settings: Settings
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
@@ -77,23 +83,23 @@ def load(
 
 
 def no_collections(file: Path | None) -> str:
-    """Why there is no collection, and what to do; `file` as in Loaded. Names no folder: REST clients see it too."""
+    """Return the message for missing collections; `file` as in Loaded. Names no folder, because REST clients see it."""
     if file is None:
         return (
-            f"there is no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one (owl-sap.example.toml is "
-            "another start), or give --config"
+            f"no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one (owl-sap.example.toml is another "
+            "start), or give --config"
         )
     return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 
-# ---------------------------------------------------------------------------------------------------- where it stands
+# ------------------------------------------------------------------------------------------------ files and environment
 
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 def proxy_variables(environ: Mapping[str, str] | None = None) -> tuple[list[str], list[str]]:
-    """The proxy variables that are set (names: their values may hold passwords), and the hosts that NO_PROXY spares."""
+    """Return the names of the set proxy variables (values may hold passwords), and NO_PROXY's hosts."""
     actual = os.environ if environ is None else environ  # noqa: TID251 - as in _environment
     names = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if actual.get(name)]
     spared = actual.get("NO_PROXY") or actual.get("no_proxy") or ""
@@ -120,7 +126,7 @@ def _failpoint(variables: Mapping[str, tuple[str, str]]) -> Failpoint | None:
     if not text:
         return None
     if not origin.startswith("environment "):
-        raise SettingsError(f"{origin}: a failpoint is armed by the environment itself, never by a file")
+        raise SettingsError(f"{origin}: only the environment, not a file, may arm a failpoint")
     try:
         return Failpoint.parse(text)
     except ValueError as error:
@@ -132,7 +138,7 @@ def _file(config: Path | None, variables: Mapping[str, tuple[str, str]], folder:
     if named is None:
         return folder / DEFAULT_FILE if (folder / DEFAULT_FILE).is_file() else None
     if not named.is_file():
-        raise SettingsError(f"{named}: there is no such configuration file; see owl-sap.example.toml for a start")
+        raise SettingsError(f"{named}: configuration file not found; see owl-sap.example.toml for a start")
     return named
 
 
@@ -148,13 +154,13 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 _NO_SECTION = "must be a section, not a single value"
+# What Python's parser stumbles over without naming it.
 _BEYOND_TOML = "not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
-"""What Python's parser stumbles over without naming it."""
 
 
 @dataclass(slots=True)
 class _Layers:
-    """Values put one over the other, later over earlier, with the origin of each."""
+    """Layered values, later over earlier, with their origins."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[SettingPath, str] = field(default_factory=dict)
@@ -209,6 +215,8 @@ class _Layers:
         known = own_variables()
         base = name.removesuffix(_FILE_SUFFIX) if name not in known else name
         if base not in known:
+            if removed := _removed(base.removeprefix(PREFIX).lower().replace("__", ".")):
+                raise SettingsError(f"{origin}: {removed}")
             raise SettingsError(f"{origin}: no such setting{_nearest(name, list(known))}; see owl-sap config schema")
         text, origin = _text_of(base, variables)
         if text is not None:
@@ -216,8 +224,7 @@ class _Layers:
 
 
 def _check_spelling(name: str, origin: str) -> None:
-    """What is nearly a variable of the guides is taken for a slip; what is not is somebody else's, such as Kubernetes'
-    own variables of a service called t4-gpu."""
+    """Refuse near misses of the guides' variables. Others pass, such as Kubernetes' own for a service named t4-gpu."""
     known = [variable.name for variable in VARIABLES if variable.name.startswith(_T4_PREFIX)]
     base = name.removesuffix(_FILE_SUFFIX)
     near = difflib.get_close_matches(base, known, n=1, cutoff=_SLIP)
@@ -226,7 +233,7 @@ def _check_spelling(name: str, origin: str) -> None:
 
 
 def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str | None, str]:
-    """The variable's text, or what the file says that NAME_FILE points to."""
+    """Return the variable's text, or the content of the file that NAME_FILE names."""
     direct, indirect = variables.get(name), variables.get(name + _FILE_SUFFIX)
     if indirect is None:
         return direct or (None, "")
@@ -235,7 +242,7 @@ def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str |
     try:
         return Path(indirect[0]).read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
     except (OSError, ValueError) as error:
-        # Not which: somebody may have written the secret itself there.
+        # Without its name: the variable may hold the secret itself.
         raise SettingsError(f"{indirect[1]}: the file it names cannot be read ({type(error).__name__})") from None
 
 
@@ -272,7 +279,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _section(path: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model at this path, if there is one (positions in lists are skipped over)."""
+    """Return the model at this path, if any; positions in lists are skipped."""
     model: type[BaseModel] = Settings
     for name in path:
         if isinstance(name, int):
@@ -301,11 +308,11 @@ def _explained(error: ValidationError, layers: _Layers) -> Iterator[str]:
         location = fault["loc"]
         where = f"{_origin(location, layers.origins)}: {_shown(location, layers.tree)}"
         if fault["type"] == "extra_forbidden":
-            yield f"{where}: unknown key{_suggestion(location)}"
+            yield f"{where}: {_removed('.'.join(map(str, location))) or f'unknown key{_suggestion(location)}'}"
         elif fault["type"] == "model_type":
             yield f"{where}: {_NO_SECTION}"
         else:
-            told = " ".join(fault["msg"].removeprefix("Value error, ").split())  # one line, whatever value it repeats
+            told = " ".join(fault["msg"].removeprefix("Value error, ").split())  # on one line
             yield f"{where}: {told}"
 
 
@@ -319,7 +326,7 @@ def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -
 
 
 def _shown(location: Sequence[str | int], tree: Mapping[str, Any]) -> str:
-    """As in the file: a collection by its name."""
+    """Return the setting's name as in the file, with the collection's name."""
     match location:
         case ["collections", int(index), *rest]:
             name = tree["collections"][index].get("name") if isinstance(tree["collections"][index], Mapping) else None
@@ -327,6 +334,10 @@ def _shown(location: Sequence[str | int], tree: Mapping[str, Any]) -> str:
             return f"[[collections]] {'.'.join([named, *map(str, rest)])}"
         case _:
             return ".".join(map(str, location))
+
+
+def _removed(name: str) -> str | None:
+    return f"no longer a setting, remove it; its value is always {_REMOVED[name]}" if name in _REMOVED else None
 
 
 def _suggestion(location: Sequence[str | int]) -> str:
@@ -382,3 +393,22 @@ def _value(settings: Settings, path: SettingPath) -> Any:
     if isinstance(node, dict):
         return ", ".join(f"{name}={value}" for name, value in node.items())
     return str(node) if isinstance(node, Path) else node
+
+
+def t4_gpu(loaded: Loaded) -> dict[str, Any]:
+    """Each field by the setting that its variable reaches, wherever that was set; the few that have none as the
+    variables say, else left to the guides' default."""
+    embedding, tensorrt = loaded.settings.embedding, loaded.settings.tensorrt
+    half = embedding.precision not in ("fp32", "tf32")
+    return {
+        **loaded.kept,
+        "fp16_mode": half,
+        "enable_tensor_cores": embedding.precision != "fp32",
+        "int8_mode": tensorrt.enabled or embedding.precision == "int8",
+        "max_workspace_size": tensorrt.workspace_mb << 20,
+        "optimization_level": tensorrt.optimization_level,
+        "enable_profiling": embedding.profiling,
+        "memory_fraction": embedding.memory_fraction,
+        "precision": embedding.precision,
+        "calibration_cache": loaded.settings.tensorrt_cache(loaded.file),
+    }

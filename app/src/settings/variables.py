@@ -1,5 +1,5 @@
-"""The environment variables that are understood besides OWL_SAP_<SECTION>__<KEY>, as data: SAP's usual HANA_* names and
-the T4 guides' names, each with the setting it reaches or the reason why it does nothing. Reads nothing itself.
+"""The accepted environment variables besides OWL_SAP_<SECTION>__<KEY>, as data: SAP's usual HANA_* names and the T4
+guides' names, each with its setting or the reason why it has no effect.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Path = tuple[str, ...]
-"""A setting: ("hana", "port")."""
+Path = tuple[str, ...]  # a setting: ("hana", "port")
 Assigned = Mapping[Path, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`assign` turns the variable's text into settings; None: accepted, and `note` says why it changes nothing. `kept`:
-    it has no setting, and goes by this name into core's T4GPUConfig, read by `read`."""
+    """`assign` turns the variable's text into settings; None: accepted without effect, and `note` says why. `kept`: the
+    field of core's T4GPUConfig for a variable without a setting, read by `read`."""
 
     name: str
     note: str
@@ -27,7 +26,7 @@ class Variable:
 
 
 class BadVariable(ValueError):
-    """A variable's text is not what it must be; the message does not repeat the text."""
+    """A variable's text is invalid; the message does not repeat it."""
 
 
 def _to(name: str, *target: str, note: str = "") -> Variable:
@@ -67,8 +66,7 @@ def _flag_of(*target: str) -> Callable[[str], Assigned]:
     return lambda text: {target: _flag(text)}
 
 
-MOST_DIGITS = 15
-"""Of a number in a variable: no memory has more bytes."""
+MOST_DIGITS = 15  # of a number in a variable: no memory has more bytes
 
 
 def _count(text: str) -> int:
@@ -149,6 +147,7 @@ VARIABLES: tuple[Variable, ...] = (
     _to("T4_GPU_MEMORY_FRACTION", "embedding", "memory_fraction"),
 )
 
+# In this order HANA_*, T4_GPU_* beat these, and OWL_SAP_* beats both.
 GUIDE_VARIABLES: tuple[Variable, ...] = (
     Variable(
         "GPU_DEVICE_ID",
@@ -195,4 +194,3 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"),
     *_nothing("PYTORCH_JIT", "does nothing: no TorchScript is used"),
 )
-"""In this order HANA_*, T4_GPU_* beat these, and OWL_SAP_* beats both."""

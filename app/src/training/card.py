@@ -1,5 +1,5 @@
-"""What a trained model's folder says of itself: README.md for people, provenance.json for programs. Figures, sums and
-counts; no text of any row, no path.
+"""The description in a trained model's folder: README.md for people, provenance.json for programs. Neither contains
+texts of rows or paths.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ LICENCE_NOTICE = (
     "The rows were read through SAP's driver hdbcli. It comes under SAP's Developer License Agreement 3.2, whose "
     "section 3 forbids using it, and applications built on it, for AI training including refinement; its metadata "
     "says that existing SAP customers are also covered by their own agreement. Whether yours allows a model trained on "
-    "these rows is for you to settle before you use it. This is no legal advice."
+    "these rows is for you to decide before you use it. This text does not replace legal advice."
 )
 FILE_NOTICE = (
-    "The pairs came out of a file of the person who ran the training; the rights to its texts are that person's to "
-    "settle."
+    "The pairs came from a file of the person who ran the training, who is responsible for the rights to its texts."
 )
-BASE_LICENCE = "The base model's own licence goes on to hold for this one: see where the base model came from."
+BASE_LICENCE = "The base model's licence applies to this model too: see where the base model came from."
 _TRAINING = ("steps", "batch_size", "epochs", "learning_rate", "seed", "precision")
 _README = """---
 library_name: sentence-transformers
@@ -35,7 +34,7 @@ pipeline_tag: sentence-similarity
 | recall@10 | {before[recall_at_10]:.4f} | {after[recall_at_10]:.4f} |
 | mean reciprocal rank | {before[mrr]:.4f} | {after[mrr]:.4f} |
 
-No text of a held-out pair was met in the training. Figures on other queries will differ.
+The training contained no text of a held-out pair. Figures on other queries will differ.
 
 ## Where it comes from
 
@@ -64,7 +63,7 @@ def notice(origin: str) -> str:
 
 
 def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """`name`: of the model; `facts`: what `provenance.json` holds, whole."""
+    """Write both files. `name`: of the model. `facts`: the content of provenance.json."""
     origin = facts["pairs"]["origin"]
     worse = "It finds less than the base model does: do not use it." if facts["worse"] else ""
     text = _README.format(
@@ -72,7 +71,7 @@ def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
         base=facts["base"]["model"],
         base_sha256=facts["base"]["weights_sha256"],
         weights_sha256=facts["weights_sha256"],
-        what=f"rows of the collection `{facts['collection']}`" if origin == "rows" else "pairs of texts out of a file",
+        what=f"rows of the collection `{facts['collection']}`" if origin == "rows" else "pairs of texts from a file",
         verdict=worse,
         queries=facts["before"]["queries"],
         texts=facts["before"]["texts"],

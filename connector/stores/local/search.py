@@ -20,11 +20,11 @@ from connector.errors import BadFilter
 from connector.model import Filter, Hit
 from connector.stores import filter_sql, filters
 from connector.stores.local.filter_cache import FilterCache
-from connector.stores.local.int8_scan import best_scan
-from connector.stores.local.shared_scans import SharedScans
 from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
 from connector.stores.local.tables import Candidate, Collection, Records, best_documents
-from connector.stores.scan import Ranking, VectorScan, exact_scores
+from connector.stores.scan.int8_scan import best_scan
+from connector.stores.scan.shared_scans import SharedScans
+from connector.stores.scan.vector_scan import Ranking, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10
 """A filter that matches less than one row in this many is answered from the matching rows."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from connector.model import Vectors
 from connector.stores.local.filter_cache import FilterCache
-from connector.stores.scan import ScanCopy, ScanView, VectorScan
+from connector.stores.scan.vector_scan import ScanCopy, ScanView, VectorScan
 
 Mark = tuple[int, int]
 """The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""

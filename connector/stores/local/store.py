@@ -42,7 +42,7 @@ from connector.stores.local.sqlite_file import SqliteFile, undamaged
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, Collection, find, known, unknown
 from connector.stores.local.view import LocalView
 from connector.stores.records import ModelStamp
-from connector.stores.scan import VectorScan
+from connector.stores.scan.vector_scan import VectorScan
 
 FILE = "vectors.sqlite"
 PAGE = 2000

@@ -1,3 +1,5 @@
-"""Ways to find what changed in the source, one module each, behind the interface of `feed`. They know the source, never
-the store: what is stored already is the business of `reconcile`.
+"""Change methods: ways to find what changed in the source, one module each. `feed.py` has the protocol.
+
+A new method is a module with a `ChangeMethod`, an entry in `choose.METHODS` and in the matrix of
+`tests/contracts/test_changes.py`. Methods read the source, never the store.
 """

@@ -1,33 +1,28 @@
-"""The full comparison: every row of the source, in key order."""
+"""The full comparison: every row of the source, by value, or by a token that HANA computes (`hash = "server"`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from connector.model import KeyRange, Query
+from connector.errors import ConfigurationError
+from connector.model import CollectionSpec, Query, Table, Token
 from connector.protocols import Source
-from connector.sync.feeds.feed import Batch
+from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 
-ROWS_PER_READER = 20_000
-"""Fewer are read by one as fast: finding where to divide the table costs a statement, too."""
+ROWS_PER_READER = 20_000  # with fewer, one reader is as fast: dividing the table costs statements of its own
 
 
 class FullFeed:
-    """Every row, page by page; a large table in up to `readers` ranges of keys at once. `mark`: what the checkpoint
-    shall say afterwards, taken before the first page."""
+    """Every row, page by page; a large table in up to `readers` ranges of keys at once."""
 
     complete = True
     trusts_tokens = True
 
     def __init__(
-        self,
-        source: Source,
-        query: Query,
-        page_rows: int,
-        mark: Mapping[str, Any] | None = None,
-        readers: int = 1,
+        self, source: Source, query: Query, page_rows: int, mark: Mark | None = None, readers: int = 1
     ) -> None:
+        """`mark`: for the checkpoint, taken before the first page is read."""
         self._source = source
         self._query = query
         self._page_rows = page_rows
@@ -39,17 +34,77 @@ class FullFeed:
         self._rows = self._source.count(self._query)
         return self._rows
 
-    def batches(self) -> Iterator[Batch]:
-        return (Batch(page) for page in self._source.pages(self._query, self._page_rows))
-
     def streams(self) -> Sequence[Iterator[Batch]]:
         parts = min(self._readers, self._rows // ROWS_PER_READER)
         if parts < 2:
-            return [self.batches()]
-        return [self._part(within) for within in self._source.ranges(self._query, parts, self._rows)]
+            return [map(Batch, self._source.pages(self._query, self._page_rows))]
+        ranges = self._source.ranges(self._query, parts, self._rows)
+        return [map(Batch, self._source.pages(self._query, self._page_rows, within)) for within in ranges]
 
-    def _part(self, within: KeyRange) -> Iterator[Batch]:
-        return (Batch(page) for page in self._source.pages(self._query, self._page_rows, within))
-
-    def mark(self) -> Mapping[str, Any] | None:
+    def mark(self) -> Mark | None:
         return self._mark
+
+
+class TokenFeed:
+    """Every row's key and token; only rows whose token is not the stored one are read whole.
+
+    With `prove` all values are read and no token is trusted: this stores the first tokens and checks them from time to
+    time.
+    """
+
+    complete = True
+
+    def __init__(self, source: Source, plan: ReadPlan, token: Token, mark: Mark, *, prove: bool) -> None:
+        self._source = source
+        self._query = plan.query
+        self._page_rows = plan.page_rows
+        self._token: Token = token
+        self._mark = mark
+        self.trusts_tokens = not prove
+
+    def total(self) -> int:
+        return self._source.count(self._query)
+
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        capture, prove = self._source.capture, not self.trusts_tokens
+        pages = capture.tokens(self._query, self._token, self._page_rows, values=prove)
+        load = None if prove else partial(capture.rows_with_tokens, self._query, self._token)
+        return [(Batch(page, load=load) for page in pages)]
+
+    def mark(self) -> Mark | None:
+        return self._mark
+
+
+def by_tokens(plan: ReadPlan, source: Source, mark: Mark, token: Token, due: str, last_proved: str | None) -> Choice:
+    proved = plan.now.isoformat() if due else last_proved
+    feed = TokenFeed(source, plan, token, {**mark, "proved": proved}, prove=bool(due))
+    return Choice(feed, "full" if due else token, due)
+
+
+def compare_all(plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+    """Return the full comparison, by the kind of hash that is configured."""
+    changes = plan.spec.changes
+    if changes.hash == "server":
+        return by_tokens(plan, source, earlier.identity, "hash", earlier.due, earlier.mark.get("proved"))
+    feed = FullFeed(source, plan.query, plan.page_rows, earlier.identity, plan.readers)
+    return Choice(feed, "full", earlier.due if changes.method != "full" else "")
+
+
+def refuse_view(table: Table, needs: str) -> None:
+    """Raise ConfigurationError for a view. `needs`: what the method needs and only tables have."""
+    if table.is_view:
+        raise ConfigurationError(
+            f'`changes.method`: {table.ref} is a view, and only tables have {needs}; use "full" with hash = "server", '
+            'or "watermark"'
+        )
+
+
+class FullMethod:
+    def check(self, spec: CollectionSpec, table: Table) -> None:
+        pass
+
+    def identity(self, plan: ReadPlan, source: Source) -> Mark:
+        return {}
+
+    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+        return compare_all(plan, source, earlier)

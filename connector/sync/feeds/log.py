@@ -1,45 +1,69 @@
-"""What changed by the log that triggers fill, taken as a queue: entries are read, their rows processed, and exactly
-these entries deleted once the store has committed. No position is kept from run to run: commits come in another order
-than ids.
+"""Changes by the log that triggers fill, used as a queue: a run reads entries, processes their rows, and deletes
+exactly these entries after the store has committed. No position is kept between runs, because transactions do not
+commit in the order of their ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from connector import failpoints
 from connector.document.document import quarantine_id
-from connector.model import Key, LogEntry, Query, TableRef
+from connector.errors import LogMissing
+from connector.hana.change_log import log_of
+from connector.model import CollectionSpec, Key, LogEntry, Table
 from connector.protocols import Source
-from connector.sync.feeds.feed import Batch
+from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
+from connector.sync.feeds.full import compare_all, refuse_view
 
-MARGIN = 10
-"""Pages that a run takes beyond the entries there were when it began; what a busy table adds after that is for the next
-run."""
+EXTRA_PAGES = 10  # a run reads so many pages beyond the entries present at its start; later ones wait for the next run
+
+
+class LogMethod:
+    def check(self, spec: CollectionSpec, table: Table) -> None:
+        refuse_view(table, "triggers")
+
+    def identity(self, plan: ReadPlan, source: Source) -> Mark:
+        table_id = source.capture.table_id
+        return {"table": table_id(plan.query.table), "log": table_id(log_of(plan.spec))}
+
+    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+        """Raises LogMissing where the log or one of its triggers is missing."""
+        try:
+            source.capture.check_log(plan.query, log_of(plan.spec))
+        except LogMissing as error:
+            collection = plan.spec.name.partition("@")[0]
+            advice = f"see `owl-sap changes install {collection}`; the next run then compares everything"
+            raise LogMissing(f"{error}: {advice}") from None
+        if earlier.due:
+            return compare_all(plan, source, earlier)
+        return Choice(LogFeed(source, plan, earlier.identity), "log")
 
 
 class LogFeed:
     complete = False
     trusts_tokens = True
 
-    def __init__(self, source: Source, query: Query, log: TableRef, page_rows: int, mark: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source, plan: ReadPlan, mark: Mark) -> None:
         self._source = source
-        self._query = query
-        self._log = log
-        self._page_rows = page_rows
+        self._query = plan.query
+        self._log = log_of(plan.spec)
+        self._page_rows = plan.page_rows
         self._mark = mark
-        self._waiting = source.capture.log_length(log)
+        self._waiting = source.capture.log_length(self._log)
 
     def total(self) -> int:
         return self._waiting
 
-    def batches(self) -> Iterator[Batch]:
-        """Within a run each page goes on behind the one before, for that may not be deleted yet; an entry that becomes
-        visible behind the reader is there for the next run."""
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        return [self._batches()]
+
+    def _batches(self) -> Iterator[Batch]:
+        """Each page begins after the last id of the page before, which may not be deleted yet. An entry that becomes
+        visible behind the reader is left for the next run."""
         taken, last = 0, 0
-        while taken < self._waiting + MARGIN * self._page_rows:
+        while taken < self._waiting + EXTRA_PAGES * self._page_rows:
             entries = self._source.capture.log_entries(self._query, self._log, last, self._page_rows)
             if not entries:
                 return
@@ -49,8 +73,7 @@ class LogFeed:
                 return
 
     def _batch(self, entries: list[LogEntry]) -> Batch:
-        """The rows as they are now, once for each key; what was logged of them meanwhile comes again and finds nothing
-        to do."""
+        """The current row of each key, once; entries logged after this was read will find nothing to do."""
         keys: dict[str, Key] = {quarantine_id(entry.key): entry.key for entry in entries}
         rows = self._source.rows(self._query, list(keys.values()))
         found = {quarantine_id(row.key) for row in rows}
@@ -62,5 +85,5 @@ class LogFeed:
         self._source.capture.forget(self._log, ids)
         failpoints.reach("after_log_delete")
 
-    def mark(self) -> Mapping[str, Any]:
+    def mark(self) -> Mark:
         return self._mark

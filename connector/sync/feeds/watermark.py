@@ -1,69 +1,88 @@
-"""What changed by a watermark column: the window (mark, the database's time - delay], in order of (watermark, key).
-What it cannot see (NULL, commits later than `delay`, deletions) the next full comparison finds.
+"""Changes by a watermark column: rows in (mark, the database's time - delay], ordered by watermark and key.
+
+It misses rows whose watermark is NULL, transactions that commit later than `delay`, and deletions; the next full
+comparison finds these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from connector.document.document import document_id, parse_id
-from connector.errors import RowRejected
+from connector.errors import ConfigurationError, RowRejected
+from connector.hana.catalog import check_columns
 from connector.hana.watermarks import Reach, Step, less, moment, reach, watermark
-from connector.model import Column, Key, Query, Row, Span, Value
-from connector.protocols import Capture
-from connector.sync.feeds.feed import Batch, Divided
+from connector.model import CollectionSpec, Column, Key, Row, Span, Table, Value
+from connector.protocols import Capture, Source
+from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
+from connector.sync.feeds.full import FullFeed
 
 
-@dataclass(frozen=True, slots=True)
-class Clocked:
-    """A query's watermark column, and the source's time at the beginning of the run. `delay` in seconds."""
+class WatermarkMethod:
+    def check(self, spec: CollectionSpec, table: Table) -> None:
+        watermark(_column(spec, table), table.ref)
 
-    query: Query
-    column: Column
-    now: datetime
-    delay: float
+    def identity(self, plan: ReadPlan, source: Source) -> Mark:
+        return {"table": source.capture.table_id(plan.query.table)}
+
+    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+        column, at = _column(plan.spec, plan.table), earlier.mark.get("at")
+        found, mark = _next_mark(source.capture, plan, column, earlier.mark)
+        mark = {**mark, **earlier.identity}
+        if not earlier.due and at is not None:
+            return Choice(WatermarkFeed(source.capture, plan, column, earlier.mark, found, mark), "watermark")
+        feed = FullFeed(source, plan.query, plan.page_rows, mark, plan.readers)
+        if at is not None and earlier.compared:
+            feed = LateFeed(source, plan, column, at, mark)
+        return Choice(feed, "full", earlier.due or "no value of the watermark is old enough to continue from")
 
 
-def next_mark(
-    capture: Capture, clocked: Clocked, mark: Mapping[str, Any] | None
-) -> tuple[Reach | None, dict[str, Any]]:
-    """How far a run that begins now may read, and the mark once it is done. Never falls behind `mark`.
+def _column(spec: CollectionSpec, table: Table) -> Column:
+    name = spec.changes.column
+    if name is None:
+        raise ConfigurationError('`changes.column`: method = "watermark" needs the column that every change sets')
+    check_columns(table, [name], "changes.column")
+    column = table.column(name)
+    assert column is not None  # check_columns raises otherwise
+    return column
 
-    A number does not say when it was given out, and numbers become visible in another order than that: one is settled
-    `delay` seconds after a run first saw it as the highest; until then rows above the settled one are read again.
-    """
-    kind = watermark(clocked.column, clocked.query.table)
-    at = None if mark is None else mark.get("at")
+
+def _next_mark(capture: Capture, plan: ReadPlan, column: Column, mark: Mark) -> tuple[Reach | None, dict[str, Any]]:
+    """Return how far this run may read, and its mark once done. The mark never falls behind `mark`."""
+    kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
     if kind.step is Step.NUMBER:
-        return _numbered(capture.highest(clocked.query, clocked.column), clocked, mark or {})
-    found = reach(kind, clocked.now, clocked.delay)
+        return _next_number(capture.highest(plan.query, column), plan, mark)
+    found = reach(kind, plan.now, delay)
+    at = mark.get("at")
     if at is not None and less(kind, found.settled, at):  # the clock was set back
-        return found, dict(mark or {})
-    return found, {"at": found.settled, "asked": clocked.now.isoformat()}
+        return found, dict(mark)
+    return found, {"at": found.settled, "asked": plan.now.isoformat()}
 
 
-def _numbered(highest: str | None, clocked: Clocked, mark: Mapping[str, Any]) -> tuple[Reach | None, dict[str, Any]]:
+def _next_number(highest: str | None, plan: ReadPlan, mark: Mark) -> tuple[Reach | None, dict[str, Any]]:
+    """A number does not say when it was assigned, and numbers become visible out of order. So a number is settled
+    `delay` seconds after a run first saw it as the highest; until then rows above the settled number are read again."""
     if highest is None:
         return None, dict(mark)
-    at, seen = mark.get("at"), mark.get("seen")
-    if not clocked.delay:
+    at, seen, delay = mark.get("at"), mark.get("seen"), plan.spec.changes.delay
+    if not delay:
         settled: str | None = highest if at is None else str(max(int(at), int(highest)))
         seen = None
-    elif seen is not None and (clocked.now - datetime.fromisoformat(seen[1])).total_seconds() >= clocked.delay:
-        settled, seen = str(max(int(at or seen[0]), int(seen[0]))), [highest, clocked.now.isoformat()]
+    elif seen is not None and (plan.now - datetime.fromisoformat(seen[1])).total_seconds() >= delay:
+        settled, seen = str(max(int(at or seen[0]), int(seen[0]))), [highest, plan.now.isoformat()]
     else:
-        settled, seen = at, seen or [highest, clocked.now.isoformat()]
-    after = {"at": settled, "seen": seen, "asked": clocked.now.isoformat()}
+        settled, seen = at, seen or [highest, plan.now.isoformat()]
+    after = {"at": settled, "seen": seen, "asked": plan.now.isoformat()}
     return Reach(highest, settled or highest), {name: value for name, value in after.items() if value is not None}
 
 
-def behind(mark: Mapping[str, Any] | None) -> float:
-    """Seconds between the time of the source at the last run and the watermark up to which it had read; 0 for numbers
-    and other methods."""
+def behind(mark: Mark | None) -> float:
+    """Return how far the watermark was behind the source's time at the last run, in seconds; 0 for numbers and other
+    methods."""
     if mark is None or not {"at", "asked"} <= mark.keys():
         return 0.0
     try:
@@ -77,86 +96,70 @@ class WatermarkFeed:
     trusts_tokens = True
 
     def __init__(
-        self,
-        capture: Capture,
-        clocked: Clocked,
-        page_rows: int,
-        mark: Mapping[str, Any],
-        identity: Mapping[str, Any],
+        self, capture: Capture, plan: ReadPlan, column: Column, before: Mark, found: Reach | None, mark: Mark
     ) -> None:
-        """`mark` has `at`; `identity` is what every mark of this collection says of its settings."""
-        self._identity = identity
+        """Read what came after `before` (which has `at`) up to `found`; `mark`: for the checkpoint at the end."""
         self._capture = capture
-        self._clocked = clocked
-        self._page_rows = page_rows
-        self._old = mark
-        self._kind = watermark(clocked.column, clocked.query.table)
-        self._reach, self._new = next_mark(capture, clocked, mark)
+        self._plan = plan
+        self._column = column
+        self._kind = watermark(column, plan.query.table)
+        self._before = before
+        self._reach = found
+        self._mark = mark
 
     def total(self) -> int:
         return 0
 
-    def batches(self) -> Iterator[Batch]:
-        at, id_, found = self._old["at"], self._old.get("key"), self._reach
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        return [self._batches()]
+
+    def _batches(self) -> Iterator[Batch]:
+        at, id_, found = self._before["at"], self._before.get("key"), self._reach
         if found is None or less(self._kind, found.upto, at) or (at == found.upto and id_ is None):
             return
-        span = Span(self._clocked.column, at, None if id_ is None else tuple(parse_id(id_)), found.upto)
-        for passed in self._capture.window(self._clocked.query, span, self._page_rows):
-            yield Batch(passed.rows, mark=self._halfway(passed.last, passed.rows[-1].key, found))
+        span = Span(self._column, at, None if id_ is None else tuple(parse_id(id_)), found.upto)
+        for passed in self._capture.window(self._plan.query, span, self._plan.page_rows):
+            yield Batch(passed.rows, mark=self._mark_after(passed.last, passed.rows[-1].key, found))
 
-    def _halfway(self, last: str, key: Key, found: Reach) -> Mapping[str, Any] | None:
-        """A run that ends here goes on behind this row; where values may still come, only the end of the run says."""
+    def _mark_after(self, last: str, key: Key, found: Reach) -> Mark | None:
+        """The mark of a run that ends after this row; None where rows with this watermark may still appear."""
         if less(self._kind, found.settled, last):
             return None
         try:
-            return {**self._old, "at": last, "key": document_id(key)}
+            return {**self._before, "at": last, "key": document_id(key)}
         except RowRejected:  # a key too long for an id
             return None
 
-    def mark(self) -> Mapping[str, Any]:
-        return {**self._new, **self._identity}
+    def mark(self) -> Mark:
+        return self._mark
 
 
-class LateFeed:
-    """A full comparison that tells which rows a window would have missed: those whose watermark is NULL, or lies at or
-    below the mark of the runs before."""
+class LateFeed(FullFeed):
+    """A full comparison that recognises rows which the watermark missed: it is NULL, or not above the last mark."""
 
-    complete = True
-    trusts_tokens = True
-
-    def __init__(self, full: Callable[[Query], Divided], clocked: Clocked, at: str) -> None:
-        """`full`: the comparison over a query, which is given the watermark column in addition."""
-        query, name = clocked.query, clocked.column.name
-        self._own = name not in (*query.key, *query.columns)
-        self._full = full(replace(query, columns=(*query.columns, name)) if self._own else query)
-        self._name = name
-        self._kind = watermark(clocked.column, query.table)
+    def __init__(self, source: Source, plan: ReadPlan, column: Column, at: str, mark: Mark) -> None:
+        query, self._name = plan.query, column.name
+        self._added = self._name not in (*query.key, *query.columns)
+        self._kind = watermark(column, query.table)
         self._at = at
-
-    def total(self) -> int:
-        return self._full.total()
-
-    def mark(self) -> Mapping[str, Any] | None:
-        return self._full.mark()
-
-    def batches(self) -> Iterator[Batch]:
-        return self._told(self._full.batches())
+        if self._added:
+            query = replace(query, columns=(*query.columns, self._name))
+        super().__init__(source, query, plan.page_rows, mark, plan.readers)
 
     def streams(self) -> Sequence[Iterator[Batch]]:
-        return [self._told(stream) for stream in self._full.streams()]
+        return [map(self._with_late, stream) for stream in super().streams()]
 
-    def _told(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            values = {row.key: row.values[self._name] for row in batch.rows}
-            rows = [self._stripped(row) for row in batch.rows] if self._own else batch.rows
-            yield replace(batch, rows=rows, late=partial(self._late, values))
+    def _with_late(self, batch: Batch) -> Batch:
+        values = {row.key: row.values[self._name] for row in batch.rows}
+        rows = [self._without_watermark(row) for row in batch.rows] if self._added else batch.rows
+        return replace(batch, rows=rows, late=partial(self._is_late, values))
 
-    def _stripped(self, row: Row) -> Row:
+    def _without_watermark(self, row: Row) -> Row:
         values = dict(row.values)
         del values[self._name]
         return replace(row, values=values)
 
-    def _late(self, values: Mapping[Key, Value], key: Key) -> bool:
+    def _is_late(self, values: Mapping[Key, Value], key: Key) -> bool:
         value = values[key]
         if value is None:
             return True

@@ -88,7 +88,10 @@ class Challenge:
             raise ProtocolError(f"client proof is not one field of {_PROOF_SIZE} bytes")
         same_login = fields[0].decode("utf-8", "replace") == self.user and fields[1] == self.method
         salted = self._salted(os.urandom(16) if password is None else password.encode())
-        matches = hmac.compare_digest(self._client_proof(salted), inner[0])
+        key = hashlib.sha256(salted).digest()
+        signed = self.salt + self.nonce + self.client_challenge
+        signature = hmac.digest(hashlib.sha256(key).digest(), signed, "sha256")
+        matches = hmac.compare_digest(bytes(a ^ b for a, b in zip(signature, key, strict=True)), inner[0])
         if not (same_login and matches):
             return None
         return build_fields([self.method, self._server_field(salted)])
@@ -97,12 +100,6 @@ class Challenge:
         if self.method == SCRAM_PBKDF2:
             return hashlib.pbkdf2_hmac("sha256", password, self.salt, ITERATIONS, 32)
         return hmac.digest(password, self.salt, "sha256")
-
-    def _client_proof(self, salted: bytes) -> bytes:
-        key = hashlib.sha256(salted).digest()
-        signed = self.salt + self.nonce + self.client_challenge
-        signature = hmac.digest(hashlib.sha256(key).digest(), signed, "sha256")
-        return bytes(a ^ b for a, b in zip(signature, key, strict=True))
 
     def _server_field(self, salted: bytes) -> bytes:
         if self.method == SCRAM:

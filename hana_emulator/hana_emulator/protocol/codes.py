@@ -1,4 +1,4 @@
-"""Numbers of SAP's SQL command network protocol that the stand-in uses, and the error for broken packets."""
+"""Numbers of SAP's SQL command network protocol that the emulator uses, and the error for broken packets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 
 
 class ProtocolError(Exception):
-    """The peer sent bytes that are no valid request. The connection cannot go on; the server can."""
+    """The peer sent bytes that are not a valid request. The connection cannot go on; the server can."""
 
 
 class MessageType(IntEnum):

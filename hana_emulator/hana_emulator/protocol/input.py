@@ -205,12 +205,6 @@ def _to_vector(type_: HanaType) -> Converter:
     return convert
 
 
-def _to_temporal(value: Any) -> str:
-    if not isinstance(value, str):
-        raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
-    return value
-
-
 _TIMESTAMP_CODES = {TypeCode.DATE: 10, TypeCode.SECONDDATE: 19}
 
 
@@ -218,7 +212,9 @@ def _between_temporals(type_: HanaType) -> Converter:
     """A client may send a longer or shorter form than declared: cut it, or begin the day."""
 
     def convert(value: Any) -> str:
-        text = _to_temporal(value).replace("T", " ")
+        if not isinstance(value, str):
+            raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
+        text = value.replace("T", " ")
         if type_.code is TypeCode.TIME:
             return text[11:19] if text[4:5] == "-" else text[:8]
         if type_.code is TypeCode.TIMESTAMP:
@@ -232,7 +228,7 @@ def _between_temporals(type_: HanaType) -> Converter:
 
 
 def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
-    """Wire codes whose readers give this type's storage value as it is, and the conversion for all others."""
+    """Wire codes whose readers return this type's storage value, and the conversion for all other codes."""
     code = type_.code
     if code in INTEGERS:
         return frozenset(INTEGERS), _to_integer

@@ -25,7 +25,7 @@ _WRITE_REQUEST = struct.Struct("<8sBqi")
 
 @dataclass(frozen=True, slots=True)
 class LobValue:
-    """A LOB that a locator stands for. Character LOBs are kept as UTF-16, since their offsets count its units."""
+    """A LOB that a locator refers to. Character LOBs are kept as UTF-16, since their offsets count its units."""
 
     data: bytes
     character: bool

@@ -96,36 +96,6 @@ _NO_LOCATOR = bytes(8)
 _WHOLE = LobOption.DATA | LobOption.LAST
 
 
-def _lob(code: int, store: LobStore) -> FieldEncoder:
-    kind = _LOB_KIND[TypeCode(code)]
-    null = bytes([kind, LobOption.NULL])
-
-    def whole(units: int, data: bytes) -> bytes:
-        return _pack_lob(kind, _WHOLE, units, len(data), _NO_LOCATOR, len(data)) + data
-
-    def partial(value: LobValue, units: int, size: int) -> bytes:
-        data, _last = value.piece(0, INLINE)
-        return _pack_lob(kind, LobOption.DATA, units, size, store.keep(value), len(data)) + data
-
-    def characters(value: str | None) -> bytes:
-        if value is None:
-            return null
-        if len(value) <= INLINE and value.isascii():
-            return whole(len(value), value.encode())
-        units = cesu8.units(value)
-        count = len(units) // 2
-        data = cesu8.encode(value)
-        return whole(count, data) if count <= INLINE else partial(LobValue(units, True), count, len(data))
-
-    def binary(value: bytes | None) -> bytes:
-        if value is None:
-            return null
-        size = len(value)
-        return whole(size, value) if size <= INLINE else partial(LobValue(value, False), size, size)
-
-    return binary if code == TypeCode.BLOB else characters
-
-
 _ENCODERS: dict[int, FieldEncoder] = {
     TypeCode.TINYINT: _integer("<BB"),
     TypeCode.SMALLINT: _integer("<Bh"),
@@ -150,7 +120,33 @@ _ENCODERS: dict[int, FieldEncoder] = {
 def field_encoder(type_: HanaType, store: LobStore, data_format: int = DataFormat.LATEST) -> FieldEncoder:
     code = wire_code(type_, data_format)
     if code in LOBS:
-        return _lob(code, store)
+        kind = _LOB_KIND[TypeCode(code)]
+        null = bytes([kind, LobOption.NULL])
+
+        def whole(units: int, data: bytes) -> bytes:
+            return _pack_lob(kind, _WHOLE, units, len(data), _NO_LOCATOR, len(data)) + data
+
+        def partial(value: LobValue, units: int, size: int) -> bytes:
+            data, _last = value.piece(0, INLINE)
+            return _pack_lob(kind, LobOption.DATA, units, size, store.keep(value), len(data)) + data
+
+        def characters(value: str | None) -> bytes:
+            if value is None:
+                return null
+            if len(value) <= INLINE and value.isascii():
+                return whole(len(value), value.encode())
+            units = cesu8.units(value)
+            count = len(units) // 2
+            data = cesu8.encode(value)
+            return whole(count, data) if count <= INLINE else partial(LobValue(units, True), count, len(data))
+
+        def binary(value: bytes | None) -> bytes:
+            if value is None:
+                return null
+            size = len(value)
+            return whole(size, value) if size <= INLINE else partial(LobValue(value, False), size, size)
+
+        return binary if code == TypeCode.BLOB else characters
     if code in FIXED_SIZES:
         return _fixed(FIXED_SIZES[code], type_.scale)
     return _ENCODERS[code]

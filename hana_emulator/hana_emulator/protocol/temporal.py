@@ -35,29 +35,24 @@ _YEAR_SET, _HOUR_SET = 0x8000, 0x80
 def date_number(text: str) -> int:
     """'YYYY-MM-DD' -> DAYDATE."""
     if text < _GREGORIAN_FROM:
-        return _julian_number(int(text[:4]), int(text[5:7]), int(text[8:10]))
+        # March counts as the first month, so that the leap day comes last.
+        year = int(text[:4])
+        month = int(text[5:7])
+        day = int(text[8:10])
+        years, months = year - (month < 3), (month + 9) % 12
+        return years * 365 + years // 4 + (153 * months + 2) // 5 + day - _BEFORE_MARCH
     return date.fromisoformat(text).toordinal() + _DAY_SHIFT
-
-
-def _julian_number(year: int, month: int, day: int) -> int:
-    """March counts as the first month, so that the leap day comes last."""
-    years, months = year - (month < 3), (month + 9) % 12
-    return years * 365 + years // 4 + (153 * months + 2) // 5 + day - _BEFORE_MARCH
-
-
-def _julian_text(number: int) -> str:
-    days = number + _BEFORE_MARCH - 1
-    years = (4 * days + 3) // 1461
-    rest = days - (years * 365 + years // 4)
-    months = (5 * rest + 2) // 153
-    month = (months + 2) % 12 + 1
-    return f"{years + (month < 3):04}-{month:02}-{rest - (153 * months + 2) // 5 + 1:02}"
 
 
 @lru_cache(maxsize=65_536)
 def date_text(number: int) -> str:
     if 1 <= number < _GREGORIAN_NUMBER:
-        return _julian_text(number)
+        days = number + _BEFORE_MARCH - 1
+        years = (4 * days + 3) // 1461
+        rest = days - (years * 365 + years // 4)
+        months = (5 * rest + 2) // 153
+        month = (months + 2) % 12 + 1
+        return f"{years + (month < 3):04}-{month:02}-{rest - (153 * months + 2) // 5 + 1:02}"
     return date.fromordinal(number - _DAY_SHIFT).isoformat()
 
 

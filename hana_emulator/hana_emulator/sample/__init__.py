@@ -1,4 +1,4 @@
-"""SAP-like sample tables for the stand-in: a maker of soft drinks with materials, notifications and customers.
+"""SAP-like sample tables for the emulator: a maker of soft drinks with materials, notifications and customers.
 
 `load` writes them through the same seam that the wire side uses.
 """
@@ -28,7 +28,7 @@ def all_rows() -> Rows:
 
 def load(database: SqlDatabase, user: str = DEFAULT_USER, schema: str = DEFAULT_SCHEMA) -> None:
     """Create and fill the tables in `schema`. Does nothing when they are there; what an interrupted run left behind is
-    made anew (the view comes last, so that it tells a finished load)."""
+    made again (the view comes last, so that it tells a finished load)."""
     connection = database.connect(user)
     try:
         if not _count(connection, "SYS.SCHEMAS WHERE SCHEMA_NAME = ?", schema):

@@ -38,11 +38,19 @@ def text(name: str) -> str:
 
 
 def generate() -> Rows:
-    """All rows but the awkward ones. A private random generator, so that nobody's random state is touched."""
+    """All rows but the awkward ones. A private random generator, so that the global random state stays untouched."""
     rows, random = Rows(), Random(_SEED)
     _materials(rows, random)
     _notifications(rows, random)
-    _customers(rows, random)
+    for number in range(_CUSTOMERS):
+        city, postal, country, language = random.choice(_CITIES)
+        name = f"{random.choice(_TRADES)} {random.choice(_OWNERS)}"
+        second = None if number % 3 else "Filiale" if language == "D" else "Branch"
+        street = f"{random.choice(_STREETS)} {random.randrange(1, 180)}"
+        phone = f"+{random.randrange(31, 49)} {random.randrange(10**7, 10**8)}"
+        client = TEST if number % 6 == 5 else PRODUCTIVE
+        address = (street, postal, city, country, phone, language)
+        rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))
     return rows
 
 
@@ -64,24 +72,29 @@ def _materials(rows: Rows, random: Random) -> None:
         for position, variant in enumerate(family["variants"]):
             material = f"{next(numbers):018d}"
             remark = random.choice(catalogue["remarks"])
-            mara = _mara(family, position, random)
+            growth = Decimal(10 + 4 * position) / 10
+            gross = (Decimal(str(family["kg"])) * growth).quantize(Decimal("0.001"))
+            net = (gross * Decimal("0.95")).quantize(Decimal("0.001"))
+            price = (Decimal(str(family["price"])) * growth).quantize(Decimal("0.01"))
+            created = _day(random)
+            changed = dats(_day(random, created)) if random.random() < 0.6 else INITIAL_DATE
+            head = (
+                family["type"],
+                family["group"],
+                family.get("unit", "ST"),
+                str(gross),
+                str(net),
+                "KG",
+                str(price),
+                "EUR",
+            )
+            mara = (*head, dats(created), changed, random.choice(_USERS), "")
             for client in (PRODUCTIVE, TEST) if position == 0 else (PRODUCTIVE,):
                 rows.add("MARA", (client, material, *mara))
                 for language, name, long_text in _texts(family, variant, remark):
                     rows.add("MAKT", (client, material, language, name))
                     if long_text:
                         rows.add("MATERIAL_TEXT", (client, material, language, long_text))
-
-
-def _mara(family: dict[str, Any], position: int, random: Random) -> Row:
-    growth = Decimal(10 + 4 * position) / 10
-    gross = (Decimal(str(family["kg"])) * growth).quantize(Decimal("0.001"))
-    net = (gross * Decimal("0.95")).quantize(Decimal("0.001"))
-    price = (Decimal(str(family["price"])) * growth).quantize(Decimal("0.01"))
-    created = _day(random)
-    changed = dats(_day(random, created)) if random.random() < 0.6 else INITIAL_DATE
-    head = (family["type"], family["group"], family.get("unit", "ST"), str(gross), str(net), "KG", str(price), "EUR")
-    return (*head, dats(created), changed, random.choice(_USERS), "")
 
 
 def _texts(family: dict[str, Any], variant: str, remark: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
@@ -102,24 +115,27 @@ def _notifications(rows: Rows, random: Random) -> None:
         day = _FIRST_DAY
         for number, story in enumerate(told, first):
             day += timedelta(days=random.randrange(3))
-            rows.add("QMEL", (client, f"{number:012d}", *_notification(story, day, pools, random)))
-
-
-def _notification(story: dict[str, Any], day: date, pools: dict[str, Any], random: Random) -> Row:
-    machine = random.choice(pools["machines"])
-    long_text = story["text"].format(
-        machine=machine,
-        place=random.choice(pools["places"]),
-        when=random.choice(pools["times"]),
-        action=random.choice(pools["actions"]),
-    )
-    equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
-    clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
-    due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
-    kind = "M1" if story["prio"] == "1" else "M2"
-    place = f"PL01-{machine.upper().replace(' ', '-')}"
-    last = (dats(day), clock, due, random.choice(_USERS))
-    return (kind, story["short"], long_text.strip(), story["prio"], equipment, place, *last)
+            machine = random.choice(pools["machines"])
+            long_text = story["text"].format(
+                machine=machine,
+                place=random.choice(pools["places"]),
+                when=random.choice(pools["times"]),
+                action=random.choice(pools["actions"]),
+            )
+            equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
+            clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
+            due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
+            kind = "M1" if story["prio"] == "1" else "M2"
+            place = f"PL01-{machine.upper().replace(' ', '-')}"
+            last = (dats(day), clock, due, random.choice(_USERS))
+            rows.add(
+                "QMEL",
+                (
+                    client,
+                    f"{number:012d}",
+                    *(kind, story["short"], long_text.strip(), story["prio"], equipment, place, *last),
+                ),
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- customers
@@ -148,15 +164,3 @@ _CITIES = (
 )
 _STREETS = ("Hauptstraße", "Station Road", "Rue du Port", "Via Roma", "Am Brunnen", "Mill Lane", "Długa")
 _CUSTOMERS = 240
-
-
-def _customers(rows: Rows, random: Random) -> None:
-    for number in range(_CUSTOMERS):
-        city, postal, country, language = random.choice(_CITIES)
-        name = f"{random.choice(_TRADES)} {random.choice(_OWNERS)}"
-        second = None if number % 3 else "Filiale" if language == "D" else "Branch"
-        street = f"{random.choice(_STREETS)} {random.randrange(1, 180)}"
-        phone = f"+{random.randrange(31, 49)} {random.randrange(10**7, 10**8)}"
-        client = TEST if number % 6 == 5 else PRODUCTIVE
-        address = (street, postal, city, country, phone, language)
-        rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Parsers, TokenReader
+
+if TYPE_CHECKING:
+    from hana_emulator.sql.session import Session
 
 _CONNECTION_ID = re.compile(r"[0-9]{1,18}")
 
@@ -16,56 +19,29 @@ ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
 """The last two are the same in HANA: all reads of a transaction see one snapshot."""
 
 
-class Controlled(Protocol):
-    """What a control statement may do to its session."""
-
-    def commit(self) -> None: ...
-    def rollback(self) -> None: ...
-    def set_schema(self, name: str) -> None: ...
-    def set_variable(self, name: str, value: str | None) -> None: ...
-    def savepoint(self, name: str) -> None: ...
-    def rollback_to(self, name: str) -> None: ...
-    def release(self, name: str) -> None: ...
-    def lock(self, table: Name, *, nowait: bool) -> None: ...
-    def set_isolation(self, level: str) -> None: ...
-    def set_read_only(self, read_only: bool) -> None: ...
-    def set_lock_timeout(self, seconds: float) -> None: ...
-    def cancel_session(self, connection_id: int) -> None: ...
-    def reset_connect_attempts(self, user: str) -> None: ...
-
-
-Control = Callable[[Controlled], None]
+Control = Callable[["Session"], None]
+_PARSERS: Parsers[Control] = Parsers()
 
 
 def parse_control(reader: TokenReader) -> Control | None:
-    """The action that the statement asks for; None when it is no control statement."""
-    if control := _reset_attempts(reader):
-        return control
-    for words, parser in _PARSERS.items():
-        if reader.take(*words):
-            control = parser(reader)
+    """Return the action that the statement asks for, None when it is not a control statement."""
+    if reader.take("ALTER", "USER"):
+        # Not a definition: connection attempts are counted in memory.
+        name = reader.identifier()
+        if reader.take("RESET", "CONNECT", "ATTEMPTS"):
             reader.end()
-            return control
-    return None
-
-
-def _reset_attempts(reader: TokenReader) -> Control | None:
-    """ALTER USER name RESET CONNECT ATTEMPTS: no definition, since logins are counted in memory."""
-    if not reader.take("ALTER", "USER"):
-        return None
-    name = reader.identifier()
-    if not reader.take("RESET", "CONNECT", "ATTEMPTS"):
+            return lambda session: session.reset_connect_attempts(name)
         reader.index = 0
-        return None
-    reader.end()
-    return lambda session: session.reset_connect_attempts(name)
+    return _PARSERS.parse(reader)
 
 
+@_PARSERS("COMMIT")
 def _commit(reader: TokenReader) -> Control:
     reader.take("WORK")
     return lambda session: session.commit()
 
 
+@_PARSERS("ROLLBACK")
 def _rollback(reader: TokenReader) -> Control:
     reader.take("WORK")
     if reader.take("TO", "SAVEPOINT") or reader.take("TO"):
@@ -74,21 +50,25 @@ def _rollback(reader: TokenReader) -> Control:
     return lambda session: session.rollback()
 
 
+@_PARSERS("SAVEPOINT")
 def _savepoint(reader: TokenReader) -> Control:
     name = reader.identifier()
     return lambda session: session.savepoint(name)
 
 
+@_PARSERS("RELEASE", "SAVEPOINT")
 def _release(reader: TokenReader) -> Control:
     name = reader.identifier()
     return lambda session: session.release(name)
 
 
+@_PARSERS("SET", "SCHEMA")
 def _set_schema(reader: TokenReader) -> Control:
     name = reader.identifier()
     return lambda session: session.set_schema(name)
 
 
+@_PARSERS("SET", "TRANSACTION", "ISOLATION", "LEVEL")
 def _set_isolation(reader: TokenReader) -> Control:
     level = next((level for level in ISOLATION_LEVELS if reader.take(*level.split())), None)
     if level is None:
@@ -96,6 +76,7 @@ def _set_isolation(reader: TokenReader) -> Control:
     return lambda session: session.set_isolation(level)
 
 
+@_PARSERS("SET", "TRANSACTION", "READ")
 def _set_access_mode(reader: TokenReader) -> Control:
     read_only = reader.take("ONLY")
     if not read_only:
@@ -103,6 +84,7 @@ def _set_access_mode(reader: TokenReader) -> Control:
     return lambda session: session.set_read_only(read_only)
 
 
+@_PARSERS("SET")
 def _set_variable(reader: TokenReader) -> Control:
     name = reader.string()
     reader.expect("=")
@@ -110,11 +92,13 @@ def _set_variable(reader: TokenReader) -> Control:
     return lambda session: session.set_variable(name, value)
 
 
+@_PARSERS("UNSET")
 def _unset_variable(reader: TokenReader) -> Control:
     name = reader.string()
     return lambda session: session.set_variable(name, None)
 
 
+@_PARSERS("LOCK", "TABLE")
 def _lock_table(reader: TokenReader) -> Control:
     name = reader.name()
     reader.expect("IN", "EXCLUSIVE", "MODE")
@@ -122,6 +106,7 @@ def _lock_table(reader: TokenReader) -> Control:
     return lambda session: session.lock(name, nowait=nowait)
 
 
+@_PARSERS("SET", "TRANSACTION", "LOCK", "WAIT", "TIMEOUT")
 def _set_lock_timeout(reader: TokenReader) -> Control:
     milliseconds = reader.number()
     if milliseconds < 0:
@@ -129,24 +114,9 @@ def _set_lock_timeout(reader: TokenReader) -> Control:
     return lambda session: session.set_lock_timeout(milliseconds / 1000)
 
 
+@_PARSERS("ALTER", "SYSTEM", "CANCEL", "SESSION")
 def _cancel(reader: TokenReader) -> Control:
     text = reader.string()
     if not _CONNECTION_ID.fullmatch(text):
         raise HanaError(1093, "invalid connection id in ALTER SYSTEM CANCEL SESSION")
     return lambda session: session.cancel_session(int(text))
-
-
-_PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Control]] = {
-    ("COMMIT",): _commit,
-    ("ROLLBACK",): _rollback,
-    ("SAVEPOINT",): _savepoint,
-    ("RELEASE", "SAVEPOINT"): _release,
-    ("SET", "SCHEMA"): _set_schema,
-    ("SET", "TRANSACTION", "ISOLATION", "LEVEL"): _set_isolation,
-    ("SET", "TRANSACTION", "LOCK", "WAIT", "TIMEOUT"): _set_lock_timeout,
-    ("SET", "TRANSACTION", "READ"): _set_access_mode,
-    ("SET",): _set_variable,
-    ("UNSET",): _unset_variable,
-    ("LOCK", "TABLE"): _lock_table,
-    ("ALTER", "SYSTEM", "CANCEL", "SESSION"): _cancel,
-}

@@ -1,4 +1,4 @@
-"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, its locks, its sessions."""
+"""The whole database behind the emulator: one SQLite file, its catalogue in memory, its locks, its sessions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import explain
-from hana_emulator.sql.catalog import accountviews, rights, system_view, sysviews
 from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import rights, system_views
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.row_ids import RowIds
 from hana_emulator.sql.definition import accounts, alterations, objects, sequence_definitions, temporary
@@ -51,7 +50,7 @@ _LONGEST_KEPT = 100_000
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is a stand-in's data
+    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is an emulator's data
     "PRAGMA wal_autocheckpoint = 4000",  # 64 MB: a bulk load would wait for the disk at every checkpoint
     "PRAGMA foreign_keys = ON",
     "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
@@ -90,11 +89,21 @@ class Database:
         self.words = ColumnCache(self.versions, WordIndex.build, word_index.MOST_BYTES)
         self.logins = LoginBook()
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
-        """By name, what the views M_STAND_IN_... show: JSON arrays of objects. Others may put theirs in."""
-        self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
+        """By name, what the views M_EMULATOR_... show: JSON arrays of objects. Others may put theirs in."""
+        self._temporary = Path(tempfile.mkdtemp(prefix="hana-emulator-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._guard = _only_process(self.folder)
+        # A lock on the folder that ends with this process, however it ends: catalogue and vectors
+        # are cached in memory.
+        guard = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            guard.close()
+            raise RuntimeError(
+                f"another emulator is using the folder {self.folder}; stop it or choose another --data"
+            ) from None
+        self._guard = guard
         self.numbers = sequence_numbers.Numbers(self.folder)
         self.row_ids = RowIds(self.folder)
         self._user, self._schema = user.upper(), schema
@@ -151,11 +160,11 @@ class Database:
         context.memory.limit = self.statement_memory
         context.memory.watch(connection, report)
         conversions.register(connection, report)
-        sysviews.register(connection)
+        system_views.register(connection)
         connection.create_function(
-            system_view.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
+            system_views.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
         )
-        connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
+        connection.create_function(system_views.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
         sequence_numbers.register(connection, context, self.numbers)
         self.row_ids.register(connection)
         return connection
@@ -241,14 +250,3 @@ class Database:
 
     def forget(self, session: Session) -> None:
         self._sessions.pop(session.connection_id, None)
-
-
-def _only_process(folder: Path) -> IO[str]:
-    """A lock on the folder that ends with this process, however it ends: catalogue and vectors are cached in memory."""
-    guard = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        guard.close()
-        raise RuntimeError(f"another stand-in is using the folder {folder}; stop it or choose another --data") from None
-    return guard

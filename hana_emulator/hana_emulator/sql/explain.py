@@ -1,6 +1,6 @@
 """EXPLAIN PLAN: the operators of a statement, as rows for EXPLAIN_PLAN_TABLE.
 
-The stand-in runs statements through SQLite and NumPy and computes every search exactly; the plan says what HANA would
+The emulator runs statements through SQLite and NumPy and computes every search exactly; the plan says what HANA would
 choose by its documented rules, and each row says so. Operators are called as in HANA where that is known.
 """
 
@@ -29,7 +29,7 @@ from hana_emulator.sql.query.writes import Step, step
 from hana_emulator.types import BIGINT, DOUBLE, INTEGER, TIMESTAMP, HanaType
 
 PLACE = ("SYS", "EXPLAIN_PLAN_TABLE")
-_DISCLAIMER = "stand-in: computed exactly, whatever the plan says"
+_DISCLAIMER = "emulator: computed exactly; the plan shows what HANA would do"
 _LONGEST = 200
 _NAME = nvarchar(256)
 _COLUMNS: dict[str, HanaType] = {
@@ -127,7 +127,7 @@ def _insert(target: Relation, name: str | None, row: _Row) -> str:
         "OPERATOR_DETAILS": literal("; ".join(filter(None, (operator.details, _DISCLAIMER)))),
         "OPERATOR_PROPERTIES": text(operator.properties),
         "EXECUTION_ENGINE": literal(operator.engine),
-        "DATABASE_NAME": "'STANDIN'",
+        "DATABASE_NAME": "'EMULATOR'",
         "SCHEMA_NAME": text(relation.schema if relation else None),
         "TABLE_NAME": text(relation.name if relation else None),
         "TABLE_TYPE": text(("VIEW" if relation.is_view else "COLUMN TABLE") if relation else None),
@@ -192,29 +192,26 @@ class _Planner:
 
     def _plain(self, tree: exp.Expr) -> _Operator:
         if isinstance(tree, exp.Select):
-            return self._select(tree)
+            below = self.source(tree.args["from_"].this)
+            use = vector_index.use(self.catalog, tree, below.relation, self.hints)
+            if use is not None:
+                below.details, below.properties = use.details, use.properties
+                below.name = "HNSW INDEX SEARCH" if use.index is not None else below.name
+            for join in tree.args.get("joins") or []:
+                kind = str(join.args.get("side") or join.args.get("kind") or "INNER").upper()
+                below = _Operator("JOIN", f"{kind} JOIN", inputs=[below, self.source(join.this)])
+            where, group, having = (tree.args.get(part) for part in ("where", "group", "having"))
+            below = _above("FILTER", below, _text(where.this) if where is not None else "")
+            if group is not None:
+                below = _above("AGGREGATION", below, ", ".join(_text(key) for key in group.expressions))
+            below = _above("FILTER", below, _text(having.this) if having is not None else "")
+            if tree.args.get("distinct") is not None:
+                below = _Operator("DISTINCT", inputs=[below])
+            listed = ", ".join(item.alias_or_name or _text(item) for item in tree.expressions)
+            return _Operator("PROJECT", listed, inputs=[self._sorted(tree, below)])
         word = _SETS[type(tree)] + ("" if tree.args.get("distinct") else " ALL")
         sides = [self.query(tree.this), self.query(tree.args["expression"])]
         return self._sorted(tree, _Operator(word, inputs=sides))
-
-    def _select(self, tree: exp.Select) -> _Operator:
-        below = self.source(tree.args["from_"].this)
-        use = vector_index.use(self.catalog, tree, below.relation, self.hints)
-        if use is not None:
-            below.details, below.properties = use.details, use.properties
-            below.name = "HNSW INDEX SEARCH" if use.index is not None else below.name
-        for join in tree.args.get("joins") or []:
-            kind = str(join.args.get("side") or join.args.get("kind") or "INNER").upper()
-            below = _Operator("JOIN", f"{kind} JOIN", inputs=[below, self.source(join.this)])
-        where, group, having = (tree.args.get(part) for part in ("where", "group", "having"))
-        below = _above("FILTER", below, _text(where.this) if where is not None else "")
-        if group is not None:
-            below = _above("AGGREGATION", below, ", ".join(_text(key) for key in group.expressions))
-        below = _above("FILTER", below, _text(having.this) if having is not None else "")
-        if tree.args.get("distinct") is not None:
-            below = _Operator("DISTINCT", inputs=[below])
-        listed = ", ".join(item.alias_or_name or _text(item) for item in tree.expressions)
-        return _Operator("PROJECT", listed, inputs=[self._sorted(tree, below)])
 
     def _sorted(self, tree: exp.Expr, below: _Operator) -> _Operator:
         order, limit = tree.args.get("order"), tree.args.get("limit")

@@ -34,7 +34,7 @@ class LoginBook:
 
     def admit(self, user: str, *, proven: bool, deactivated: bool) -> None:
         """Count an attempt. Raises HanaError 10 when it is not proven, 415 and 416 when the user may not log in at
-        all, whatever the password."""
+        all, even with the right password."""
         with self._lock:
             record = self._records.setdefault(user, _Record())
             while len(self._records) > _MOST_NAMES:

@@ -60,7 +60,7 @@ class Prepared(Statement):
 
 
 def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
-    """Raises HanaError 257 and whatever names and types bring up."""
+    """Raises HanaError 257, and the errors of names and types."""
     limits.check_text(sql)
     tokens = dialect.tokenize(sql)
     if not tokens:
@@ -155,7 +155,7 @@ class _Preparation:
         if isinstance(node, exp.Query):
             return self._query(node, clause)
         if clause is not None:
-            raise syntax_error("FOR UPDATE stands after a query only")
+            raise syntax_error("FOR UPDATE is allowed after a query only")
         binder = _WRITERS.get(type(node))
         if binder is None:
             raise _unknown_statement(first)
@@ -191,7 +191,7 @@ class _Preparation:
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
         if self.binding.parameters.keys() != dialect.parameter_numbers(self.tokens):
-            raise syntax_error("a parameter stands where none is allowed")
+            raise syntax_error("a parameter is not allowed here")
         return Prepared(
             self.sql,
             function,

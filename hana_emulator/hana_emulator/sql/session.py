@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -21,9 +21,9 @@ from hana_emulator.sql.functions.registration import Context
 from hana_emulator.sql.language.names import quoted as quoted_name
 from hana_emulator.sql.language.names import quoted_key
 from hana_emulator.sql.language.reader import Name
-from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Plan, Prepared, QueryPlan
+from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
 from hana_emulator.sql.query import search
-from hana_emulator.sql.query.locking import ResultRow, RowLocks
+from hana_emulator.sql.query.locking import ResultRow
 from hana_emulator.sql.query.writes import Step, WritePlan
 from hana_emulator.sql.storage import failures, word_index
 from hana_emulator.sql.storage.changes import install_triggers
@@ -57,8 +57,8 @@ def _note_changed(changed: set[str], action: int, first: str | None, second: str
 class Session:
     """Implements `seam.SqlConnection`.
 
-    Reading opens no transaction, so every SELECT sees what is committed. What a transaction has written or locked stays
-    locked until commit or rollback, row by row; waiting longer than the lock timeout raises 131.
+    Reading opens no transaction, so every SELECT sees what is committed. Rows that a transaction has written or locked
+    stay locked until commit or rollback; waiting longer than the lock timeout raises 131.
     """
 
     def __init__(self, database: Database, connection_id: int, user: str, schema: str) -> None:
@@ -95,9 +95,18 @@ class Session:
         self._autocommit = autocommit
         with self._statement():
             prepared = self._current(statement)
-            self._check_parameters(prepared, rows)
+            if not rows:
+                raise HanaError(2, "general error: a statement runs for at least one row of parameters")
+            if any(len(row) != len(prepared.parameters) for row in rows):
+                raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
             plan = prepared.plan
-            self._check_access_mode(plan)
+            # Raises HanaError 7, a code chosen for want of a source, for a statement that a READ ONLY
+            # transaction forbids. Source of the rule: SAP HANA SQL reference, SET TRANSACTION: "only
+            # read operations with SELECT".
+            if self._read_only and (isinstance(plan, WritePlan | DefinitionPlan) or getattr(plan, "locks", None)):
+                raise HanaError(
+                    7, "feature not supported: writing in a READ ONLY transaction; SET TRANSACTION READ WRITE first"
+                )
             match plan:
                 case QueryPlan():
                     outcome = self._query(plan, rows[0], autocommit=autocommit)
@@ -139,18 +148,16 @@ class Session:
         self._closed = True
         try:
             self.rollback()
-            self._drop_temporary()
+            # What cannot be dropped now, since another transaction holds the lock, goes when the
+            # stand-in starts again.
+            if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+                with suppress(HanaError, sqlite3.Error):
+                    self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
             self._spare.clear()
             self._database.forget(self)
-
-    def _drop_temporary(self) -> None:
-        """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
-        if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
-            with suppress(HanaError, sqlite3.Error):
-                self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -180,7 +187,7 @@ class Session:
         return error
 
     def _current(self, statement: Statement) -> Prepared:
-        """The statement itself, or prepared anew when the catalogue has changed since."""
+        """Return the statement, prepared again if the catalogue has changed."""
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
@@ -188,23 +195,9 @@ class Session:
 
     def _permitted(self, prepared: Prepared) -> Prepared:
         """Raises HanaError 258. Plans are shared by all users, so each is asked here; a change of rights is a new
-        version of the catalogue, for which every statement is prepared anew."""
+        version of the catalogue, for which every statement is prepared again."""
         self._database.catalog.rights.require(self.context.user, prepared.touches)
         return prepared
-
-    def _check_parameters(self, prepared: Prepared, rows: Sequence[StorageRow]) -> None:
-        if not rows:
-            raise HanaError(2, "general error: a statement runs for at least one row of parameters")
-        if any(len(row) != len(prepared.parameters) for row in rows):
-            raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
-
-    def _check_access_mode(self, plan: Plan | None) -> None:
-        """Raises HanaError 7, a code chosen for want of a source, for a statement that a READ ONLY transaction forbids.
-        Source of the rule: SAP HANA SQL reference, SET TRANSACTION: "only read operations with SELECT"."""
-        if self._read_only and (isinstance(plan, WritePlan | DefinitionPlan) or getattr(plan, "locks", None)):
-            raise HanaError(
-                7, "feature not supported: writing in a READ ONLY transaction; SET TRANSACTION READ WRITE first"
-            )
 
     def _run(self, step: Step, row: StorageRow) -> sqlite3.Cursor:
         return self._connection.execute(step.sql, row if len(row) == step.parameters else row[: step.parameters])
@@ -213,31 +206,31 @@ class Session:
 
     def _query(self, plan: QueryPlan, row: StorageRow, *, autocommit: bool) -> Outcome:
         """Inside a transaction one's own changes are seen too, so SQLite's writer reads."""
-        if plan.locks is not None:
-            return self._query_locking(plan.step, plan.locks, row, autocommit=autocommit)
+        if (locks := plan.locks) is not None:
+
+            def attempt(transaction: Transaction) -> list[ResultRow]:
+                found = [locks.split(result) for result in self._run(plan.step, row)]
+                if locks.clause.skips_locked:
+                    found = [result for result in found if self._is_free(result[1])]
+                behind: dict[str, set[int]] = {table: set() for table in locks.tables}
+                for _, rowids in found:
+                    for table, rowid in rowids:
+                        behind[table].add(rowid)
+                for table, rowids_there in behind.items():
+                    self._database.locks.check_rows(table, rowids_there)
+                    transaction.lock_rows(table, rowids_there)
+                return [result for result, _ in found]
+
+            patience = locks.clause.patience
+            return Outcome(
+                rows=iter(self._writer.run(self._connection, attempt, autocommit=autocommit, patience=patience))
+            )
         if self._writer.transaction is None:
             if self._writer.repeatable and not autocommit:
                 self._writer.open_snapshot(self._connection)
             return self._read(plan, row)
         with self._writer.active(self._connection):
             return self._read(plan, row)
-
-    def _query_locking(self, step: Step, locks: RowLocks, row: StorageRow, *, autocommit: bool) -> Outcome:
-        def attempt(transaction: Transaction) -> list[ResultRow]:
-            found = [locks.split(result) for result in self._run(step, row)]
-            if locks.clause.skips_locked:
-                found = [result for result in found if self._is_free(result[1])]
-            behind: dict[str, set[int]] = {table: set() for table in locks.tables}
-            for _, rowids in found:
-                for table, rowid in rowids:
-                    behind[table].add(rowid)
-            for table, rowids_there in behind.items():
-                self._database.locks.check_rows(table, rowids_there)
-                transaction.lock_rows(table, rowids_there)
-            return [result for result, _ in found]
-
-        patience = locks.clause.patience
-        return Outcome(rows=iter(self._writer.run(self._connection, attempt, autocommit=autocommit, patience=patience)))
 
     def _is_free(self, rows: list[tuple[str, int]]) -> bool:
         try:
@@ -296,7 +289,7 @@ class Session:
         return self._fetch(plan.final, (*row, ranking.as_json))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
-        """`word_index.HOLDERS_FUNCTION`. Rows of its own that nobody else sees yet are read anew for each term."""
+        """`word_index.HOLDERS_FUNCTION`. Uncommitted rows of the session are read again for each term."""
         read, version = partial(self._read_column, table, column), self._versions.get(table)
         index = (
             WordIndex.build(read(None)) if version is None else self._database.words.at((table, column), version, read)
@@ -339,7 +332,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- writing
 
     def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
-        """Each attempt plans anew where a definition has gone between."""
+        """Each attempt plans again when a definition has been committed since."""
 
         def attempt(transaction: Transaction) -> Outcome:
             plan = self._current(statement).plan
@@ -356,28 +349,25 @@ class Session:
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))
             with transaction.together():  # a row that has to wait sends the whole batch back to its start
-                return self._write_batch(write, rows)
+                # All rows at once, which is fast; when that fails, row by row.
+                try:
+                    return Outcome(rows_affected=write(rows))
+                except BATCH_ERRORS as error:
+                    if self._row_error(error).rolls_back:
+                        raise
+                outcome = Outcome()
+                for row in rows:
+                    try:
+                        outcome.rows_affected += write([row])
+                    except BATCH_ERRORS as error:
+                        reason = self._row_error(error)
+                        if reason.rolls_back:
+                            raise
+                        outcome.rows_affected.append(FAILED)
+                        outcome.errors.append(reason)
+                return outcome
 
         return self._writer.run(self._connection, attempt, autocommit=autocommit)
-
-    def _write_batch(self, write: Callable[[Sequence[StorageRow]], list[int]], rows: Sequence[StorageRow]) -> Outcome:
-        """All rows at once, which is fast; when that fails, row by row."""
-        try:
-            return Outcome(rows_affected=write(rows))
-        except BATCH_ERRORS as error:
-            if self._row_error(error).rolls_back:
-                raise
-        outcome = Outcome()
-        for row in rows:
-            try:
-                outcome.rows_affected += write([row])
-            except BATCH_ERRORS as error:
-                reason = self._row_error(error)
-                if reason.rolls_back:
-                    raise
-                outcome.rows_affected.append(FAILED)
-                outcome.errors.append(reason)
-        return outcome
 
     def _row_error(self, error: Exception) -> HanaError:
         """Raises nothing. What SQLite has answered by undoing the transaction `rolls_back`."""

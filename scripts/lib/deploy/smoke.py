@@ -18,7 +18,7 @@ from typing import Any
 
 TEXT = "steel bolt"
 SECONDS = 30
-UNSEEN = "no row may be seen"
+UNSEEN = "no row is visible"
 """How the service's note begins where row rights leave nothing to the key (app/src/access/rows.py)."""
 
 

@@ -75,7 +75,7 @@ def _rewritten(path: Path) -> None:
         (lambda path: _flip(path / "model.onnx"), "checksum"),
         (lambda path: (path / "model.onnx").unlink(), "missing"),
         (lambda path: (path / "model.onnx").write_bytes(b""), "checksum"),
-        (lambda path: (path / "extra.engine").write_bytes(b"x"), "somebody else"),
+        (lambda path: (path / "extra.engine").write_bytes(b"x"), "another program"),
         (lambda path: _rewritten(path / MANIFEST), "checksum"),
         (lambda path: (path / MANIFEST).write_text("{"), "manifest cannot be read"),
         (lambda path: (path / MANIFEST).write_text("[]"), "another format"),
@@ -163,7 +163,7 @@ def test_a_link_out_of_the_folder_is_refused(cache: ArtifactCache, tmp_path: Pat
     outside.write_text("graph")
     (entry.path / "model.onnx").unlink()
     (entry.path / "model.onnx").symlink_to(outside)
-    assert "no plain file" in cache.find("quantised", DEPENDS).note
+    assert "not a regular file" in cache.find("quantised", DEPENDS).note
     assert outside.exists()
 
 

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from app.src.core.device import DeviceProfile
-from app.src.core.onnx_export.cache import ArtifactCache, Entry
-from app.src.core.onnx_export.engines import ENGINES, TIMINGS, Engines
-from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, BuildOptions, Installed, Rectangle, ShapeProfile
-from app.src.core.onnx_export.retention import KEPT
-from app.src.core.onnx_export.sites import Site
+from app.src.core.onnx_export.cache import KEPT, ArtifactCache, Entry
+from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, BuildOptions, Installed, Rectangle, ShapeProfile, Site
+from app.src.core.onnx_export.serving import ENGINES, TIMINGS, Engines
 
 INSTALLED = Installed("1.31.1", "1.23.2", "10.16.1", "580.95", (TENSORRT, CUDA, CPU))
 T4 = DeviceProfile.of_card("Tesla T4")
@@ -67,7 +65,7 @@ class FakeSession:
 
 @pytest.fixture(autouse=True)
 def _no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.src.core.onnx_export.sites.preload", lambda runtime: None)
+    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda runtime: None)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.src.core.onnx_export.gate import LEAST_TEXTS, Bar, Verdict, judge
+from app.src.core.agreement import LEAST_TEXTS, Bar, Verdict, judge
 
 
 def _vectors(texts: int = 200, dimension: int = 64, seed: int = 1) -> NDArray[np.float32]:

@@ -12,11 +12,9 @@ from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.models import Model, embedded
 from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer
-from app.src.core.onnx_export.providers import CUDA, TENSORRT
-from app.src.core.onnx_export.serving import GraphOptions, GraphServing
-from app.src.core.onnx_export.sites import Found, find_site
+from app.src.core.onnx_export.runtime import CUDA, TENSORRT, Found, find_site
+from app.src.core.onnx_export.serving import GraphOptions, GraphServing, Model, embedded
 from tests.core.test_pytorch import ODD, mixed_lengths
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

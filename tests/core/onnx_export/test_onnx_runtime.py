@@ -16,10 +16,8 @@ from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.models import GRAPH, Model, float_graph
-from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, Installed, cpu_provider
-from app.src.core.onnx_export.serving import GraphServing
-from app.src.core.onnx_export.sites import Site, find_site
+from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, Installed, Site, cpu_provider, find_site
+from app.src.core.onnx_export.serving import GRAPH, GraphServing, Model, float_graph
 from app.src.core.tokens import TokenBatch
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -224,7 +222,7 @@ def test_fp32_does_not_become_tf32(
         asked.append([name for name, _ in providers])
         return Zeros()
 
-    monkeypatch.setattr("app.src.core.onnx_export.sites.preload", lambda _: None)
+    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda _: None)
     site = Site(DeviceProfile.of_card(card), "tensorrt", Installed("1", "1", "10.16", "580"), make=make)
     serving = GraphServing(site, Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
     backend = serving.float_backend(precision, "for a test")

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core.agreement import LEAST_TEXTS, Bar
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.gate import LEAST_TEXTS, Bar
 from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.optimizer import (
     HELD_BACK,
@@ -29,9 +29,8 @@ from app.src.core.onnx_export.optimizer import (
     TooFewTexts,
     divided,
 )
-from app.src.core.onnx_export.providers import CPU, CUDA, Installed
+from app.src.core.onnx_export.runtime import CPU, CUDA, Found, Installed, Site
 from app.src.core.onnx_export.serving import GraphOptions
-from app.src.core.onnx_export.sites import Found, Site
 from app.src.core.t4_config import T4GPUConfig
 from app.src.settings import Settings
 from connector.extras import install_command
@@ -260,7 +259,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
     installed = Installed("1.31.1", "1.23.2", None, "580.95", (CUDA, CPU))
     site = Site(DeviceProfile.of_card("Tesla T4"), "cuda", installed, make=make)
     monkeypatch.setattr("app.src.core.onnx_export.serving.find_site", lambda *_: Found(site, "for a test"))
-    monkeypatch.setattr("app.src.core.onnx_export.sites.preload", lambda _: None)
+    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda _: None)
     if fault == "no folder":
         options.cache.write_text("a file")
     if fault == "no space":
@@ -283,17 +282,17 @@ def test_a_loaded_sentence_transformer_can_be_given(folder: Path, options: Optim
 
 @pytest.mark.parametrize("model", [None, 5, object()])
 def test_what_is_no_model_is_refused(options: OptimizerOptions, model: Any) -> None:
-    with pytest.raises(ModelUnsupported, match="no model that can be calibrated"):
+    with pytest.raises(ModelUnsupported, match="cannot be calibrated"):
         T4TensorRTOptimizer(options).optimize_model_with_calibration(model, "m", TEXTS)
 
 
 def test_models_without_layers_are_refused(options: OptimizerOptions) -> None:
-    with pytest.raises(ModelUnsupported, match="hashes words"):
+    with pytest.raises(ModelUnsupported, match="is the test embedder"):
         T4TensorRTOptimizer(options).optimize_model_with_calibration("hash:64", "m", TEXTS)
 
 
 def test_an_unknown_algorithm_is_refused(options: OptimizerOptions) -> None:
-    with pytest.raises(ValueError, match="not one of minmax, entropy, percentile"):
+    with pytest.raises(ValueError, match="use minmax, entropy, percentile"):
         T4TensorRTOptimizer(options).optimize_model_with_calibration("all-MiniLM-L6-v2", "m", TEXTS, "median")
 
 
@@ -308,7 +307,7 @@ def test_texts_are_divided_without_overlap() -> None:
 
 
 def test_few_texts_are_refused_before_anything_is_computed() -> None:
-    with pytest.raises(TooFewTexts, match="100 different texts are too few"):
+    with pytest.raises(TooFewTexts, match="100 distinct texts are too few"):
         divided([f"{number % 100}" for number in range(400)])
     assert len(divided([str(number) for number in range(HELD_BACK * LEAST_TEXTS)])[1]) == LEAST_TEXTS
 

@@ -9,8 +9,8 @@ import pytest
 
 from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits, ModelShape
-from app.src.core.onnx_export import providers
-from app.src.core.onnx_export.providers import (
+from app.src.core.onnx_export import runtime as providers
+from app.src.core.onnx_export.runtime import (
     CPU,
     CUDA,
     TENSORRT,
@@ -19,11 +19,11 @@ from app.src.core.onnx_export.providers import (
     Installed,
     Rectangle,
     ShapeProfile,
+    Site,
     choose_runtime,
     cuda_provider,
     tensorrt_provider,
 )
-from app.src.core.onnx_export.sites import Site
 
 T4 = DeviceProfile.of_card("Tesla T4")
 MINILM = ModelShape(384, 1536, 12, 256)

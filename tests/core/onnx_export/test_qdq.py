@@ -10,7 +10,6 @@ import pytest
 
 from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.onnx_export.activations import Channels, batches, inputs_of, session, vectors
 from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds, linear_name
 from app.src.core.onnx_export.qdq import (
     GREATEST,
@@ -22,6 +21,7 @@ from app.src.core.onnx_export.qdq import (
     rounded_weight,
     with_qdq,
 )
+from app.src.core.onnx_export.quantise import Channels, batches, inputs_of, session, vectors
 from tests.core.test_architectures import MODELS, save, sequences
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -166,7 +166,7 @@ def test_only_linear_layers_and_only_as_tensorrt_wants_them(graph: Any) -> None:
 
 
 def test_what_is_no_linear_layer(graph: Any) -> None:
-    with pytest.raises(ValueError, match=r"no linear layers: layer\.0/attention/scores"):
+    with pytest.raises(ValueError, match=r"not linear layers: layer\.0/attention/scores"):
         with_qdq(graph, {"layer.0/attention/scores": LayerPlan(1.0)})
 
 

@@ -12,17 +12,25 @@ import numpy as np
 import pytest
 
 from app.src.benchmark.workloads import sap_like
+from app.src.core.agreement import agreement
 from app.src.core.backends import ModelUnsupported, TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.backends.torch.int8 import calibration_texts
-from app.src.core.onnx_export.activations import Channels, session, vectors
-from app.src.core.onnx_export.agreement import agreement
 from app.src.core.onnx_export.calibrators import ALGORITHMS, Algorithm
 from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.qdq import Constants, LayerPlan, linears, rounded, rounded_weight
-from app.src.core.onnx_export.quantise import Recipe, Report, balances, error, quantise
-from app.src.core.onnx_export.sensitivity import Target
+from app.src.core.onnx_export.quantise import (
+    Channels,
+    Recipe,
+    Report,
+    Target,
+    balances,
+    error,
+    quantise,
+    session,
+    vectors,
+)
 from tests.core.conftest import MINILM
 from tests.core.test_architectures import MODELS, save, sequences
 
@@ -91,7 +99,7 @@ def test_the_calibrators_differ(tiny: Folder) -> None:
 
 def test_minmax_covers_all_that_was_seen(tiny: Folder) -> None:
     """Its ranges are those of all texts, not of the rows by which plans were compared."""
-    from app.src.core.onnx_export.activations import inputs_of
+    from app.src.core.onnx_export.quantise import inputs_of
 
     graph, batch = build_graph(tiny), sequences()
     recipe = Recipe(ANY, alphas=(), shifts=False, far=0)
@@ -166,9 +174,7 @@ def test_a_report_is_json(tiny: Folder) -> None:
     assert set(back["seconds"]) == {"observing", "planning", "calibrating", "judging"}
 
 
-@pytest.mark.parametrize(
-    ("texts", "algorithm", "said"), [(0, "minmax", "wants texts"), (9, "median", "none of minmax")]
-)
+@pytest.mark.parametrize(("texts", "algorithm", "said"), [(0, "minmax", "needs texts"), (9, "median", "use minmax")])
 def test_what_cannot_be_calibrated(tiny: Folder, texts: int, algorithm: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         quantise(build_graph(tiny), sequences()[:texts], algorithm)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.onnx_export.cache import ArtifactCache, Entry
-from app.src.core.onnx_export.retention import (
+from app.src.core.onnx_export.cache import (
     ENGINES,
     FLOAT,
     JUDGED,
@@ -16,6 +15,8 @@ from app.src.core.onnx_export.retention import (
     MACHINES,
     QUANTISED,
     TIMINGS,
+    ArtifactCache,
+    Entry,
     superseded,
     tidy,
 )

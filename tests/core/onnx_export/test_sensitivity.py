@@ -7,10 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
+from app.src.core.agreement import Agreement, agreement, judge
 from app.src.core.backends import Vectors
-from app.src.core.onnx_export.agreement import Agreement, agreement
-from app.src.core.onnx_export.gate import judge
-from app.src.core.onnx_export.sensitivity import Search, Target, losses
+from app.src.core.onnx_export.quantise import Search, Target, losses
 
 COSTS = {"a": 3.0, "b": 1.0, "c": 4.0, "d": 4.0}
 RNG = np.random.default_rng(5)

@@ -1,5 +1,5 @@
-"""The talk between a worker and the process that measures: one JSON object a line, each answered by one. Workers run by
-the Python of another environment, so these files know nothing of ours, not even each other's package.
+"""The protocol between a worker and the measuring process: one JSON object per line, each answered by one. Workers run
+in another environment, so these files import nothing of ours.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from answering import answer, read_json, timed
 Encode = Callable[[list[str], Any], Any]
 """Texts and a setting -> unit vectors (n, dimension), in order."""
 BATCH_SIZES = (8, 16, 32, 64)
-BUDGETS = (512, 1024, 4096)
-"""Tokens of a batch, where batches are sorted by length in tokens."""
+BUDGETS = (512, 1024, 4096)  # tokens of a batch, where batches are sorted by length in tokens
 
 
 @dataclass(frozen=True)

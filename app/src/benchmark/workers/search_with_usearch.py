@@ -1,4 +1,4 @@
-"""usearch: its exact scan over int8 copies, the best hundred of which are ranked anew in fp32. Its fastest way that
+"""usearch: its exact scan over int8 copies, the best hundred of which are reranked in fp32. Its fastest way that
 finds nearly everything; its fp32 scan finds all and is slower.
 """
 

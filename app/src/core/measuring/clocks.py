@@ -1,5 +1,5 @@
-"""Times work on a device: by CUDA events on a card, by the clock on the wall elsewhere; several pieces of work in
-turns, after warming up until the clocks have settled. Knows neither products nor models.
+"""Time work on a device: by CUDA events on a card, by the host's clock elsewhere; several works in turns, after warming
+up until the clocks have settled.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any, Protocol
 from ..device import DeviceProfile
 
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
+# Seconds of a sample at least: so many launches run back to back, that starting the first one and the grain of the
+# clock (half a microsecond of events) do not count.
 LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
-"""Seconds of a sample at least: so many launches stand back to back, that starting the first one and the grain of the
-clock (half a microsecond of events) do not count."""
+# Seconds beyond its time that sampling may take where others have the device; then two samples must do.
 OVERTIME = 2.0
-"""Seconds beyond its time that sampling may take where others have the device; then two samples must do."""
 MOST_LAUNCHES = 1000
 WARM_UP_SECONDS = 0.025
-SETTLED = 0.02
-"""Two rounds whose times differ by less than this share: clocks have settled."""
+SETTLED = 0.02  # two rounds whose times differ by less than this share: clocks have settled
 
 
 class Clock(Protocol):
@@ -41,7 +40,7 @@ def host_clock(work: Callable[[], object], launches: int = 1) -> float:
 
 
 class CudaClock:
-    """By events on the stream of the device that works: a process's current device may be another."""
+    """Events on the stream of this device, which may differ from the process's current one."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -82,16 +81,16 @@ def sample(work: Work, clock: Clock, launches: int) -> float:
 
 
 def launches_of(work: Work, clock: Clock, least: float) -> int:
-    """How many launches fill `least` seconds. The first call, which makes handles and plans, does not count."""
+    """Return how many launches fill `least` seconds. The first call, which creates handles and plans, does not
+    count."""
     sample(work, clock, 1)
     once = sample(work, clock, 1)
     return max(1, min(MOST_LAUNCHES, math.ceil(least / max(once, 1e-9))))
 
 
 def in_turns(works: Sequence[Work], clock: Clock, seconds: float, least: float = 0.0) -> list[list[float]]:
-    """Samples of each piece of work, seconds per launch. In turns: clocks drift with heat and with what others do, and
-    so all of them drift alike. `seconds` are for all samples together; warming up comes before them, at most half as
-    long again. `least`: seconds of a sample."""
+    """Return samples of each work, seconds per launch. Works take turns, because clocks drift with heat and other load.
+    `seconds`: for all samples together, after a warm-up of at most half as long. `least`: seconds of a sample."""
     launches = [launches_of(work, clock, least) for work in works]
 
     def one_round() -> list[float]:
@@ -112,7 +111,7 @@ def _wanted(samples: int, late: float) -> bool:
 
 
 def _settle(one_round: Callable[[], list[float]], most: float) -> None:
-    """Rounds until two in a row take the same time, for at least WARM_UP_SECONDS and at most `most` seconds."""
+    """Run rounds until two in a row take the same time, for at least WARM_UP_SECONDS and at most `most` seconds."""
     started = time.perf_counter()
     before = math.inf
     while (spent := time.perf_counter() - started) < most:
@@ -129,5 +128,5 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def figure(number: float) -> float:
-    """Four significant digits: by decimals a slow device would have a rate of nothing."""
+    """Round to four significant digits; fixed decimals would round a slow device's rate to 0."""
     return float(f"{number:.4g}")

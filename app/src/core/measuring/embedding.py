@@ -1,32 +1,33 @@
-"""The embedding benchmark: texts and tokens per second of the real engine, tokenising included, by precision and by
-length of text. Never a rate without the length: ten times as short is ten times as many.
+"""Embedding: texts and tokens per second of the engine, tokenising included, by precision and by length of text; and a
+profiler's trace of one call with the engine's own ranges (tokenise, copy, forward, pool).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from .. import ranges
 from ..backends import EngineError
 from ..choices import Setting
 from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
 from ..engine import EmbeddingEngine
 from ..loading import EngineOptions, load_engine
 from .clocks import figure, host_clock
-from .products import Matmul, first_line, set_tf32
-from .shapes import SQUARE, ModelProducts
+from .products import SQUARE, Matmul, ModelProducts, first_line, set_tf32
 
 TEXT_LENGTHS = (16, 64, 254)
-SHORTEST, LONGEST = 16, 512
-"""Tokens of texts of mixed length; a model that takes fewer cuts them there."""
+SHORTEST, LONGEST = 16, 512  # tokens of texts of mixed length; a model that takes fewer cuts them there
 WORDS = (
     *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
+# Tokens of one embedding measurement, where a second and more is given.
 TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}
-"""Tokens of one embedding measurement, where a second and more is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Embedding:
 def measure_embedding(
     profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
 ) -> Iterator[Embedding | Setting]:
-    """Equal lengths, then mixed ones, in each precision. `share`: of the tokens that are worth measuring."""
+    """Measure equal lengths, then mixed ones, in each precision. `share`: of the usual number of tokens."""
     for precision in precisions:
         set_tf32(profile, False)  # an engine switches it on where it wants it, and supposes it off
         try:
@@ -66,14 +67,14 @@ def measure_embedding(
 
 
 def workloads(most: int, tokens: int) -> list[list[int]]:
-    """Lengths of the texts of each measurement, about `tokens` together: equal ones, then mixed ones."""
+    """Return the text lengths of each measurement, about `tokens` in all: equal ones, then mixed ones."""
     equal = sorted({min(length, most) for length in TEXT_LENGTHS})
     found = [[length] * max(4, tokens // length) for length in equal]
     return [*found, mixed_lengths(min(SHORTEST, most), min(LONGEST, most), tokens)]
 
 
 def mixed_lengths(shortest: int, longest: int, tokens: int) -> list[int]:
-    """As many short texts as long ones by the logarithm: most are short, as descriptions are. Always the same."""
+    """Return log-uniform lengths: most texts are short, like descriptions. Always the same."""
     drawn = random.Random(11)
     found: list[int] = []
     while sum(found) < tokens or len(found) < 4:
@@ -102,7 +103,7 @@ def _embed(engine: EmbeddingEngine, precision: Precision, lengths: Sequence[int]
 
 
 def texts_of(lengths: Sequence[int]) -> list[str]:
-    """Different texts of so many one-token words each."""
+    """Return distinct texts of so many one-token words each."""
     return [
         " ".join(WORDS[(number >> (place % 8 * 4)) % 16] for place in range(length))
         for number, length in enumerate(lengths)
@@ -110,10 +111,10 @@ def texts_of(lengths: Sequence[int]) -> list[str]:
 
 
 def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Precision) -> float | None:
-    """TFLOP/s of a layer's products one after the other, by their aligned measurements; None where one is missing."""
+    """Return the TFLOP/s of a layer's products in sequence, by their aligned measurements; None if one is missing."""
     seconds = {
         row.role: row.shape.operations / row.tflops / row.m
-        for row in reversed(products)  # the aligned one of a group stands before the other
+        for row in reversed(products)  # the aligned one of a group comes first
         if row.dtype == precision and row.role != SQUARE and row.tflops is not None
     }
     roles = [role for role, _, _ in model.products]
@@ -124,7 +125,7 @@ def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Prec
 
 
 def usable_precisions(profile: DeviceProfile, products: Sequence[Matmul]) -> list[Precision]:
-    """Those the engine takes here and whose products were measured."""
+    """Return the precisions that the engine supports here and whose products were measured."""
     measured = {row.dtype for row in products if row.tflops is not None}
     return [each for each in PRECISIONS if each in measured and not _refused(profile, each)]
 
@@ -138,10 +139,84 @@ def _refused(profile: DeviceProfile, precision: Precision) -> bool:
 
 
 def with_shares(row: Embedding, products: Sequence[Matmul], model: ModelProducts) -> Embedding:
-    """The row with what its rate means in products."""
+    """Add the rate in products, and its share of what the products reach alone."""
     from dataclasses import replace
 
     reached = row.tokens_per_second * model.operations_per_token / 1e12
     alone = model_rate(products, model, row.precision)
     share = figure(reached / alone) if alone else None
     return replace(row, linear_tflops=figure(reached), share_of_products=share)
+
+
+RANGES = ("embed", "tokenise", "copy", "forward", "pool")
+TOKENS = {"cuda": 16_384, "cpu": 1024}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRange:
+    name: str
+    calls: int
+    host_milliseconds: float
+    """Until the host was through with it; a card may still be computing then."""
+    device_milliseconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    file: str
+    precision: str
+    texts: int
+    ranges: list[TracedRange]
+
+
+def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
+    """Trace one call over texts of mixed lengths, after one to warm up. Raises OSError when the file cannot be
+    written."""
+    on_card = engine.profile.kind == "cuda"
+    longest = engine.max_tokens
+    texts = texts_of(mixed_lengths(min(16, longest), min(512, longest), TOKENS[engine.profile.kind]))
+    recorded = _record(engine, texts)
+    if file.is_file():
+        file.write_bytes(b"")  # the profiler only prints that it failed, and an older trace would pass for this one
+    recorded.export_chrome_trace(str(file))
+    if not file.exists() or (file.is_file() and not file.stat().st_size):
+        raise OSError(f"torch's profiler wrote no trace to {file}")
+    return Trace(file.name, engine.precision, len(texts), _summed(recorded, on_card))
+
+
+def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
+    import torch
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    on_card = engine.profile.kind == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_card else [])]
+    engine.embed(texts)
+    with ExitStack() as looking:
+        looking.enter_context(ranges.shown_to(record_function))
+        if on_card:
+            looking.enter_context(ranges.shown_to(torch.cuda.nvtx.range))
+        # The engine tokenises in this thread, and computes in others.
+        every_thread = _ExperimentalConfig(profile_all_threads=True)
+        with profile(activities=activities, record_shapes=True, experimental_config=every_thread) as recorded:
+            with record_function("embed"):
+                engine.embed(texts)
+            if on_card:
+                torch.cuda.synchronize(engine.profile.index)
+    return recorded
+
+
+def _summed(recorded: Any, on_card: bool) -> list[TracedRange]:
+    """Sum the host's events; on a card each range appears a second time, for its kernels."""
+    rows = (event for event in recorded.key_averages() if event.device_type.name == "CPU")
+    found = {event.key: event for event in rows if event.key in RANGES}
+    return [
+        TracedRange(
+            name,
+            found[name].count,
+            figure(found[name].cpu_time_total / 1000),
+            figure(found[name].device_time_total / 1000) if on_card else None,
+        )
+        for name in RANGES
+        if name in found
+    ]

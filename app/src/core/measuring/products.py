@@ -1,40 +1,171 @@
-"""The matrix product benchmark: every precision that a device has, over every shape, in turns; the rate, how far it
-scatters, its share of the card's peak, its error against fp64, and which kernel ran. What cannot be measured is a row
-of nulls and a setting with the reason.
+"""Matrix products: squares and the products of the model's layers, in every precision of the device, in turns. For each
+the rate, its spread, its share of the card's peak, its error against fp64, and the kernel. What cannot be measured is a
+row of nulls, and a setting with the reason.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends.folder import Folder, display_name, find_folder, read_folder
+from ..backends.hashing import PREFIX as HASHING
 from ..choices import Setting
 from ..device import PRECISIONS, DeviceProfile, Precision
+from ..memory import CPU_TOKENS
 from .clocks import LEAST_SAMPLE, Work, clock_of, figure, in_turns, spread
-from .kernels import kernel_of, on_tensor_cores
-from .shapes import Group, Shape
 
 if TYPE_CHECKING:
     import torch
 
+
+# Rows of a model's products on a card: a batch that keeps it full. On a CPU they are those of its batches.
+CARD_TOKENS = 16_384
+SQUARES_CPU, SQUARES_CARD = (512, 1024), (1024, 4096, 8192)
+# Numbers in 16 bytes, whose multiples tensor cores and vector units like. Source: NVIDIA, Matrix Multiplication
+# Background guide.
+MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
+SQUARE = "square"
+WIDEST = "feed-forward in"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A product (m, k) x (k, n). `role`: `square`, or the layer of the model that it is."""
+
+    m: int
+    n: int
+    k: int
+    role: str = SQUARE
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    def aligned(self, precision: Precision) -> bool:
+        """Return whether every edge is a multiple of 16 bytes, as tensor cores need for full speed."""
+        return all(edge % MULTIPLES[precision] == 0 for edge in (self.m, self.n, self.k))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProducts:
+    """The products with weights of one layer, as (role, n, k); each layer has the same."""
+
+    model: str
+    layers: int
+    products: tuple[tuple[str, int, int], ...]
+
+    def shapes(self, tokens: int) -> list[Shape]:
+        return [Shape(tokens, n, k, role) for role, n, k in self.products]
+
+    @property
+    def operations_per_token(self) -> int:
+        """Count the products with weights of all layers, without attention."""
+        return self.layers * sum(2 * n * k for _, n, k in self.products)
+
+
+def products_of(folder: Folder) -> ModelProducts:
+    """Return a model's products; queries, keys and values are one, as in the packed path."""
+    hidden, inner = folder.shape.hidden, folder.shape.intermediate
+    get = folder.config.get
+    wide = 2 * inner if get("model_type") == "modernbert" else inner  # what goes through GELU, and what multiplies it
+    return ModelProducts(
+        folder.name,
+        int(get("num_hidden_layers") or get("n_layers") or 1),
+        (
+            ("queries, keys, values", 3 * hidden, hidden),
+            ("attention out", hidden, hidden),
+            (WIDEST, wide, hidden),
+            ("feed-forward out", hidden, inner),
+        ),
+    )
+
+
+def products_of_model(model: str) -> ModelProducts:
+    """Read the model's folder. Raises EngineError for an unknown model."""
+    path = find_folder(model)
+    return products_of(read_folder(path, display_name(model, path)))
+
+
+def check_readable(model: str) -> None:
+    """Raise EngineError, with what to do, for an unknown model. The hashing embedder has no layers to check."""
+    if not model.startswith(HASHING):
+        products_of_model(model)
+
+
+Group = tuple[Shape, ...]  # shapes that are measured in turns, so that they may be compared
+
+
+def groups_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelProducts | None) -> list[Group]:
+    """Return squares, the largest beside one with edges shorter by one; then the model's products over a full batch,
+    the widest beside the same with one token less."""
+    on_card = profile.kind == "cuda"
+    edges = sorted(set(sizes or (SQUARES_CARD if on_card else SQUARES_CPU)))
+    *smaller, largest = [Shape(edge, edge, edge) for edge in edges]
+    groups: list[Group] = [(shape,) for shape in smaller]
+    groups.append((largest, Shape(largest.m - 1, largest.n - 1, largest.k - 1)))
+    for shape in model.shapes(CARD_TOKENS if on_card else CPU_TOKENS) if model else ():
+        one_less = Shape(shape.m - 1, shape.n, shape.k, shape.role)
+        groups.append((shape, one_less) if shape.role == WIDEST else (shape,))
+    return groups
+
+
+# By the names that cuBLAS and CUTLASS give their kernels. The instruction's shape is in most of them (s884 and h884 are
+# Volta's, 1688 Turing's, 16816 Ampere's, 8816 and 16832 are of 8-bit numbers); PyTorch's Kineto tells them apart in the
+# same way (tb_plugin, tensor_core.py). nvjet is cuBLAS's family from Hopper on, xmma's kernels without them say "ffma".
+_OFF = re.compile(r"simt|ffma|dp4a|gemv|gemmk1|_[sdhi]gemm_", re.IGNORECASE)
+_ON = re.compile(
+    r"[hsi](884|8816|1688|16816|16832)(?!\d)|hmma|imma|gmma|tensorop|tensor\d+x\d+x\d+|nvjet|xmma_|wmma|utcmma",
+    re.IGNORECASE,
+)
+
+
+def on_tensor_cores(kernel: str) -> bool | None:
+    """Tell by the kernel's name; None for an unknown name."""
+    if _OFF.search(kernel):
+        return False
+    return True if _ON.search(kernel) else None
+
+
+def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
+    """Return the kernel that took longest in one call, by torch's profiler; None without a card or profiler."""
+    if profile.kind != "cuda":
+        return None
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recording
+
+    with torch.cuda.device(profile.index):
+        try:
+            with recording(activities=[ProfilerActivity.CUDA]) as recorded:
+                run()
+                torch.cuda.synchronize()
+        except RuntimeError:  # CUPTI is not there, or another profiler holds it
+            return None
+    kernels = [
+        (float(event.time_range.elapsed_us()), str(event.name))
+        for event in recorded.events() or ()
+        if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
+    ]
+    return max(kernels)[1] if kernels else None
+
+
+# A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
+# most CPUs), or on units that are few (fp16 on a P4).
 SLOWEST = 0.5
-"""A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
-most CPUs), or on units that are few (fp16 on a P4)."""
 PROBE = Shape(256, 1536, 384)
-ERROR_ROWS = 64
-"""The relative error is taken over the first rows of the product, which need little fp64 work."""
+ERROR_ROWS = 64  # the relative error is taken over the first rows of the product, which need little fp64 work
+# How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold.
 CACHES = 3
-"""How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold."""
-CPU_CACHE = 32 << 20
-"""Bytes, where the system does not tell."""
+CPU_CACHE = 32 << 20  # bytes, where the system does not tell
 MOST_COPIES = 64
-MOST_BYTES = 512 << 20
-"""Of all copies of one product: memory is for its matrices first."""
+MOST_BYTES = 512 << 20  # of all copies of one product: memory is for its matrices first
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +173,7 @@ class Matmul:
     """One measured product (m, k) x (k, n). `spread` is (p90 - p10) / median of the times. `relative_error` is that of
     the result in this precision, inputs rounded to it, against fp64 (Frobenius norm). `tensor_cores`: whether the
     device has them for this precision; `kernel_on_tensor_cores`: whether the kernel that ran is one of theirs by its
-    name, null where that cannot be told (no card, an unknown name)."""
+    name, null where unknown (no card, an unknown name)."""
 
     dtype: Precision
     m: int
@@ -65,9 +196,9 @@ class Matmul:
 
 
 class Operands:
-    """Random matrices of a shape, in fp32 on the device, made once for all precisions. The right one is laid out as a
-    layer's weight is, (n, k): so the engine multiplies, and cuBLAS has no fast 8-bit product for the other way. Normal
-    numbers, not zeros: what a card switches costs power, and power is what bounds it."""
+    """Random matrices of a shape, in fp32 on the device, for all precisions. The right one is laid out (n, k) like a
+    layer's weight; cuBLAS has no fast 8-bit product for the other layout. Normal numbers, not zeros: zeros would need
+    less power, and power limits the clocks."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         import torch
@@ -127,13 +258,13 @@ class Product:
 
 
 def copies(size: int, cache_bytes: int) -> int:
-    """How many copies of matrices of `size` bytes a cache does not hold."""
+    """Return how many copies of matrices of `size` bytes exceed the cache."""
     wanted = -(-CACHES * cache_bytes // size)
     return max(1, min(MOST_COPIES, wanted, MOST_BYTES // size))
 
 
 def cache_bytes_of(profile: DeviceProfile) -> int:
-    """The last cache before memory: a card's L2, a CPU's L3."""
+    """Return the size of the last cache before memory: a card's L2, a CPU's L3."""
     if profile.kind == "cuda":
         import torch
 
@@ -146,8 +277,7 @@ def cache_bytes_of(profile: DeviceProfile) -> int:
 
 
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
-    """The one switch that all of torch agrees on; written, never read. Beside that of the engines (`switches`): off
-    again before one is loaded."""
+    """Set torch's process-wide switch. It is off again before an engine is loaded, which has its own (`switches`)."""
     if profile.tf32:
         import torch
 
@@ -168,7 +298,7 @@ class Bench:
         return Work(product.run)
 
     def measure(self, group: Group, precisions: Sequence[Precision]) -> Iterator[Matmul | Setting]:
-        """Rows in the order of the precisions, shapes within them. What the device refuses is null, with a setting."""
+        """Yield rows by precision, then shape. A product that the device rejects is a row of nulls and a setting."""
         refusals: dict[tuple[Precision, Shape], str] = {}
         products: dict[tuple[Precision, Shape], Product] = {}
         for shape in group:
@@ -189,7 +319,7 @@ class Bench:
                 yield self._row(shape, precision, products[precision, shape], timed[precision, shape])
 
     def _made(self, shape: Shape, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, Product | str]]:
-        """Products that ran once, or why they did not."""
+        """Yield products that ran once, or why they did not."""
         try:
             operands = Operands(shape, self.profile.torch_name)
         except RuntimeError as error:  # memory
@@ -240,7 +370,7 @@ def first_line(error: BaseException) -> str:
 
 
 def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
-    """Why products of this precision are not measured here, or None. What is slow is found by a small probe."""
+    """Return why this precision is not measured here, or None. A small probe finds precisions that are too slow."""
     if precision == "tf32" and not profile.tf32:
         where = (
             "a CPU" if profile.capability is None else "compute capability " + ".".join(map(str, profile.capability))
@@ -256,7 +386,7 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
         return refused(error)
     own, fp32 = (min(times) for times in zip(*rounds, strict=True))  # the least disturbed of interleaved rounds
     if fp32 < own * SLOWEST:
-        return f"nothing to gain by it here: {own / fp32:.1f} times slower than fp32 on a small product"
+        return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product"
     return None
 
 
@@ -267,7 +397,7 @@ def _probe(profile: DeviceProfile, precision: Any) -> float:
 
 
 def measure_products(profile: DeviceProfile, groups: Sequence[Group], seconds: float) -> Iterator[Matmul | Setting]:
-    """Every precision over every shape, about `seconds` in all and warming up besides."""
+    """Measure every precision over every shape in about `seconds`, plus warming up."""
     reasons: Mapping[Precision, str | None] = {each: unavailable(profile, each) for each in PRECISIONS}
     usable = [precision for precision, reason in reasons.items() if reason is None]
     for precision, reason in reasons.items():

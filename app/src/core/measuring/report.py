@@ -1,5 +1,5 @@
-"""The report of the measuring command: what the device is, what follows from that, what was measured, and the few
-ratios that a person came for. Every figure is measured here and now, or null with the reason among the settings.
+"""The report of the command: the device, the settings that follow, process-wide settings of torch, measurements and
+their ratios. Every figure is measured in this run, or null with the reason among the settings.
 """
 
 from __future__ import annotations
@@ -8,32 +8,116 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backends import EngineError
 from ..choices import Setting, settings_of
 from ..device import PRECISIONS, DeviceProfile, Precision, detect
 from ..loading import EngineOptions, load_engine
 from ..nvml import snapshot
-from .applying import MATMUL, TF32_ON, Change, changes
 from .clocks import figure
-from .embedding import Embedding, measure_embedding, usable_precisions, with_shares
-from .products import Matmul, first_line, measure_products, set_tf32
-from .sampling import Conditions, Sampler, driver_of
-from .shapes import MULTIPLES, SQUARE, ModelProducts, groups_of, products_of_model
-from .sustained import Sustained, measure_sustained, sustained_shape
-from .tracing import Trace, write_trace
+from .embedding import Embedding, Trace, measure_embedding, usable_precisions, with_shares, write_trace
+from .products import (
+    MULTIPLES,
+    SQUARE,
+    Matmul,
+    ModelProducts,
+    first_line,
+    groups_of,
+    measure_products,
+    products_of_model,
+    set_tf32,
+)
+from .sustained import Conditions, Sampler, Sustained, driver_of, measure_sustained, sustained_shape
 
-MODEL = "all-MiniLM-L6-v2"
-"""Whose layers and vectors are measured where no other is asked for."""
-QUICK = {"cpu": 4.0, "cuda": 8.0}
-"""Seconds for the table of products, at most."""
-LEAST_SHARE = 0.25
-"""Of the tokens that are embedded, where less than a second is given."""
-UNDISTURBED = 0.25
-"""Spread of the products, in the middle, up to which they are worth comparing."""
+MATMUL = "float32_matmul_precision"
+TF32_ON, TF32_OFF = "high", "highest"
+# Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
+# PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF.
+EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A process-wide setting. `old` None: unknown. `applied` False: not requested, or impossible, see `reason`."""
+
+    name: str
+    old: str | bool | None
+    new: str | bool | None
+    applied: bool
+    reason: str
+
+
+def changes(profile: DeviceProfile, precision: Precision, *, apply: bool) -> list[Change]:
+    """Return what this process has and should have for an engine of this precision, and set it with `apply`. Call it
+    before TF32 is set and the card is used: torch raises when its old and new TF32 switches are mixed, and the
+    allocator keeps the memory it has."""
+    return [*_tf32(profile, precision, apply), *_cudnn(profile, apply), *_allocator(profile, apply)]
+
+
+def _tf32(profile: DeviceProfile, precision: Precision, apply: bool) -> Iterator[Change]:
+    import torch
+
+    old = _asked(torch.get_float32_matmul_precision)
+    if not profile.tf32:
+        yield Change(MATMUL, old, old, False, "this device has no TF32: the switch would change nothing")
+        return
+    wanted = precision == "tf32"
+    if apply:
+        set_tf32(profile, wanted)
+    reason = "products of fp32 numbers round them to 10 bits, as was asked for" if wanted else "fp32 is what it says"
+    yield Change(MATMUL, old, TF32_ON if wanted else TF32_OFF, apply, reason)
+
+
+def _cudnn(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    applied = apply and profile.kind == "cuda"
+    old = bool(cudnn.benchmark)
+    if applied:
+        cudnn.benchmark = False
+    reason = "it tries convolutions for each new shape, and text encoders have none"
+    yield Change("cudnn.benchmark", old, False, applied, reason)
+
+
+def _allocator(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
+    import torch
+
+    name = "allocator"
+    if profile.kind != "cuda":
+        yield Change(name, None, None, False, "a CPU: torch's CUDA allocator is not used")
+        return
+    bindings: Any = torch._C
+    old = _asked(lambda: str(bindings._accelerator_getAllocatorSettings())) or None
+    if old is not None:
+        yield Change(name, old, old, False, "PYTORCH_ALLOC_CONF is set already and stays")
+        return
+    reason = "less fragmentation by batches of changing size; PYTORCH_ALLOC_CONF does the same from outside"
+    if apply:
+        try:
+            bindings._accelerator_setAllocatorSettings(EXPANDABLE)
+        except (RuntimeError, AttributeError) as error:
+            yield Change(name, old, EXPANDABLE, False, f"torch refuses: {str(error).splitlines()[0][:160]}")
+            return
+    yield Change(name, old, EXPANDABLE, apply, reason)
+
+
+def _asked(question: Callable[[], str]) -> str | None:
+    """Return None where torch does not say: older builds, or TF32 set by its newer interface."""
+    try:
+        return question()
+    except (RuntimeError, AttributeError):
+        return None
+
+
+T = TypeVar("T")
+MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
+QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
+LEAST_SHARE = 0.25  # of the tokens that are embedded, where less than a second is given
+UNDISTURBED = 0.25  # spread of the products, in the middle, up to which they are worth comparing
+# Seconds of each sustained run, where none are given: a card of 70 W needs 30 to show its cap.
 SUSTAINED = {"cpu": 1.0, "cuda": 30.0}
-"""Seconds of each sustained run, where none are given: a card of 70 W needs 30 to show its cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +131,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Report:
-    """`clocks`: what the driver said while products were measured; `trace`: where a profile was asked for."""
+    """`clocks`: the driver's samples while products were measured. `trace`: with --profile."""
 
     device: dict[str, Any]
     settings: list[Setting] = field(default_factory=list)
@@ -60,12 +144,19 @@ class Report:
     ratios: list[Ratio] = field(default_factory=list)
     trace: Trace | None = None
 
+    def add(self, found: T | Setting, rows: list[T]) -> None:
+        """Add a measurement to its rows, or a setting that says why it is missing."""
+        if isinstance(found, Setting):
+            self.settings.append(found)
+        else:
+            rows.append(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure: edges of square products (None: by kind of device), `seconds` of each sustained run, which the
     table of products does not exceed either (None: by kind of device), the model whose layers are multiplied and whose
-    vectors are computed. `apply` sets what `applying` says; `trace` is a file for a profile."""
+    vectors are computed. `apply` sets what `changes` proposes; `trace` is a file for a profile."""
 
     sizes: tuple[int, ...] | None = None
     seconds: float | None = None
@@ -76,7 +167,9 @@ class Plan:
 
 
 def describe(profile: DeviceProfile) -> dict[str, Any]:
-    """The device as JSON; unknown things are null."""
+    """Describe the device as JSON; unknown values are null."""
+    import torch
+
     return {
         "kind": profile.kind,
         "name": profile.name,
@@ -88,41 +181,36 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
         "tensor_cores": sorted(profile.tensor_cores),
         "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,
-        **_software(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
         "driver": snapshot(throughput=False).driver_version,
     }
 
 
-def _software() -> dict[str, Any]:
-    import torch
-
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
-
-
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
-    """Measure everything. Raises DeviceError when the device asked for is not there, OSError when the trace cannot be
-    written."""
+    """Measure everything. Raises DeviceError for a missing device, OSError when the trace cannot be written."""
     from ..backends.torch.probe import bf16_gain
 
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)
     report.applied = changes(profile, _chosen(report), apply=plan.apply)
+    model = None
     try:
-        model = _model_products(plan, report)
+        try:
+            model = products_of_model(plan.model)
+        except EngineError as error:
+            report.settings.append(Setting("matmul of the model", None, first_line(error)))
         _measure_products(profile, plan, model, report, tell)
         _measure_sustained(profile, plan, report, tell)
-        _give_back(profile)
-        precisions = usable_precisions(profile, report.matmul)
-        share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
-        tell(f"measuring the embedding model in {', '.join(precisions)}")
-        for measured in measure_embedding(profile, plan.model, precisions, share):
-            if isinstance(measured, Setting):
-                report.settings.append(measured)
-            else:
-                report.embedding.append(with_shares(measured, report.matmul, model) if model else measured)
+        _measure_embedding(profile, plan, model, report, tell)
         if plan.trace is not None:
             tell("tracing one call of the engine")
-            _trace(plan, plan.trace, report)
+            try:
+                with load_engine(EngineOptions(model=plan.model, device=plan.device)) as engine:
+                    report.trace = write_trace(engine, plan.trace)
+            except EngineError as error:
+                report.settings.append(Setting("trace", None, first_line(error)))
     finally:
         set_tf32(profile, _tf32_wanted(report.applied))
     report.ratios = list(ratios_of(profile, report))
@@ -130,30 +218,14 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
 
 
 def _chosen(report: Report) -> Precision:
-    """What the engine computes in by itself."""
+    """Return the precision that the engine chooses."""
     value = next(each.value for each in report.settings if each.name == "precision")
     return next(each for each in PRECISIONS if each == value)
 
 
 def _tf32_wanted(applied: Sequence[Change]) -> bool:
-    """As it was before, or as it was applied."""
+    """Return TF32 as it was before, or as it was applied."""
     return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
-
-
-def _give_back(profile: DeviceProfile) -> None:
-    """What torch keeps of the card's memory after products: an engine plans its batches for what the driver has."""
-    if profile.kind == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-
-
-def _model_products(plan: Plan, report: Report) -> ModelProducts | None:
-    try:
-        return products_of_model(plan.model)
-    except EngineError as error:
-        report.settings.append(Setting("matmul of the model", None, first_line(error)))
-        return None
 
 
 def _measure_products(
@@ -161,13 +233,9 @@ def _measure_products(
 ) -> None:
     seconds = min(plan.seconds or QUICK[profile.kind], QUICK[profile.kind])
     tell(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:g} s")
-    groups = groups_of(profile, plan.sizes, model)
     with Sampler(*driver_of(profile)) as sampler:
-        for found in measure_products(profile, groups, seconds):
-            if isinstance(found, Setting):
-                report.settings.append(found)
-            else:
-                report.matmul.append(found)
+        for found in measure_products(profile, groups_of(profile, plan.sizes, model), seconds):
+            report.add(found, report.matmul)
     report.clocks = sampler.conditions
     report.settings += _disturbed(report.matmul)
     if profile.kind == "cpu":
@@ -177,14 +245,12 @@ def _measure_products(
 def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
     spreads = [row.spread for row in rows if row.spread is not None]
     middle = statistics.median(spreads) if spreads else 0.0
-    if middle <= UNDISTURBED:
-        return []
-    why = "half of the products scattered more than this: other programs took the device's time, so believe no ratio"
-    return [Setting("disturbed", round(middle, 2), why)]
+    why = "half of the products scattered more than this: other programs used the device, so ignore the ratios"
+    return [Setting("disturbed", round(middle, 2), why)] if middle > UNDISTURBED else []
 
 
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
-    """In the precision that the engine takes, and in fp32, so that both ends of the ratio were under the same cap."""
+    """Measure the engine's precision and fp32, so that both ends of the ratio are under the same power cap."""
     seconds = plan.seconds or SUSTAINED[profile.kind]
     chosen = _chosen(report)
     wanted: list[Precision] = ["fp32"]
@@ -192,39 +258,44 @@ def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell:
         wanted.append(chosen)
     tell(f"measuring {' and '.join(wanted)} sustained, {seconds:g} s each")
     for found in measure_sustained(profile, sustained_shape(profile, plan.sizes), wanted, seconds):
-        if isinstance(found, Setting):
-            report.settings.append(found)
-        else:
-            report.sustained.append(found)
+        report.add(found, report.sustained)
+
+
+def _measure_embedding(
+    profile: DeviceProfile, plan: Plan, model: ModelProducts | None, report: Report, tell: Callable[[str], None]
+) -> None:
+    if profile.kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # an engine plans its batches by the driver's free memory
+    precisions = usable_precisions(profile, report.matmul)
+    share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
+    tell(f"measuring the embedding model in {', '.join(precisions)}")
+    for found in measure_embedding(profile, plan.model, precisions, share):
+        if model and not isinstance(found, Setting):
+            found = with_shares(found, report.matmul, model)
+        report.add(found, report.embedding)
 
 
 def why_not_embedded(report: Report) -> str:
-    """What kept the model from computing, where no text was embedded."""
+    """Return why the model could not compute, where no text was embedded."""
     reasons = (each.reason for each in report.settings if each.value is None and each.name.startswith("embedding "))
     chosen = (each.reason for each in report.settings if each.name == f"embedding {_chosen(report)}")
     return next(iter([*chosen, *reasons]), "no precision could be measured here")
-
-
-def _trace(plan: Plan, file: Path, report: Report) -> None:
-    try:
-        with load_engine(EngineOptions(model=plan.model, device=plan.device)) as engine:
-            report.trace = write_trace(engine, file)
-    except EngineError as error:
-        report.settings.append(Setting("trace", None, first_line(error)))
 
 
 # ------------------------------------------------------------------------------------------------------------- ratios
 
 
 def ratios_of(profile: DeviceProfile, report: Report) -> Iterator[Ratio]:
-    yield from _by_precision(profile, report.matmul)
-    yield from _by_alignment(report.matmul)
-    yield from _by_endurance(report.sustained)
-    yield from _by_embedding(report.embedding)
+    """Yield the ratios by precision, alignment and endurance of products, and by precision of embedding."""
+    yield from _of_products(profile, report.matmul)
+    yield from _of_sustained(report.sustained)
+    yield from _of_embedding(report.embedding)
 
 
-def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """Over the largest aligned square, where all precisions were measured in turns."""
+def _of_products(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
+    """Compare the largest aligned square, where all precisions were measured in turns."""
     squares = [row for row in rows if row.role == SQUARE and row.aligned and row.tflops]
     largest = max((row.m for row in squares), default=0)
     rates = {row.dtype: row.tflops for row in squares if row.m == largest and row.tflops}
@@ -235,12 +306,10 @@ def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ra
         by = "tensor cores" if precision in profile.tensor_cores else f"no tensor cores ({profile.kind})"
         text = f"{by}: {precision} is {value:.2f} times fp32 here ({largest} x {largest})"
         yield Ratio(f"{precision} over fp32", value, text)
-
-
-def _by_alignment(rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """By operations, so that the one token or edge that is missing does not count."""
     for row in rows:
-        other = next((each for each in rows if _one_less(each, row)), None)
+        one_less = (row.dtype, row.role, row.m - 1)
+        pair = (each for each in rows if (each.dtype, each.role, each.m) == one_less)
+        other = next((each for each in pair if row.aligned and not each.aligned), None)
         if row.tflops is None or other is None or other.tflops is None:
             continue
         value = figure(row.tflops / other.tflops)
@@ -249,11 +318,7 @@ def _by_alignment(rows: Sequence[Matmul]) -> Iterator[Ratio]:
         yield Ratio(f"{row.dtype} {row.role} {row.m} over {other.m}", value, text)
 
 
-def _one_less(row: Matmul, than: Matmul) -> bool:
-    return (row.dtype, row.role, row.m) == (than.dtype, than.role, than.m - 1) and than.aligned and not row.aligned
-
-
-def _by_endurance(rows: Sequence[Sustained]) -> Iterator[Ratio]:
+def _of_sustained(rows: Sequence[Sustained]) -> Iterator[Ratio]:
     for row in rows:
         text = f"sustained: {row.dtype} keeps {row.kept:.0%} of its burst over {row.seconds:.0f} s"
         yield Ratio(f"{row.dtype} sustained over burst", row.kept, text)
@@ -265,7 +330,7 @@ def _by_endurance(rows: Sequence[Sustained]) -> Iterator[Ratio]:
             yield Ratio(f"{precision} over fp32 sustained", value, text)
 
 
-def _by_embedding(rows: Sequence[Embedding]) -> Iterator[Ratio]:
+def _of_embedding(rows: Sequence[Embedding]) -> Iterator[Ratio]:
     exact = {(row.lengths, row.tokens): row.texts_per_second for row in rows if row.precision == "fp32"}
     for row in rows:
         fp32 = exact.get((row.lengths, row.tokens))

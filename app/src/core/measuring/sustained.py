@@ -1,35 +1,149 @@
-"""One product run without pause for seconds: what a card gives at first, and what is left when its power cap and its
-heat have had their say. Two honest readers who do not say which of the two they mean differ by a factor of two.
+"""One product without pause for seconds: the rate at first, and the rate under the card's power cap and heat, which may
+be half of it. Clocks, power and temperature are sampled from the driver on a thread.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from ..choices import Setting
 from ..device import DeviceProfile, Precision
+from ..nvml import GpuState, snapshot
 from .clocks import Clock, clock_of, figure, launches_of
-from .products import Bench, Operands, Product, cache_bytes_of, refused
-from .sampling import Conditions, Sample, Sampler, driver_of
-from .shapes import Shape
+from .products import Bench, Operands, Product, Shape, cache_bytes_of, refused
 
-WINDOW = {"cuda": 0.1, "cpu": 0.05}
-"""Seconds between two readings of the rate."""
-REST = 1.0
-"""Seconds a card rests before, so that the burst is one."""
-BURST = 1.0
-"""Seconds at the start in which the best window is the burst."""
-POINTS = 60
-"""Of the course, at most."""
+INTERVAL = 0.2
+Ask = Callable[[], GpuState | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    least: float
+    median: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the driver reported while work ran. `throttle_reasons`: the share of samples in which each reduced the
+    clocks; a power cap is normal on a card of 70 W, heat is not. None: unknown, or see `reason`."""
+
+    samples: int = 0
+    sm_clock_mhz: Range | None = None
+    memory_clock_mhz: Range | None = None
+    power_watts: Range | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: Range | None = None
+    throttle_reasons: dict[str, float] | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    seconds: float
+    """Since sampling began."""
+    state: GpuState
+
+
+def driver_of(profile: DeviceProfile) -> tuple[Ask | None, str | None]:
+    """Return a function that asks the driver about this card, or the reason why there is none. torch and the driver
+    number cards differently, so the card is found by its UUID."""
+    if profile.kind == "cpu":
+        return None, "a CPU: clocks and power are not read"
+    found = snapshot(throughput=False)
+    if not found.devices:
+        return None, found.reason
+    uuid = _uuid(profile)
+    index = next((each.index for each in found.devices if each.uuid and uuid and uuid in each.uuid), None)
+    if index is None and len(found.devices) == 1:
+        index = found.devices[0].index
+    if index is None:
+        return None, "the driver's card for this device is unknown"
+
+    def ask() -> GpuState | None:  # without the 40 ms that PCIe's rates take
+        return next((each for each in snapshot(throughput=False).devices if each.index == index), None)
+
+    return ask, None
+
+
+def _uuid(profile: DeviceProfile) -> str | None:
+    import torch
+
+    found: Any = getattr(torch.cuda.get_device_properties(profile.index), "uuid", None)
+    return None if found is None else str(found)
+
+
+class Sampler:
+    """Sample while the context is open. `ask` None: no samples, for this `reason`."""
+
+    def __init__(self, ask: Ask | None, reason: str | None = None, interval: float = INTERVAL) -> None:
+        self._ask = ask
+        self._reason = reason
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.samples: list[Sample] = []
+
+    def __enter__(self) -> Sampler:
+        if self._ask is not None:
+            self._thread = threading.Thread(target=self._run, args=(self._ask,), name="owl-sap-nvml", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self, ask: Ask) -> None:
+        began = time.perf_counter()
+        while not self._stopped.is_set():
+            state = ask()
+            if state is not None:
+                self.samples.append(Sample(time.perf_counter() - began, state))
+            self._stopped.wait(self._interval)
+
+    @property
+    def conditions(self) -> Conditions:
+        states = [sample.state for sample in self.samples]
+        if not states:
+            return Conditions(reason=self._reason or "the driver gave no sample")
+        told = [state.throttle_reasons for state in states if state.throttle_reasons is not None]
+        counted = Counter(reason for reasons in told for reason in reasons)
+        return Conditions(
+            samples=len(states),
+            sm_clock_mhz=_range([state.sm_clock_mhz for state in states]),
+            memory_clock_mhz=_range([state.memory_clock_mhz for state in states]),
+            power_watts=_range([state.power_watts for state in states]),
+            power_limit_watts=states[-1].power_limit_watts,
+            temperature_celsius=_range([state.temperature_celsius for state in states]),
+            throttle_reasons={name: figure(count / len(told)) for name, count in counted.items()} if told else None,
+        )
+
+
+def _range(numbers: Sequence[float | None]) -> Range | None:
+    known = [number for number in numbers if number is not None]
+    return Range(min(known), statistics.median(known), max(known)) if known else None
+
+
+WINDOW = {"cuda": 0.1, "cpu": 0.05}  # seconds between two readings of the rate
+REST = 1.0  # seconds a card rests before, so that the burst is one
+BURST = 1.0  # seconds at the start in which the best window is the burst
+POINTS = 60  # of the course, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`seconds` since the start, and what the driver last said then."""
+    """`seconds` since the start, and the driver's last sample before."""
 
     seconds: float
     tflops: float
@@ -56,7 +170,7 @@ class Sustained:
 
 
 def sustained_shape(profile: DeviceProfile, sizes: Sequence[int] | None) -> Shape:
-    """Large enough to keep the device full, small enough to be read ten times a second."""
+    """Return a shape that fills the device and can be timed ten times a second."""
     edge = max(sizes) if sizes else (4096 if profile.kind == "cuda" else 1024)
     return Shape(edge, edge, edge)
 
@@ -64,7 +178,7 @@ def sustained_shape(profile: DeviceProfile, sizes: Sequence[int] | None) -> Shap
 def measure_sustained(
     profile: DeviceProfile, shape: Shape, precisions: Sequence[Precision], seconds: float
 ) -> Iterator[Sustained | Setting]:
-    """Each precision for so many seconds."""
+    """Measure each precision for `seconds`."""
     ask, reason = driver_of(profile)
     for precision in precisions:
         try:
@@ -94,7 +208,7 @@ class Window:
 
 
 def readings(run: Callable[[], object], clock: Clock, launches: int, seconds: float) -> list[Window]:
-    """Windows back to back until the time is over; three at least."""
+    """Time windows back to back until `seconds` are over, at least three."""
     began = time.perf_counter()
     found: list[Window] = []
     while len(found) < 3 or time.perf_counter() - began < seconds:

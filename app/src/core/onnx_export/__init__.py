@@ -1,5 +1,5 @@
-"""A sentence encoder as an ONNX graph, and that graph in calibrated INT8. Needs the extra `onnx`, which nothing else
-does: onnx and onnxruntime are imported where they are used, after `needs` has said a clear word."""
+"""Sentence encoders as ONNX graphs, also in calibrated INT8. Needs the extra `onnx`; onnx and onnxruntime are imported
+where they are used."""
 
 from __future__ import annotations
 

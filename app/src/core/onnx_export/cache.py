@@ -1,6 +1,5 @@
-"""Calibrated graphs and built engines in one folder, each under the sum of everything that it depends on. What is
-damaged or made by something else is never loaded: it is removed, with a sentence, and made again. Knows files, not
-what they hold.
+"""The folder of calibrated graphs and built engines. Each entry is stored under a hash of everything it depends on;
+damaged or foreign entries are removed with a note and made again. `tidy` removes entries that are superseded.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,19 @@ from ..backends import DeviceUnavailable
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Of this folder and of what calibration writes into it; another number is another file."""
+FORMAT = 1  # of this folder and of what calibration writes into it; another number is another file
 MANIFEST = "manifest.json"
 _BUILDING = ".building-"
-_ABANDONED_AFTER = 24 * 3600.0
-"""Seconds after which a half-made entry belongs to a process that died."""
+_ABANDONED_AFTER = 24 * 3600.0  # seconds after which a half-made entry belongs to a process that died
 
 Dependencies = Mapping[str, str | int | float | None]
-"""What an entry was made from: model, texts, algorithm, versions, card, shapes ..."""
+"""What an entry was made from: model, texts, algorithm, versions, card, shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A folder whose files have been verified (but for `ArtifactCache.entries`). `facts`: what its maker wrote down
-    about it, such as a report; `files`: names, and the SHA-256 of each."""
+    """A folder whose files were verified (except in `ArtifactCache.entries`). `facts`: what its maker noted, such as a
+    report. `files`: name -> SHA-256."""
 
     kind: str
     key: str
@@ -49,14 +47,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry, or why there is none; `note` is empty where nothing was there."""
+    """An entry, or a `note` why it was not used; the note is empty where nothing was found."""
 
     entry: Entry | None
     note: str = ""
 
 
 class Damaged(Exception):
-    """An entry is not what was written; the message says how."""
+    """An entry differs from what was written; the message says how."""
 
 
 @dataclass(slots=True)
@@ -68,13 +66,13 @@ class Building:
 
 
 def key_of(kind: str, dependencies: Dependencies) -> str:
-    """Another one whenever anything in `dependencies`, or the format, is."""
+    """Return a hash that changes with every dependency and with the format."""
     described = {"format": FORMAT, "kind": kind, "depends": dict(dependencies)}
     return hashlib.sha256(json.dumps(described, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def texts_hash(texts: Sequence[str]) -> str:
-    """Of the texts in their order; lengths first, so that no two lists run together."""
+    """Hash texts in order, each after its length, so that different lists never collide."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -84,20 +82,20 @@ def texts_hash(texts: Sequence[str]) -> str:
 
 
 class ArtifactCache:
-    """Entries are written beside and renamed into place, so that a reader sees a whole one or none. Processes may share
-    the folder: who comes second finds the entry of the first, which is as good."""
+    """Entries are written aside and renamed into place, so a reader sees a complete one or none. Processes may share
+    the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, kind: str, dependencies: Dependencies) -> Found:
-        """The entry made from exactly this. A damaged one is removed."""
+        """Return the entry made from exactly these dependencies. A damaged one is removed."""
         path = self._path(kind, key_of(kind, dependencies))
         return self._checked(path) if path.exists() else Found(None)
 
     def newest(self, kind: str, dependencies: Dependencies) -> Found:
-        """The newest entry whose own dependencies agree with these, whatever else it depends on. Where there are only
-        others of the kind for the same `model`, the note says in what they differ."""
+        """Return the newest entry that agrees with these dependencies; it may have more of them. Where only entries for
+        the same `model` with other dependencies exist, the note names the differences."""
         notes: list[str] = []
         there: list[tuple[float, Path, Dependencies]] = []
         for path in self.folder.glob(f"{kind}-*"):
@@ -123,8 +121,8 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def build(self, kind: str, dependencies: Dependencies) -> Iterator[Building]:
-        """Write the files of an entry into the folder given; it exists once the block ends without an error. An entry
-        of the same key is replaced. Raises DeviceUnavailable where the folder cannot be written to."""
+        """Yield a folder for the files of an entry, which exists once the block ends without an error. An entry with
+        the same key is replaced. Raises DeviceUnavailable when the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             building = Building(Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder)))
@@ -144,8 +142,8 @@ class ArtifactCache:
     def obtain(
         self, kind: str, dependencies: Dependencies, make: Callable[[Building], None]
     ) -> tuple[Entry, bool, str]:
-        """The entry, made where there is none; whether it was there; and a sentence where a damaged one was removed.
-        What `make` raises comes out, and nothing is left behind."""
+        """Return the entry, whether it existed, and a note where a damaged one was removed. `make` writes a missing
+        one; if it raises, nothing is left behind."""
         found = self.find(kind, dependencies)
         if found.entry is not None:
             return found.entry, True, ""
@@ -157,7 +155,7 @@ class ArtifactCache:
         return made.entry, False, found.note
 
     def entries(self) -> list[Entry]:
-        """All there are, by their manifests: their files were not looked at. What cannot be read is left out."""
+        """Return all entries by their manifests, without verifying files. Unreadable ones are skipped."""
         found = []
         for path in self.folder.glob("*-*"):
             if not path.name.startswith(_BUILDING):
@@ -166,7 +164,7 @@ class ArtifactCache:
         return found
 
     def remove(self, entry: Entry) -> None:
-        """In one step for whoever reads: a reader finds all of it, or nothing. Nothing happens where it cannot be."""
+        """Remove an entry in one step: readers find all of it or nothing. A failure is ignored."""
         with contextlib.suppress(OSError):
             aside = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
             try:
@@ -180,7 +178,8 @@ class ArtifactCache:
         return self.folder / f"{kind}-{key[:32]}"
 
     def _checked(self, path: Path) -> Found:
-        """What cannot be read at the moment (no permission, no file handle, just exchanged) is not used, but stays."""
+        """Verify an entry. One that cannot be read now (permission, file handles, just replaced) is skipped but
+        kept."""
         try:
             return Found(_verified(path))
         except Damaged as error:
@@ -210,7 +209,7 @@ class ArtifactCache:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """What processes that died have left half-made."""
+        """Remove what processes that died have left unfinished."""
         for path in self.folder.glob(f"{_BUILDING}*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
@@ -226,7 +225,7 @@ def _difference(had: Dependencies, wanted: Dependencies, names: Sequence[str]) -
 
 
 def _seal(building: Building, kind: str, key: str, dependencies: Dependencies) -> None:
-    """Note every file with its sum, all on disk before the folder gets its name."""
+    """Write the manifest with every file's hash. Everything is on disk before the folder gets its name."""
     files = sorted(path for path in building.path.iterdir() if path.is_file())
     for path in files:
         _to_disk(path)
@@ -261,8 +260,7 @@ def _sha256(path: Path) -> str:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Raises Damaged for anything that `_seal` has not written for this very folder, OSError where that cannot be told
-    now."""
+    """Read a manifest. Raises Damaged unless `_seal` wrote it for this folder, OSError when it cannot be read now."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError) as error:
@@ -284,13 +282,13 @@ def _verified(path: Path) -> Entry:
     manifest = _manifest(path)
     there = {each.name for each in path.iterdir()} - {MANIFEST}
     if strangers := there - set(manifest["files"]):
-        raise Damaged(f"{min(strangers)} was put there by somebody else")
+        raise Damaged(f"{min(strangers)} was added by another program")
     for name, wanted in manifest["files"].items():
         if name not in there:
             raise Damaged(f"{name} is missing")
         file = path / name
         if file.is_symlink() or not file.is_file():
-            raise Damaged(f"{name} is no plain file")
+            raise Damaged(f"{name} is not a regular file")
         if not isinstance(wanted, dict) or _sha256(file) != wanted.get("sha256"):
             raise Damaged(f"{name} does not have the checksum that was written down")
     return _entry(path, manifest)
@@ -304,3 +302,68 @@ def _entry(path: Path, manifest: Mapping[str, Any]) -> Entry:
     return Entry(
         manifest["kind"], manifest["key"], path, manifest["depends"], manifest["facts"], files, manifest["created"]
     )
+
+
+# Float graphs; 8-bit graphs with their reports; what the gate said of them on one machine.
+FLOAT, QUANTISED, JUDGED = "graph", "quantised", "verdict"
+ENGINES, TIMINGS = "engine", "timing"
+
+# Of each series: calibrations of one model by one algorithm, float graphs of one model in one precision, engines of
+# one graph on one kind of card, timings of one kind of card.
+KEPT = 4
+# States of machines (card, driver, versions) whose newest verdict is kept, for each model and algorithm: several
+# machines may share a folder.
+MACHINES = 8
+
+Series = Callable[[Entry], Hashable]
+
+
+def superseded(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that may be removed: all verdicts but the newest of each machine, graphs that no kept verdict
+    is about, and engines without a graph."""
+    by_kind: dict[str, list[Entry]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda each: (each.created, each.key), reverse=True):
+        by_kind[entry.kind].append(entry)
+    verdicts = _verdicts(by_kind[JUDGED])
+    about = [dict(each.facts.get("graph") or {}) for each in verdicts]
+    newest = _newest(by_kind[QUANTISED], _series("model", "algorithm"))
+    quantised = [each for each in by_kind[QUANTISED] if each in newest or dict(each.dependencies) in about]
+    floats = _newest(by_kind[FLOAT], _series("model", "precision"))
+    files = {name for graph in (*quantised, *floats) for name in graph.files.values()}
+    alive = [each for each in by_kind[ENGINES] if each.dependencies.get("graph") in files]
+    engines = _newest(alive, _series("graph", "precision", "gpu"))
+    timings = _newest(by_kind[TIMINGS], _series("gpu", "capability"))
+    staying = {each.path for each in (*verdicts, *quantised, *floats, *engines, *timings)}
+    known = (FLOAT, QUANTISED, JUDGED, ENGINES, TIMINGS)
+    return [each for kind in known for each in by_kind[kind] if each.path not in staying]
+
+
+def tidy(cache: ArtifactCache) -> int:
+    """Remove superseded entries, and return how many."""
+    found = superseded(cache.entries())
+    for entry in found:
+        cache.remove(entry)
+    return len(found)
+
+
+def _series(*names: str) -> Series:
+    return lambda entry: tuple(entry.dependencies.get(name) for name in names)
+
+
+def _newest(newest_first: Sequence[Entry], series: Series, most: int = KEPT) -> list[Entry]:
+    counted: dict[Hashable, int] = defaultdict(int)
+    kept: list[Entry] = []
+    for entry in newest_first:
+        counted[series(entry)] += 1
+        if counted[series(entry)] <= most:
+            kept.append(entry)
+    return kept
+
+
+def _verdicts(newest_first: Sequence[Entry]) -> list[Entry]:
+    """Return the newest verdict of each machine, for any texts: only that one is ever read."""
+
+    def machine(entry: Entry) -> Hashable:
+        return tuple(sorted((name, str(value)) for name, value in entry.dependencies.items() if name != "texts"))
+
+    return _newest(_newest(newest_first, machine, 1), _series("model", "algorithm"), MACHINES)

@@ -1,7 +1,5 @@
-"""Where to cut activations off before they become 8 bits: at the greatest that was seen, at a percentile, or where the
-8-bit distribution diverges least from the seen one (Kullback and Leibler). Knows numbers; nothing of models.
-
-Everything goes by magnitude, for TensorRT wants ranges that lie evenly around zero.
+"""Ranges of activations for 8 bits: the greatest magnitude, a percentile, or the cut whose 8-bit distribution diverges
+least from the observed one (Kullback and Leibler). Magnitudes only: TensorRT's ranges are symmetric around zero.
 """
 
 from __future__ import annotations
@@ -13,28 +11,25 @@ from numpy.typing import NDArray
 
 Algorithm = Literal["minmax", "entropy", "percentile"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+# As `[tensorrt] algorithm`: what is calibrated without naming one is what serves without naming one
+# (docs/decisions/0020).
 DEFAULT: Algorithm = "minmax"
-"""As `[tensorrt] algorithm`: what is calibrated without naming one is what serves without naming one
-(docs/decisions/0020)."""
 
+# At least half of them are in use, however the range has grown: 2,048, as NVIDIA's calibrator has.
 BINS = 4096
-"""At least half of them are in use, however the range has grown: 2,048, as NVIDIA's calibrator has."""
-LEVELS = 128
-"""Magnitudes of signed 8 bits."""
+LEVELS = 128  # magnitudes of signed 8 bits
 PERCENTILE = 99.99
-_STRIDE = 8
-"""Every so many bins a cut is tried."""
-_LEAST = 1e-12
-"""Range of numbers that are all zero."""
+_STRIDE = 8  # every so many bins a cut is tried
+_LEAST = 1e-12  # range of numbers that are all zero
 
 
 class Histogram:
-    """Counts of magnitudes, from arrays of any shape, in any order. When a number lies outside, the range doubles and
-    neighbouring bins become one: no count is lost, and equal widths stay equal."""
+    """Counts of magnitudes. When a number exceeds the range, the range doubles and neighbouring bins are merged, so no
+    count is lost and all bins keep one width."""
 
     def __init__(self, bins: int = BINS) -> None:
         if bins < 2 or bins % 2:
-            raise ValueError("an even number of bins is wanted")
+            raise ValueError("the number of bins must be even")
         self.counts: NDArray[np.int64] = np.zeros(bins, np.int64)
         self.greatest = 0.0
         self._limit = 0.0
@@ -78,8 +73,8 @@ class Histogram:
 
 
 def threshold(seen: Histogram, algorithm: Algorithm) -> float:
-    """The magnitude that the outermost of the 8-bit numbers stands for; positive. Raises ValueError when nothing was
-    seen, or for an algorithm that there is not."""
+    """Return the magnitude, above 0, that the outermost 8-bit number represents. Raises ValueError when nothing was
+    counted, and for an unknown algorithm."""
     if not seen.total:
         raise ValueError("nothing was seen to calibrate on")
     if seen.greatest < _LEAST:
@@ -92,13 +87,13 @@ def threshold(seen: Histogram, algorithm: Algorithm) -> float:
         case "entropy":
             return entropy(seen)
         case _:
-            raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}")
+            raise ValueError(f"unknown algorithm {algorithm!r}; use {', '.join(ALGORITHMS)}")
 
 
 def percentile(seen: Histogram, share: float = PERCENTILE) -> float:
-    """Below which `share` per cent of the magnitudes lie; within a bin they are taken to lie evenly."""
+    """Return the magnitude below which `share` per cent lie, interpolated within a bin."""
     if not 0.0 < share <= 100.0:
-        raise ValueError("a percentile lies above 0 and up to 100")
+        raise ValueError("a percentile must be above 0 and at most 100")
     upto = np.cumsum(seen.counts)
     wanted = share / 100.0 * float(upto[-1])
     at = int(np.searchsorted(upto, wanted))
@@ -108,7 +103,7 @@ def percentile(seen: Histogram, share: float = PERCENTILE) -> float:
 
 
 def entropy(seen: Histogram, levels: int = LEVELS) -> float:
-    """The cut with the least divergence. Of equal ones the farthest: without need nothing is cut off."""
+    """Return the cut with the least divergence; of equal ones the largest, so that nothing is cut without need."""
     used = int(np.flatnonzero(seen.counts)[-1]) + 1
     if used <= levels:
         return seen.greatest
@@ -120,18 +115,17 @@ def entropy(seen: Histogram, levels: int = LEVELS) -> float:
 
 
 def divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
-    """Of the seen distribution, where everything from bin `cut` on lies in the bin before it, from what `levels` even
-    levels can say of the bins below `cut`: each level's counts spread over those of its bins that are not empty.
-    Infinite where a bin that is not empty is told to be."""
+    """Return the divergence between the observed counts, clipped at bin `cut`, and the same bins quantised to `levels`
+    even levels, each level's counts spread over its non-empty bins. Infinite where a non-empty bin becomes empty."""
     inside = counts[:cut]
     seen = inside.copy()
     seen[-1] += counts[cut:].sum()
     starts = np.arange(levels) * cut // levels
     filled = seen > 0
     of_level = np.add.reduceat(inside, starts) / np.maximum(np.add.reduceat(filled.astype(np.float64), starts), 1.0)
-    told = np.repeat(of_level, np.diff([*starts, cut]))[filled]
+    quantised = np.repeat(of_level, np.diff([*starts, cut]))[filled]
     truth = seen[filled]
-    if not told.all():
+    if not quantised.all():
         return float("inf")
-    truth, told = truth / truth.sum(), told / told.sum()
-    return float(np.sum(truth * np.log(truth / told)))
+    truth, quantised = truth / truth.sum(), quantised / quantised.sum()
+    return float(np.sum(truth * np.log(truth / quantised)))

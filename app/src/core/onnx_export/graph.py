@@ -1,7 +1,5 @@
-"""A sentence encoder as an ONNX graph, written node by node from the weights that the packed path reads: padded
-rectangles of token ids in, pooled vectors out. Knows layers and tensors; nothing of texts, devices or providers.
-
-Written, not traced: no torch exporter has a say in it, and its names are ours, by which `quantise.py` finds the layers.
+"""A sentence encoder as an ONNX graph, written node by node from the packed path's weights: padded token ids in, pooled
+vectors out. Writing it ourselves, instead of tracing torch, gives the layers names by which `quantise.py` finds them.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ GraphPrecision = Literal["fp32", "fp16"]
 Numbers = NDArray[Any]
 
 INPUT_IDS, ATTENTION_MASK, OUTPUT = "input_ids", "attention_mask", "sentence_embedding"
+# The first opset whose QuantizeLinear takes fp16, which strongly typed engines need; TensorRT 10's parser and ONNX
+# Runtime from 1.17 on read it. The IR version is the one that came with it.
 OPSET, IR_VERSION = 19, 9
-"""The first opset whose QuantizeLinear takes fp16, which strongly typed engines need; TensorRT 10's parser and ONNX
-Runtime from 1.17 on read it. The IR version is the one that came with it."""
+# The linear layers of one layer, in the order they compute.
 PARTS = ("query_key_value", "attention_out", "wide", "narrow")
-"""The linear layers of one layer, in the order they compute."""
+# Of weights: a protobuf message, and so an ONNX file without files beside it, ends at 2 GiB.
 MOST_BYTES = 2_000_000_000
-"""Of weights: a protobuf message, and so an ONNX file without files beside it, ends at 2 GiB."""
+# Added to the score of a token that is padding. Fits fp16; e to its power is 0 there and in fp32.
 HIDDEN_SCORE = -10_000.0
-"""Added to the score of a token that is padding. Fits fp16; e to its power is 0 there and in fp32."""
 
 _WITHOUT_GRAPH = {
     "mpnet": "its attention adds a bias for each pair of tokens",
@@ -45,21 +43,21 @@ _WITHOUT_GRAPH = {
 
 
 def linear_name(layer: int, part: str) -> str:
-    """Of the MatMul of one linear layer; its constants are called the same, with `.weight` (in, out) and `.bias`."""
+    """Return the name of a linear layer's MatMul; its constants add `.weight` (in, out) and `.bias`."""
     return f"layer.{layer}/{part}"
 
 
 def graph_refusal(folder: Folder) -> str | None:
-    """Why there is no graph for this model; None when there is one."""
+    """Return why this model cannot become a graph, or None."""
     from ..backends.torch.architectures import refusal
 
     return refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
 
 
 def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.ModelProto:
-    """`input_ids` and `attention_mask`, int64 (batch, seq), to `sentence_embedding`, float32 (batch, hidden): pooled as
-    the model says, not normalised. No row may be longer than the model's `max_length`; rows with an empty mask give
-    numbers that mean nothing. `precision` is that of the weights and of everything but norms' sums and pooling.
+    """Build the graph from `input_ids` and `attention_mask`, int64 (batch, seq), to `sentence_embedding`, float32
+    (batch, hidden): pooled as the model says, not normalised. Rows must not exceed the model's `max_length`; the result
+    of a row with an empty mask is undefined. `precision`: of everything except the norms' sums and pooling.
 
     Raises DeviceUnavailable without the extra, ModelUnsupported for a model that has no graph.
     """
@@ -82,7 +80,7 @@ def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.M
 
 
 def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None) -> dict[str, Numbers]:
-    """Inputs of the graph for these token ids, `rectangle`d."""
+    """Return the inputs of the graph for these token ids, padded to a rectangle."""
     ids, mask = rectangle(batch, width=width, rows=rows)
     return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
@@ -91,7 +89,7 @@ def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | No
 
 
 class _Writer:
-    """Nodes and constants in the order they are written. What a node computes is called as the node is."""
+    """Nodes and constants in the order they are written. A node's output has the node's name."""
 
     def __init__(self, model: str, precision: GraphPrecision) -> None:
         self._model = model
@@ -107,7 +105,7 @@ class _Writer:
     def nodes(
         self, kind: str, name: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
-        """One node with several results."""
+        """Add one node with several outputs."""
         from onnx import helper
 
         self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=name, **attributes))
@@ -130,7 +128,7 @@ class _Writer:
         return self.constant(name, np.array(values, np.int64))
 
     def numbers(self, name: str, values: Any) -> str:
-        """In the graph's precision: a torch tensor, an array or a number."""
+        """Add a constant (tensor, array or number) in the graph's precision."""
         exact = np.asarray(values, np.float32)
         with np.errstate(over="ignore"):
             rounded = exact.astype(self._float)
@@ -147,7 +145,7 @@ class _Writer:
         return self.cast(name, x, self._float)
 
     def affine(self, name: str, x: str, layer: Affine, *, scale: Numbers | None = None) -> str:
-        """The linear layer; `scale`: of each of its outputs."""
+        """Add a linear layer; `scale` multiplies each of its outputs."""
         weight = layer.weight.numpy() if scale is None else layer.weight.numpy() * scale[:, None]
         product = self.node("MatMul", name, x, self.numbers(f"{name}.weight", weight.T))
         if layer.bias is None:
@@ -156,14 +154,14 @@ class _Writer:
         return self.node("Add", f"{name}.sum", product, self.numbers(f"{name}.bias", bias))
 
     def norm(self, name: str, x: str, norm: Affine, epsilon: float) -> str:
-        """Adds up in fp32 whatever the precision (stash_type 1 is the default)."""
+        """Add a norm, which sums in fp32 in every precision (stash_type 1 is the default)."""
         inputs = [x, self.numbers(f"{name}.weight", norm.weight)]
         if norm.bias is not None:
             inputs.append(self.numbers(f"{name}.bias", norm.bias))
         return self.node("LayerNormalization", name, *inputs, axis=-1, epsilon=epsilon)
 
     def gelu(self, name: str, x: str) -> str:
-        """Exact, in the form that ONNX Runtime and TensorRT recognise."""
+        """Add the exact GELU, in the form that ONNX Runtime and TensorRT recognise."""
         turned = self.node("Erf", f"{name}.erf", self.node("Div", f"{name}.div", x, self.numbers("root_2", 2**0.5)))
         whole = self.node("Mul", f"{name}.mul", x, self.node("Add", f"{name}.add", turned, self.numbers("one", 1.0)))
         return self.node("Mul", name, whole, self.numbers("half", 0.5))
@@ -190,7 +188,7 @@ class _Writer:
 
 
 def _encoder(writer: _Writer, weights: EncoderWeights, *, mean: bool) -> str:
-    """The name of its output."""
+    """Write all layers, and return the name of the output."""
     hidden = writer.integers("hidden_axes", 1, 2)
     seen = writer.node("Unsqueeze", "mask", ATTENTION_MASK, hidden)
     hiding = writer.node(
@@ -222,7 +220,7 @@ def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
 
 
 def _counted(writer: _Writer, padding_id: int) -> str:
-    """Positions as RoBERTa counts them (`packed.counted_positions`); in fp32, for TensorRT adds up nothing else."""
+    """Count positions as RoBERTa does (`packed.counted_positions`); in fp32, which TensorRT requires for CumSum."""
     padding = writer.node("Equal", "places.padding", INPUT_IDS, writer.integers("padding_id", padding_id))
     real = writer.cast("places.real", writer.node("Not", "places.not", padding), np.float32)
     sums = writer.node("CumSum", "places.sums", real, writer.constant("places.axis", np.array(1, np.int64)))
@@ -231,7 +229,7 @@ def _counted(writer: _Writer, padding_id: int) -> str:
 
 
 def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: str, weights: EncoderWeights) -> str:
-    """One layer with its norms behind."""
+    """Write one layer with norms after attention and feed-forward."""
     if layer.attention_norm is None:
         raise ModelUnsupported("an encoder with norms first has no ONNX graph")
     qkv, out, wide, narrow = (linear_name(number, part) for part in PARTS)
@@ -249,7 +247,7 @@ def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: st
 
 
 def _attention(writer: _Writer, name: str, qkv: str, hiding: str, heads: tuple[int, int]) -> str:
-    """`heads`: how many, and how wide each. (batch, seq, 3 x hidden) to (batch, seq, hidden)."""
+    """Write attention from (batch, seq, 3 x hidden) to (batch, seq, hidden). `heads`: their number and width."""
     count, width = heads
     hidden = count * width
     third = writer.integers("thirds", hidden, hidden, hidden)
@@ -267,7 +265,7 @@ def _attention(writer: _Writer, name: str, qkv: str, hiding: str, heads: tuple[i
 
 
 def _pooled(writer: _Writer, x: str, *, mean: bool) -> str:
-    """In fp32."""
+    """Write the pooling, in fp32."""
     x = writer.cast("pooling/tokens", x, np.float32)
     if not mean:
         return writer.node("Gather", OUTPUT, x, writer.constant("pooling/first", np.array(0, np.int64)), axis=1)

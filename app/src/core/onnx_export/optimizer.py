@@ -1,5 +1,5 @@
-"""`T4TensorRTOptimizer`: a model and the user's own texts in, a calibrated 8-bit graph out, judged on texts that were
-held back, kept in the cache, and on a card built into an engine. Without a card the graph is judged on the CPU.
+"""`T4TensorRTOptimizer`: calibrate a model on the user's texts, judge the 8-bit graph on texts that were held back, and
+keep it in the cache; on a card, build its engine. Without a card the graph is judged on the CPU.
 """
 
 from __future__ import annotations
@@ -17,40 +17,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..agreement import LEAST_TEXTS, Bar, Verdict, judge
 from ..backends import EngineError, ModelUnsupported, Vectors
 from ..backends.folder import PACKAGED, Folder, read_folder
 from ..backends.tokenizing import RustTokenizer
 from ..backends.torch.backend import TorchBackend, TorchOptions
 from ..memory import MemoryLimits
 from ..t4_config import T4GPUConfig
-from .cache import ArtifactCache, Building, Dependencies, Entry, texts_hash
+from .cache import ArtifactCache, Building, Dependencies, Entry, texts_hash, tidy
 from .calibrators import ALGORITHMS, DEFAULT, Algorithm
-from .gate import LEAST_TEXTS, Bar, Verdict, judge
 from .graph import build_graph
-from .models import GRAPH, Model, embedded
-from .providers import BuildOptions
 from .quantise import quantise
-from .retention import tidy
-from .serving import JUDGED, QUANTISED, GraphServing, verdict_dependencies
-from .sites import Site, find_site
+from .runtime import BuildOptions, Site, find_site
+from .serving import GRAPH, JUDGED, QUANTISED, GraphServing, Model, embedded, verdict_dependencies
 
 if TYPE_CHECKING:
     import onnx
 
 log = logging.getLogger(__name__)
 
-HELD_BACK = 5
-"""One text in so many judges and does not calibrate."""
+HELD_BACK = 5  # one text in so many judges and does not calibrate
 MOST_JUDGES = 400
 
 
 class TooFewTexts(EngineError):
-    """There are not enough different texts to calibrate and to judge by."""
+    """Not enough distinct texts to calibrate and to judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOptions:
-    """Where graphs and engines are kept, on which device they are to run, what TensorRT may use, and the gate's bar."""
+    """Folder of graphs and engines, device, TensorRT's limits, and the bar of the gate."""
 
     cache: Path = field(default_factory=lambda: Path(".owl-sap") / "tensorrt")
     device: str = "auto"
@@ -62,9 +58,8 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """`path`: the 8-bit graph, made whatever the verdict; it serves only if `accepted`. `engine`: in words whether
-    TensorRT has an engine of it, None without TensorRT. `report`: the quantiser's figures. `cached`: nothing was
-    calibrated anew."""
+    """`path`: the 8-bit graph, which serves only if `accepted`. `report`: the quantiser's figures. `engine`: a sentence
+    about TensorRT's engine, None without TensorRT. `cached`: the calibration came from the cache."""
 
     name: str
     accepted: bool
@@ -81,23 +76,23 @@ class Optimized:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Without the path, which is of this machine."""
+        """Return everything but the path, which holds on this machine only."""
         values = asdict(self)
         del values["path"]
         return values | {"report": dict(self.report)}
 
 
 Quantiser = Callable[[Folder, Sequence[str], str], "tuple[onnx.ModelProto, Mapping[str, Any]]"]
-"""Model, texts, algorithm -> the 8-bit graph, and figures with `int8_share` among them."""
+"""Model, texts, algorithm -> the 8-bit graph and its figures, `int8_share` among them."""
 
 
 class T4TensorRTOptimizer:
-    """Calibrates models. Made once, used for any number of them."""
+    """Calibrates any number of models."""
 
     def __init__(
         self, options: OptimizerOptions | T4GPUConfig | None = None, *, quantiser: Quantiser | None = None
     ) -> None:
-        """A T4GPUConfig without `calibration_cache` keeps what is made as long as this object."""
+        """With a T4GPUConfig without `calibration_cache`, results live as long as this object."""
         if isinstance(options, T4GPUConfig):
             options = self._configured(options)
         self._options = options or OptimizerOptions()
@@ -119,14 +114,14 @@ class T4TensorRTOptimizer:
         data: Sequence[str],
         calibration_algorithm: str = DEFAULT,
     ) -> Optimized:
-        """`model`: a packaged name, a folder, a hub id in the local cache, or a loaded SentenceTransformer. `data`:
-        about 1,000 of the texts that it will embed; one in five is held back to judge by. What was calibrated with the
-        same texts before comes from the cache. Calibrating takes a minute or two on two cores, building an engine more.
+        """Calibrate and judge `model`: a packaged name, a folder, a hub id in the local cache, or a
+        SentenceTransformer. `data`: about 1,000 texts like those it will embed; one in five judges. A calibration with
+        the same texts comes from the cache. Calibrating takes a minute or two on two cores, building an engine longer.
 
         Raises TooFewTexts, ModelNotFound, ModelUnsupported, DeviceUnavailable, ValueError for an unknown algorithm.
         """
         if calibration_algorithm not in ALGORITHMS:
-            raise ValueError(f"calibration algorithm {calibration_algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+            raise ValueError(f"unknown algorithm {calibration_algorithm!r}; use {', '.join(ALGORITHMS)}")
         learnt, judges = divided(data)
         with readable(model) as found:
             run = _Run(self._options, self._cache, found, name)
@@ -134,13 +129,14 @@ class T4TensorRTOptimizer:
 
 
 def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The different texts, to calibrate on and to judge by; both from all over their order. Raises TooFewTexts."""
+    """Split the distinct texts into those that calibrate and those that judge, both spread evenly. Raises
+    TooFewTexts."""
     distinct = list(dict.fromkeys(text for text in texts if text.strip()))
     judges = distinct[HELD_BACK - 1 :: HELD_BACK]
     if len(judges) < LEAST_TEXTS:
         raise TooFewTexts(
-            f"{len(distinct)} different texts are too few: at least {LEAST_TEXTS * HELD_BACK} are needed to calibrate,"
-            f" one in {HELD_BACK} of them to judge the outcome by; about 1,000 are good"
+            f"{len(distinct)} distinct texts are too few: calibration needs at least {LEAST_TEXTS * HELD_BACK}, one in"
+            f" {HELD_BACK} of them to judge the result; about 1,000 are recommended"
         )
     held = set(judges)
     if len(judges) > MOST_JUDGES:
@@ -150,7 +146,7 @@ def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def readable(model: Model | str | Path | Folder | Any) -> Iterator[Model]:
-    """The model as files. A loaded one is written to a folder that is there as long as this context."""
+    """Yield the model as files; a loaded one is written to a temporary folder."""
     if isinstance(model, Model):
         yield model
     elif isinstance(model, Folder):
@@ -163,8 +159,7 @@ def readable(model: Model | str | Path | Folder | Any) -> Iterator[Model]:
             yield Model.read(read_folder(Path(folder), "loaded model"))
     else:
         raise ModelUnsupported(
-            f"a {type(model).__name__} is no model that can be calibrated: give a packaged name, a folder, or a"
-            " SentenceTransformer"
+            f"a {type(model).__name__} cannot be calibrated: pass a packaged name, a folder, or a SentenceTransformer"
         )
 
 
@@ -225,10 +220,10 @@ class _Run:
         )
 
     def _exact(self, texts: Sequence[str]) -> Vectors:
-        """By our own engine in fp32, not by a graph: what graphs get wrong must be seen."""
+        """Embed with our own fp32 path, not with a graph, so that errors of graphs are found too."""
         folder, site = self._model.folder, self._site
         name = folder.name if folder.name in PACKAGED else str(folder.path)
-        packed = folder.name in PACKAGED  # else transformers' own modules, which any packed path is tried against
+        packed = folder.name in PACKAGED  # else transformers, against which every packed path is tested
         options = TorchOptions(name, "fp32", site.profile.torch_name, self._options.threads, packed=packed)
         backend = TorchBackend.load(options)
         try:
@@ -237,7 +232,7 @@ class _Run:
             backend.close()
 
     def _remember(self, verdict: Verdict, graph: Entry, algorithm: str) -> None:
-        """What `serving` asks for. A newer verdict on the same machine is the one that counts."""
+        """Store the verdict that `serving` asks for; the newest on a machine counts."""
         judged = {**verdict_dependencies(self._site, self._model, algorithm), "texts": graph.dependencies["texts"]}
         with self._cache.build(JUDGED, judged) as building:
             building.facts["verdict"] = verdict.as_dict()
@@ -247,7 +242,7 @@ class _Run:
 
 
 def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:
-    """Our own quantiser."""
+    """Quantise with `quantise`."""
     tokens = RustTokenizer.load(folder).ids(texts)
     graph, report = quantise(build_graph(folder), tokens, cast(Algorithm, algorithm))
     return graph, {**report.to_dict(), "int8_share": report.share}
@@ -256,7 +251,7 @@ def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tup
 def quantised_dependencies(
     site: Site, model: Model, learnt: Sequence[str], judges: Sequence[str], algorithm: str
 ) -> Dependencies:
-    """Everything that makes another 8-bit graph."""
+    """Return everything that an 8-bit graph depends on."""
     return {
         **model.dependencies(),
         "algorithm": algorithm,

@@ -1,9 +1,8 @@
-"""Q/DQ around linear layers of a graph, as TensorRT and ONNX Runtime want it: signed 8 bits, one range around zero for
-the activations of a layer, one for the weights of each output channel. Knows graphs and numbers, not where these come
-from.
+"""Q/DQ nodes around linear layers of a graph, as TensorRT and ONNX Runtime expect them: signed 8 bits, one symmetric
+range for a layer's activations, one for the weights of each output channel.
 
-Before the rounding each channel may be shifted and scaled; the weights undo the scale, the bias the shift, so the layer
-computes the same. The far channels of a feed-forward's second layer are a slice and a product of their own, in float.
+Each channel may be shifted and scaled before rounding; weights and bias undo both, so the layer computes the same. The
+channels with the largest range of a feed-forward's second layer are computed separately, in float.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float32]
 GREATEST = 127
-_LEAST_SCALE = 1e-7
-"""Above the smallest number of fp16."""
+_LEAST_SCALE = 1e-7  # above the smallest number of fp16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """How one linear layer becomes 8 bits. `threshold`: magnitude, behind shift and factors, that 127 stands for.
-    `shift`, `factors`: of each channel that is rounded (x - shift) * factor; None: none. `near`: so many first channels
-    are rounded, the others computed in float; None: all."""
+    """How a linear layer becomes 8 bits. `threshold`: the magnitude, after shift and factors, that 127 represents.
+    `shift`, `factors`: per rounded channel, (x - shift) * factor. `near`: the first channels that are rounded, the
+    others stay in float; None: all."""
 
     threshold: float
     shift: Numbers | None = None
@@ -38,27 +36,27 @@ class LayerPlan:
     near: int | None = None
 
     def balanced(self, x: Numbers) -> Numbers:
-        """What is rounded of these inputs."""
+        """Return what is rounded of these inputs."""
         x = x[:, : self.near]
         x = x if self.shift is None else x - self.shift
         return x if self.factors is None else x * self.factors
 
 
 def rounded(x: Numbers, threshold: float) -> Numbers:
-    """As it comes out of Q and DQ."""
+    """Return what Q and DQ make of it."""
     scale = max(threshold / GREATEST, _LEAST_SCALE)
     made: Numbers = np.clip(np.rint(x / np.float32(scale)), -GREATEST - 1, GREATEST) * np.float32(scale)
     return made
 
 
 def rounded_weight(weight: Numbers, dtype: Any = np.float32) -> tuple[NDArray[np.int8], Numbers]:
-    """(in, out) in 8 bits, and the scale of each output as a number of `dtype`."""
+    """Return the (in, out) weight in 8 bits and the scale of each output, representable in `dtype`."""
     scales = np.maximum(np.abs(weight).max(0) / GREATEST, _LEAST_SCALE).astype(dtype).astype(np.float32)
     return np.clip(np.rint(weight / scales), -GREATEST, GREATEST).astype(np.int8), scales
 
 
 def linears(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
-    """The MatMuls with a constant weight, in the order they compute: name -> its weight's shape (in, out)."""
+    """Return the MatMuls with a constant weight in order: name -> shape of the weight (in, out)."""
     shapes = {each.name: tuple(each.dims) for each in model.graph.initializer}
     return {
         node.name: (shapes[node.input[1]][0], shapes[node.input[1]][1])
@@ -68,13 +66,13 @@ def linears(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
 
 
 def behind_gelu(name: str) -> str | None:
-    """Of a feed-forward's second layer the first one."""
+    """Return the first layer of the feed-forward whose second layer this is, else None."""
     under, _, part = name.rpartition("/")
     return f"{under}/{PARTS[2]}" if part == PARTS[3] else None
 
 
 class Constants:
-    """A graph's constants as arrays; what is set replaces them when `store` is called."""
+    """A graph's constants as arrays."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
@@ -106,8 +104,8 @@ class Constants:
 
 
 def reordered(model: onnx.ModelProto, orders: Mapping[str, NDArray[np.intp]]) -> onnx.ModelProto:
-    """The same function with the inner channels of feed-forwards in another order. `orders`: by name of the second
-    layer, which old channel comes at each place."""
+    """Return the same function with the feed-forwards' inner channels in another order. `orders`: name of the second
+    layer -> old channel at each new place."""
     made = _copy(model)
     constants = Constants(made)
     for narrow, order in orders.items():
@@ -122,11 +120,11 @@ def reordered(model: onnx.ModelProto, orders: Mapping[str, NDArray[np.intp]]) ->
 
 
 def with_qdq(model: onnx.ModelProto, plans: Mapping[str, LayerPlan]) -> onnx.ModelProto:
-    """The graph with these layers in 8 bits. Raises ValueError for a name that is no linear layer, and for a shift in
-    a layer without bias, which could not undo it."""
+    """Return the graph with these layers in 8 bits. Raises ValueError for an unknown layer, and for a shift in a layer
+    without a bias that could undo it."""
     unknown = set(plans) - set(linears(model))
     if unknown:
-        raise ValueError(f"no linear layers: {', '.join(sorted(unknown))}")
+        raise ValueError(f"not linear layers: {', '.join(sorted(unknown))}")
     made = _copy(model)
     constants = Constants(made)
     nodes: list[onnx.NodeProto] = []
@@ -153,7 +151,7 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _kept(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Survives when the list that it stands in is cleared."""
+    """Return a copy that survives clearing the list that contains the node."""
     import onnx
 
     made = onnx.NodeProto()
@@ -177,7 +175,7 @@ def _quantised(node: onnx.NodeProto, plan: LayerPlan, constants: Constants) -> I
     weight = whole[:near].astype(np.float32)
     if plan.shift is not None:
         if f"{name}.bias" not in constants:
-            raise ValueError(f"{name} has no bias that could undo a shift")
+            raise ValueError(f"{name} has no bias to undo a shift")
         bias = constants[f"{name}.bias"]
         constants[f"{name}.bias"] = (bias.astype(np.float32) + plan.shift @ weight).astype(bias.dtype)
     if plan.factors is not None:
@@ -198,7 +196,7 @@ def _quantised(node: onnx.NodeProto, plan: LayerPlan, constants: Constants) -> I
 
 
 def _in_dtype(plan: LayerPlan, dtype: np.dtype[Any]) -> LayerPlan:
-    """With the numbers that the graph can hold, so that weights and bias undo the very shift and factors."""
+    """Round shift and factors to the graph's type, so that weights and bias undo exactly what is applied."""
     shift, factors = (
         None if numbers is None else numbers.astype(dtype).astype(np.float32) for numbers in (plan.shift, plan.factors)
     )
@@ -208,7 +206,7 @@ def _in_dtype(plan: LayerPlan, dtype: np.dtype[Any]) -> LayerPlan:
 def _rounding(
     name: str, source: str, plan: LayerPlan, constants: Constants, dtype: np.dtype[Any]
 ) -> Iterator[onnx.NodeProto]:
-    """From `source` to `name`.rounded."""
+    """Yield the nodes from `source` to `name`.rounded."""
     from onnx import helper
 
     steps: Sequence[tuple[str, str, Numbers | None]] = (("Sub", "shift", plan.shift), ("Mul", "factors", plan.factors))

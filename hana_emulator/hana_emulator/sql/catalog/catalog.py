@@ -184,7 +184,7 @@ class Catalog:
     session: int = 0
     """Whose local temporary tables are found."""
     fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By the SQLite key of a table: the other tables into which its triggers may insert, by whatever detour."""
+    """By the SQLite key of a table: the other tables into which its triggers may insert, directly or not."""
 
     def seen_by(self, session: int) -> Catalog:
         return replace(self, session=session)
@@ -201,8 +201,9 @@ class Catalog:
         return self.relations.get((schema, name))
 
     def meant(self, schema: str, current: str, name: str) -> Relation | None:
-        """What a name in a statement stands for: a table or view, or what a synonym leads to. `schema` is '' where
-        none is given: then the schema `current` is searched, and the public synonyms after it."""
+        """Return the table or view that a name in a statement refers to, also through a synonym.
+
+        With `schema` '' the schema `current` is searched, then the public synonyms."""
         found = self.find(schema or current, name) or self._of_synonym(schema or current, name)
         return found or (None if schema else self._of_synonym("PUBLIC", name))
 

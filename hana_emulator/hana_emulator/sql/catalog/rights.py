@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hana_emulator.sql.catalog.catalog import Relation
 
 PUBLIC = "PUBLIC"
-"""The role that everybody has."""
+"""The role that every user has."""
 OBJECT_PRIVILEGES = (
     *("SELECT", "INSERT", "UPDATE", "DELETE", "ALTER", "DROP", "INDEX", "TRIGGER", "REFERENCES", "EXECUTE"),
 )
@@ -81,7 +81,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """One state of all owners, roles and grants. `administrator`, the user the stand-in was started with, may do
+    """One state of all owners, roles and grants. `administrator`, the user the emulator was started with, may do
     everything; so may the owner of a schema or object with it."""
 
     administrator: str = ""
@@ -106,7 +106,7 @@ class Rights:
                 )
 
     def allows(self, user: str, wanted: Touch, *, granting: bool = False) -> bool:
-        if user == self.administrator or wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: everybody has rows of his own
+        if user == self.administrator or wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: every user has rows of their own
             return True
         return self._owns(user, wanted) or any(
             grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
@@ -130,7 +130,7 @@ class Rights:
         return wanted.relation is not None and self.owners.get(wanted.relation) == user
 
     def _of(self, user: str) -> Iterable[Grant]:
-        """What `user` was granted, directly, as everybody, or through roles in roles."""
+        """Return what `user` was granted directly, through PUBLIC or through nested roles."""
         pending, seen = [user, PUBLIC], {user, PUBLIC}
         while pending:
             for grant in self.grants.get(pending.pop(), ()):
@@ -162,7 +162,7 @@ def appoint(connection: sqlite3.Connection, user: str) -> None:
 
 
 def record_owner(connection: sqlite3.Connection, user: str) -> None:
-    """Whatever nobody owns yet was made by `user`."""
+    """Record `user` as the owner of every object that has no owner yet."""
     connection.execute(
         "INSERT INTO owl_owners SELECT id, ? FROM owl_relations WHERE id NOT IN (SELECT relation FROM owl_owners)",
         (user,),

@@ -1,7 +1,9 @@
 """The ids behind `"$rowid$"`: a rising counter for each column table. No rollback, deletion or restart gives one back.
 
 Every such table has a hidden column that takes the next id by default; statements that change a row give it a new one.
-Only TRUNCATE begins anew. Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.
+Only TRUNCATE restarts the counter.
+
+Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from pathlib import Path
 NAME = "$rowid$"
 """The pseudo-column as statements write it, quoted; unquoted it would be upper-cased and mean nothing."""
 COLUMN = '"^0rowid"'
-"""The hidden column, ready to stand in SQLite text; encoded names never have a digit behind ^."""
+"""The hidden column, quoted for SQLite text; encoded names never have a digit behind ^."""
 FUNCTION = "owl_next_row_id"
 _FILE = "row-ids.sqlite"
 _RESERVED = 10_000
-"""Ids that are written down as used at once, so that a killed stand-in gives none of them again."""
+"""Ids that are written down as used at once, so that a killed emulator gives none of them again."""
 
 
 class RowIds:
-    """Used by one thread at a time: whoever has the turn to write."""
+    """Used by one thread at a time: the one that holds the turn to write."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)

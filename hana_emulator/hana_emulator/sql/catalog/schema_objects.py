@@ -104,9 +104,9 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A trigger as written. `events` are INSERT, UPDATE, DELETE; `columns` what stands after UPDATE OF; `new_row` and
-    `old_row` the names that the body has for the two forms of the row, '' for none. `body` stands between BEGIN and
-    END and is read with `definition_schema` as current schema."""
+    """A trigger as written. `events` are INSERT, UPDATE, DELETE; `columns` the list after UPDATE OF; `new_row` and
+    `old_row` the names that the body has for the two forms of the row, '' for none. `body` is the text between
+    BEGIN and END, read with `definition_schema` as current schema."""
 
     id: int
     schema: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hana_emulator.errors import HanaError, not_supported
@@ -22,7 +22,7 @@ from hana_emulator.sql.catalog.rights import (
 from hana_emulator.sql.definition.objects import add_schema, drop_schemas, holds_objects
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f0000', 'now')"
 _ALL = "ALL PRIVILEGES"
@@ -30,7 +30,10 @@ _ALL = "ALL PRIVILEGES"
 
 # --- users ------------------------------------------------------------------------------------------------------------
 
+PARSERS: Parsers[Definition] = Parsers()
 
+
+@PARSERS("CREATE", "USER")
 def _create_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     reader.expect("PASSWORD")
@@ -68,6 +71,7 @@ def _known_user(catalog: Catalog, name: str) -> str:
     return name
 
 
+@PARSERS("ALTER", "USER")
 def _alter_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     if reader.take("PASSWORD"):
@@ -99,6 +103,7 @@ def _change_password(bench: Workbench, name: str, password: str) -> None:
     bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
 
 
+@PARSERS("DROP", "USER")
 def _drop_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     cascade = reader.take("CASCADE")
@@ -108,7 +113,11 @@ def _drop_user(reader: TokenReader) -> Definition:
         _require_admin(bench, name)
         if name in (bench.user, bench.catalog.rights.administrator):
             raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
-        _drop_belongings(bench, name, cascade)
+        # The user's schemas are dropped too, and with CASCADE all objects in them.
+        owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
+        if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
+            raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
+        drop_schemas(bench, owned)
         for statement in ("DELETE FROM owl_users WHERE name = ?", "DELETE FROM owl_deactivated WHERE name = ?"):
             bench.connection.execute(statement, (name,))
         bench.connection.execute("DELETE FROM owl_grants WHERE grantee = ?", (name,))
@@ -116,17 +125,10 @@ def _drop_user(reader: TokenReader) -> Definition:
     return run
 
 
-def _drop_belongings(bench: Workbench, name: str, cascade: bool) -> None:
-    """The user's schemas go with him, and with CASCADE all that is in them."""
-    owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
-    if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
-        raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
-    drop_schemas(bench, owned)
-
-
 # --- roles ------------------------------------------------------------------------------------------------------------
 
 
+@PARSERS("CREATE", "ROLE")
 def _create_role(reader: TokenReader) -> Definition:
     name = reader.identifier()
 
@@ -141,6 +143,7 @@ def _create_role(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("DROP", "ROLE")
 def _drop_role(reader: TokenReader) -> Definition:
     name = reader.identifier()
 
@@ -177,7 +180,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Clause:
-    """What stands between GRANT and TO: privileges or roles, and where they hold."""
+    """The part between GRANT and TO: privileges or roles, and where they hold."""
 
     privileges: Sequence[str]
     on: Name | None = None
@@ -243,6 +246,7 @@ def _names(reader: TokenReader) -> list[str]:
     return names
 
 
+@PARSERS("GRANT")
 def _grant(reader: TokenReader) -> Definition:
     clause = _clause(reader, "TO")
     reader.expect("TO")
@@ -296,6 +300,7 @@ def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int
     ).fetchall()
 
 
+@PARSERS("REVOKE")
 def _revoke(reader: TokenReader) -> Definition:
     clause = _clause(reader, "FROM")
     reader.expect("FROM")
@@ -308,14 +313,3 @@ def _revoke(reader: TokenReader) -> Definition:
                 _take_grant(bench, _known_grantee(bench.catalog, grantee), given)
 
     return run
-
-
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
-    ("CREATE", "USER"): _create_user,
-    ("ALTER", "USER"): _alter_user,
-    ("DROP", "USER"): _drop_user,
-    ("CREATE", "ROLE"): _create_role,
-    ("DROP", "ROLE"): _drop_role,
-    ("GRANT",): _grant,
-    ("REVOKE",): _revoke,
-}

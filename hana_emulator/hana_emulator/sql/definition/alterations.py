@@ -1,6 +1,6 @@
 """ALTER TABLE, RENAME TABLE and RENAME COLUMN. Parsed here, run on a `Workbench`.
 
-SQLite alters little; most changes make the table anew and carry the rows over.
+SQLite alters little; most changes rebuild the table and copy the rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from hana_emulator.sql.definition.tables import attach, begin_identity, sqlite_t
 from hana_emulator.sql.definition.workbench import Definition, Workbench, refuse_taken, refuse_used_by_sessions
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_table, table_key
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query.scope import Bound
 from hana_emulator.sql.query.writes import default_of, stored
 
 Alteration = Callable[[Workbench, Relation], None]
 
+PARSERS: Parsers[Definition] = Parsers()
 
+
+@PARSERS("ALTER", "TABLE")
 def _alter_table(reader: TokenReader) -> Definition:
     name = reader.name()
     alteration = _alteration(reader)
@@ -72,7 +75,7 @@ def _alteration(reader: TokenReader) -> Alteration:
 
 
 def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
-    """Existing rows get a new column's default as it is now, and must keep what is added."""
+    """Existing rows get the current default of a new column, and must keep what is added."""
     known = {column.name for column in relation.columns}
     for column in draft.columns:
         if column.name in known:
@@ -195,12 +198,8 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
         columns[column.name] = new
         values[column.name] = stored(Bound(quoted(column.name), old.type), new)
     changed = replace(relation, columns=tuple(columns.values()))
-    _check_constraints(bench, changed)
-    rebuild(bench, relation, changed, values)
-
-
-def _check_constraints(bench: Workbench, changed: Relation) -> None:
-    """Whether keys and foreign keys, its own and those to it, can be of the columns' new types."""
+    # Whether keys and foreign keys, its own and those to it, can be of the columns' new
+    # types.
     for key in changed.constraints:
         constraints.check_key(changed, key)
     for reference in changed.references:
@@ -209,11 +208,12 @@ def _check_constraints(bench: Workbench, changed: Relation) -> None:
     for child, reference in bench.catalog.children_of(changed):
         if child.id != changed.id:
             constraints.check_reference(child, changed, reference)
+    rebuild(bench, relation, changed, values)
 
 
 def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
-    """Make the table anew as `new` and carry the rows over; `values` gives the SQLite text of columns that do not stay
-    as they are. Raises HanaError 301 when the rows do not keep a new key."""
+    """Rebuild the table as `new` and copy the rows; `values` gives the SQLite text of columns that
+    change. Raises HanaError 301 when the rows do not keep a new key."""
     connection, passing = bench.connection, '"owl rebuilt"'
     indexes = connection.execute(
         "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND name LIKE '#%'",
@@ -266,6 +266,7 @@ def _carried(columns: Sequence[TableColumn], values: Mapping[str, str]) -> tuple
 # --- renaming ---------------------------------------------------------------------------------------------------------
 
 
+@PARSERS("RENAME", "TABLE")
 def _rename_table(reader: TokenReader) -> Definition:
     old = reader.name()
     reader.expect("TO")
@@ -284,6 +285,7 @@ def _rename_table(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("RENAME", "COLUMN")
 def _rename_column(reader: TokenReader) -> Definition:
     parts = [reader.identifier()]
     while reader.take("."):
@@ -314,19 +316,15 @@ def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
         connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
     connection.execute("UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?", values)
     for check in relation.checks:
-        condition = _with_name(check.condition, old, new)
+        # The condition with the column `old` called `new`.
+        pieces, position = [], 0
+        for token in dialect.tokenize(check.condition):
+            if _name_of(token) == old:
+                pieces += [check.condition[position : token.start], '"' + new.replace('"', '""') + '"']
+                position = token.end + 1
+        condition = "".join([*pieces, check.condition[position:]])
         values = (condition, relation.id, check.name)
         connection.execute("UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?", values)
-
-
-def _with_name(condition: str, old: str, new: str) -> str:
-    """The condition with the column `old` called `new`."""
-    pieces, position = [], 0
-    for token in dialect.tokenize(condition):
-        if _name_of(token) == old:
-            pieces += [condition[position : token.start], '"' + new.replace('"', '""') + '"']
-            position = token.end + 1
-    return "".join([*pieces, condition[position:]])
 
 
 def _name_of(token: Token) -> str:
@@ -334,10 +332,3 @@ def _name_of(token: Token) -> str:
     if token.token_type is TokenType.IDENTIFIER:
         return str(token.text)
     return "" if token.token_type in (TokenType.STRING, TokenType.NUMBER) else str(token.text).upper()
-
-
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
-    ("RENAME", "TABLE"): _rename_table,
-    ("RENAME", "COLUMN"): _rename_column,
-    ("ALTER", "TABLE"): _alter_table,
-}

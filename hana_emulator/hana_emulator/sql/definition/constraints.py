@@ -72,7 +72,7 @@ def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
     scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
     text = expressions.condition(bench.binding(), scope, tree)
     if scope.aggregates:
-        raise syntax_error("an aggregate function stands in a CHECK constraint")
+        raise syntax_error("an aggregate function is not allowed in a CHECK constraint")
     return text
 
 
@@ -111,19 +111,15 @@ def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
     numbers = {relation.id for relation in changing}
     numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
     for number in numbers:
-        _lift(bench.connection, number)
+        for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
+            text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
+            for (name,) in bench.connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
+                bench.connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
     yield
     bench.refresh()
     for relation in bench.catalog.relations.values():
         if relation.id in numbers:
             impose(bench, relation)
-
-
-def _lift(connection: sqlite3.Connection, number: int) -> None:
-    for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
-        text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
-        for (name,) in connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
-            connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
 
 
 def impose(bench: Workbench, relation: Relation) -> None:
@@ -206,7 +202,7 @@ def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, ref
 
 
 def _missing(parent: Relation, keys: Sequence[str], own: Sequence[str], row: str = "NEW") -> str:
-    """True for a row whose key is whole and stands in no row of the parent; a key with a NULL in it may be anything."""
+    """True for a row whose key is complete and missing from the parent; a key with a NULL in it may be anything."""
     whole = " AND ".join(f"{row}.{column} IS NOT NULL" for column in own)
     same = " AND ".join(f"p.{key} = {row}.{column}" for key, column in zip(keys, own, strict=True))
     return f"{whole} AND NOT EXISTS (SELECT 1 FROM {parent.sqlite_name} AS p WHERE {same})"

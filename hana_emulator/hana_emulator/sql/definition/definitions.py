@@ -17,34 +17,31 @@ from hana_emulator.sql.definition import (
     views,
 )
 from hana_emulator.sql.definition.workbench import Definition, Workbench
-from hana_emulator.sql.language.reader import TokenReader
+from hana_emulator.sql.language.reader import Parsers, TokenReader
 
-_PARSERS = {
-    **tables.PARSERS,
-    **alterations.PARSERS,
-    **views.PARSERS,
-    **sequence_definitions.PARSERS,
-    **synonyms.PARSERS,
-    **objects.PARSERS,
-    **accounts.PARSERS,
-    **triggers.PARSERS,
-}
+_PARSERS: Parsers[Definition] = Parsers(
+    {
+        **tables.PARSERS,
+        **alterations.PARSERS,
+        **views.PARSERS,
+        **sequence_definitions.PARSERS,
+        **synonyms.PARSERS,
+        **objects.PARSERS,
+        **accounts.PARSERS,
+        **triggers.PARSERS,
+    }
+)
 
 
 def parse(reader: TokenReader) -> Definition | None:
-    """The definition that the statement asks for; None when it is no definition."""
-    for words, parser in _PARSERS.items():
-        if reader.take(*words):
-            definition = parser(reader)
-            reader.end()
-            return _and_dependents(definition)
-    return None
-
-
-def _and_dependents(definition: Definition) -> Definition:
-    """Any change of structure may break a view or a trigger, or mend one. No trigger is there while it is made."""
+    """Return the definition that the statement asks for, None when it is not a definition."""
+    definition = _PARSERS.parse(reader)
+    if definition is None:
+        return None
 
     def run(bench: Workbench) -> None:
+        # A change of structure may invalidate views and triggers or make them valid again. Triggers would fire during
+        # the change, so they are lifted first.
         triggers.lift(bench)
         definition(bench)
         views.note_validity(bench)

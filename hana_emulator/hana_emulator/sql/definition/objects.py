@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 
@@ -9,10 +10,9 @@ from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog.catalog import Catalog, Index, Relation
 from hana_emulator.sql.definition import constraints
-from hana_emulator.sql.definition.hnsw import parse_hnsw
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_index
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.types import LOBS, VECTORS
 
 # --- indexes ----------------------------------------------------------------------------------------------------------
@@ -67,27 +67,65 @@ def refuse_taken_index(bench: Workbench, schema: str, name: str) -> None:
         raise HanaError(289, f"cannot use duplicate index name: {hana_identifier(name)}")
 
 
+_SIMILARITY_FUNCTIONS = ("COSINE_SIMILARITY", "L2DISTANCE")
+_BUILD = {"M": (4, 1_000), "efConstruction": (1, 100_000)}
+_SEARCH = {"efSearch": (1, 100_000)}
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("CREATE", "HNSW", "VECTOR", "INDEX")
 def _create_hnsw(reader: TokenReader) -> Definition:
-    index = parse_hnsw(reader)
+    # Options and ranges as langchain-hana writes them. The index is recorded only.
+    name = reader.name()
+    reader.expect("ON")
+    table = reader.name()
+    columns = reader.identifiers()
+    if len(columns) != 1:
+        raise reader.error("one column")
+    reader.expect("SIMILARITY", "FUNCTION")
+    function = reader.identifier()
+    if function not in _SIMILARITY_FUNCTIONS:
+        raise HanaError(
+            7, f"feature not supported: similarity function {function}; {' or '.join(_SIMILARITY_FUNCTIONS)} are known"
+        )
+    build = _configuration(reader.string(), _BUILD) if reader.take("BUILD", "CONFIGURATION") else {}
+    search = _configuration(reader.string(), _SEARCH) if reader.take("SEARCH", "CONFIGURATION") else {}
+    online = reader.take("ONLINE")
+    options = {"function": function, "build": build, "search": search, "online": online}
 
     def run(bench: Workbench) -> None:
-        relation = bench.table(index.table)
-        schema = bench.catalog.require_schema(index.name.schema or relation.schema)
-        refuse_taken_index(bench, schema, index.name.name)
-        kind = relation.column(index.column).type
+        relation = bench.table(table)
+        schema = bench.catalog.require_schema(name.schema or relation.schema)
+        refuse_taken_index(bench, schema, name.name)
+        kind = relation.column(columns[0]).type
         if kind.code not in VECTORS:
-            raise HanaError(
-                264, f"invalid datatype: {index.column} is {kind.name}, an HNSW index needs a vector column"
-            )
+            raise HanaError(264, f"invalid datatype: {columns[0]} is {kind.name}, an HNSW index needs a vector column")
         known = bench.catalog.indexes_of(relation)
-        if any(other.kind.startswith("HNSW") and other.columns == (index.column,) for other in known):
-            raise HanaError(289, f"cannot use duplicate index: {index.column} has a vector index already")
-        found = Index(schema, index.name.name, relation.id, "HNSW VECTOR", (index.column,))
-        catalogue.add_index(bench.connection, found, index.options)
+        if any(other.kind.startswith("HNSW") and other.columns == (columns[0],) for other in known):
+            raise HanaError(289, f"cannot use duplicate index: {columns[0]} has a vector index already")
+        found = Index(schema, name.name, relation.id, "HNSW VECTOR", (columns[0],))
+        catalogue.add_index(bench.connection, found, json.dumps(options))
 
     return run
 
 
+def _configuration(text: str, ranges: dict[str, tuple[int, int]]) -> dict[str, int]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise HanaError(2, "general error: the index configuration is not JSON") from None
+    if not isinstance(found, dict):
+        raise HanaError(2, "general error: the index configuration is not a JSON object")
+    for key, value in found.items():
+        if key not in ranges:
+            raise HanaError(2, f"general error: unknown index option {key}; known: {', '.join(ranges)}")
+        low, high = ranges[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise HanaError(2, f"general error: index option {key} must be a whole number from {low} to {high}")
+    return found
+
+
+@PARSERS("DROP", "INDEX")
 def _drop_index(reader: TokenReader) -> Definition:
     name = reader.name()
     reader.take("ONLINE")
@@ -107,6 +145,7 @@ def _drop_index(reader: TokenReader) -> Definition:
 # --- comments, schemas ------------------------------------------------------------------------------------------
 
 
+@PARSERS("COMMENT", "ON")
 def _comment_on(reader: TokenReader) -> Definition:
     kind = reader.identifier()
     parts = [reader.identifier()]
@@ -136,6 +175,7 @@ def _comment_column(bench: Workbench, parts: Sequence[str], text: str | None) ->
     bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
 
 
+@PARSERS("CREATE", "SCHEMA")
 def _create_schema(reader: TokenReader) -> Definition:
     name = reader.identifier()
     owner = reader.identifier() if reader.take("OWNED", "BY") else ""
@@ -156,6 +196,7 @@ def add_schema(connection: sqlite3.Connection, name: str, owner: str) -> None:
     )
 
 
+@PARSERS("DROP", "SCHEMA")
 def _drop_schema(reader: TokenReader) -> Definition:
     name = reader.identifier()
     cascade = reader.take("CASCADE")
@@ -193,12 +234,7 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
                 bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     ("CREATE", "INDEX"): _create_index(False),
     ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
-    ("CREATE", "HNSW", "VECTOR", "INDEX"): _create_hnsw,
-    ("DROP", "INDEX"): _drop_index,
-    ("COMMENT", "ON"): _comment_on,
-    ("CREATE", "SCHEMA"): _create_schema,
-    ("DROP", "SCHEMA"): _drop_schema,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
 
 from hana_emulator.errors import HanaError, syntax_error
@@ -13,7 +12,7 @@ from hana_emulator.sql.catalog.schema_objects import Sequence
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import encode, hana_identifier
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries
 from hana_emulator.sql.query.scope import Binding
 from hana_emulator.sql.storage.sequence_numbers import Numbers
@@ -88,6 +87,10 @@ def _limit(options: Change, key: str, known: int, without: int) -> int:
     return without if value is None else int(value)
 
 
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("CREATE", "SEQUENCE")
 def _create(reader: TokenReader) -> Definition:
     name = reader.name()
     options = _options(reader)
@@ -108,6 +111,7 @@ def _create(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("ALTER", "SEQUENCE")
 def _alter(reader: TokenReader) -> Definition:
     name = reader.name()
     options = _options(reader)
@@ -140,6 +144,7 @@ def _find(bench: Workbench, name: Name) -> Sequence:
     return found
 
 
+@PARSERS("DROP", "SEQUENCE")
 def _drop(reader: TokenReader) -> Definition:
     name = reader.name()
     _ = reader.take("CASCADE") or reader.take("RESTRICT")
@@ -148,13 +153,6 @@ def _drop(reader: TokenReader) -> Definition:
         bench.connection.execute("DELETE FROM owl_sequences WHERE id = ?", (_find(bench, name).id,))
 
     return run
-
-
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
-    ("CREATE", "SEQUENCE"): _create,
-    ("ALTER", "SEQUENCE"): _alter,
-    ("DROP", "SEQUENCE"): _drop,
-}
 
 
 # --- RESET BY ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What stands between the parentheses of CREATE TABLE and ALTER TABLE: columns and constraints as written."""
+"""The part between the parentheses of CREATE TABLE and ALTER TABLE: columns and constraints as written."""
 
 from __future__ import annotations
 
@@ -130,17 +130,6 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
         return replace(column, comment=reader.string())
     if reader.take("GENERATED"):
         return _identity(reader, column, draft)
-    return _column_constraint(reader, column, draft)
-
-
-def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
-    """Read the bytes up to which HANA keeps the LOB in memory, or NULL; nothing here depends on them."""
-    if not reader.take("NULL") and reader.number() < 0:
-        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
-    return column
-
-
-def _column_constraint(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
     name = reader.identifier() if reader.take("CONSTRAINT") else ""
     if reader.take("PRIMARY", "KEY"):
         draft.constrain([column.name], primary=True, name=name)
@@ -158,6 +147,13 @@ def _column_constraint(reader: TokenReader, column: TableColumn, draft: TableDra
     return column
 
 
+def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
+    """Read the bytes up to which HANA keeps the LOB in memory, or NULL; nothing here depends on them."""
+    if not reader.take("NULL") and reader.number() < 0:
+        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
+    return column
+
+
 def _identity(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn:
     kind = "ALWAYS" if reader.take("ALWAYS") else "BY DEFAULT"
     if kind == "BY DEFAULT":
@@ -165,18 +161,14 @@ def _identity(reader: TokenReader, column: TableColumn, draft: TableDraft) -> Ta
     reader.expect("AS", "IDENTITY")
     if reader.take("("):
         while not reader.take(")"):
-            _identity_option(reader, draft)
+            if reader.take("INCREMENT", "BY"):
+                if reader.number() != 1:
+                    raise not_supported("an identity in steps other than 1")
+            elif not (reader.take("NO", "CACHE") or reader.take("NO", "CYCLE")):
+                reader.take("START", "WITH")
+                draft.identity_start = reader.number()
+                if draft.identity_start < 1:
+                    raise not_supported("an identity that starts below 1")
     if column.type.code not in INTEGERS:
         raise HanaError(264, f"invalid datatype: an identity column must be of an integer type, {column.name} is not")
     return replace(column, identity=kind)
-
-
-def _identity_option(reader: TokenReader, draft: TableDraft) -> None:
-    if reader.take("INCREMENT", "BY"):
-        if reader.number() != 1:
-            raise not_supported("an identity in steps other than 1")
-    elif not (reader.take("NO", "CACHE") or reader.take("NO", "CYCLE")):
-        reader.take("START", "WITH")
-        draft.identity_start = reader.number()
-        if draft.identity_start < 1:
-            raise not_supported("an identity that starts below 1")

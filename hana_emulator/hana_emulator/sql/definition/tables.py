@@ -17,7 +17,7 @@ from hana_emulator.sql.definition.table_drafts import CheckDraft, ReferenceDraft
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import hana_identifier, quoted
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries
 from hana_emulator.sql.query.writes import default_of
 from hana_emulator.types import TypeCode
@@ -25,7 +25,7 @@ from hana_emulator.types import TypeCode
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What stands between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
+    """The words between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
 
     store: str
     scope: str = ""
@@ -67,10 +67,31 @@ def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
         names = reader.identifiers() if _names_come(reader) else []
         if reader.take("AS"):
             text = reader.enclosed()
-            return _as_definition(creation, names, text, with_data=_with_data(reader, otherwise=True))
+            with_data = _with_data(reader, otherwise=True)
+
+            def run(bench: Workbench) -> None:
+                if creation.needless(bench):
+                    return
+                query = queries.bind_query(bench.binding(), dialect.parse(text), None)
+                labels = names or [column.name for column in query.columns]
+                if len(labels) != len(query.columns):
+                    raise HanaError(426, "number of columns mismatch: the list of names and the query")
+                columns = [
+                    TableColumn(label, found.type, found.nullable)
+                    for label, found in zip(labels, query.columns, strict=True)
+                ]
+                created = _create(bench, creation, TableDraft(columns))
+                if with_data:
+                    into = ", ".join(quoted(label) for label in labels)
+                    bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
+
+            return run
         draft = table_body(reader)
         creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
-        _commit_option(reader, kind)
+        if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
+            raise not_supported("ON COMMIT DELETE ROWS")
+        if kind.scope:
+            reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
         return _table_definition(creation, draft)
 
     return parser
@@ -94,13 +115,6 @@ def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
     if reader.take("WITH", "NO", "DATA"):
         return False
     return reader.take("WITH", "DATA") or otherwise
-
-
-def _commit_option(reader: TokenReader, kind: _Kind) -> None:
-    if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
-        raise not_supported("ON COMMIT DELETE ROWS")
-    if kind.scope:
-        reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
 
 
 def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relation:
@@ -156,7 +170,7 @@ def _unique_name(keys: Sequence[Constraint]) -> str:
 
 
 def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values stay as they are; an identity
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form; an identity
     is SQLite's own rowid; keys are indexes that come later."""
     pieces = [_sqlite_column(column) for column in relation.columns]
     if relation.is_shared_by_sessions:
@@ -182,7 +196,7 @@ def begin_identity(connection: sqlite3.Connection, relation: Relation, number: i
 def attach(
     bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
 ) -> tuple[list[Reference], list[Check]]:
-    """Write foreign keys and checks of a table that stands in the catalogue; they act once they are imposed. Raises
+    """Write foreign keys and checks of a table of the catalogue; they act once they are imposed. Raises
     HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
     names = relation.constraint_names
 
@@ -237,28 +251,12 @@ def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> De
     return run
 
 
-def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with_data: bool) -> Definition:
-    def run(bench: Workbench) -> None:
-        if creation.needless(bench):
-            return
-        query = queries.bind_query(bench.binding(), dialect.parse(text), None)
-        labels = names or [column.name for column in query.columns]
-        if len(labels) != len(query.columns):
-            raise HanaError(426, "number of columns mismatch: the list of names and the query")
-        columns = [
-            TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
-        ]
-        created = _create(bench, creation, TableDraft(columns))
-        if with_data:
-            into = ", ".join(quoted(label) for label in labels)
-            bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
-
-    return run
-
-
 # --- DROP, TRUNCATE ---------------------------------------------------------------------------------------------------
 
+PARSERS: Parsers[Definition] = Parsers()
 
+
+@PARSERS("DROP", "TABLE")
 def _drop_table(reader: TokenReader) -> Definition:
     if_there = reader.take("IF", "EXISTS")
     name = reader.name()
@@ -284,6 +282,7 @@ def _drop_table(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("TRUNCATE", "TABLE")
 def _truncate(reader: TokenReader) -> Definition:
     name = reader.name()
 
@@ -301,12 +300,10 @@ def _truncate(reader: TokenReader) -> Definition:
 
 _STORES = {(): "COLUMN", ("COLUMN",): "COLUMN", ("ROW",): "ROW"}
 _SCOPES = {(): "", ("LOCAL", "TEMPORARY"): LOCAL, ("GLOBAL", "TEMPORARY"): GLOBAL}
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     **{
         ("CREATE", *scope_words, *store_words, "TABLE"): _create_table(_Kind(store, scope))
         for scope_words, scope in _SCOPES.items()
         for store_words, store in _STORES.items()
     },
-    ("DROP", "TABLE"): _drop_table,
-    ("TRUNCATE", "TABLE"): _truncate,
 }

@@ -1,4 +1,4 @@
-"""What becomes of temporary tables: a session's go with it, what a killed stand-in left when it starts again."""
+"""What becomes of temporary tables: a session's go with it, what a killed emulator left when it starts again."""
 
 from __future__ import annotations
 

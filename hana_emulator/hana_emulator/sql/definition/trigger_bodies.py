@@ -1,4 +1,4 @@
-"""What stands between BEGIN and END of a trigger: INSERT, UPDATE and DELETE statements, and IF around them.
+"""The body of a trigger, between BEGIN and END: INSERT, UPDATE and DELETE statements, and IF around them.
 
 An IF becomes a condition of each statement inside. Knows syntax only; names are resolved elsewhere.
 """
@@ -31,7 +31,7 @@ def row_name(variable: str) -> str:
 
 def statements(body: str, rows: Collection[str]) -> list[exp.Expr]:
     """The statements as syntax trees; `:row.column` of one of `rows` has become a column of the source `row_name`.
-    Raises HanaError 257, 467, 2048, and 7 for what SQLScript knows and this stand-in does not."""
+    Raises HanaError 257, 467, 2048, and 7 for what SQLScript knows and this emulator does not."""
     if len(body) > LONGEST_BODY:
         raise HanaError(2048, f"column store error: the body of a trigger is longer than {LONGEST_BODY} characters")
     reading = _Body(body, rows)
@@ -66,7 +66,10 @@ class _Body:
         while True:
             condition = self._condition()
             self.block((*before, condition), depth)
-            before.append(_not_true(condition))
+            # False or unknown: what takes an IF to its ELSE.
+            zero, one = exp.Literal.number(0), exp.Literal.number(1)
+            case = exp.Case(ifs=[exp.If(this=condition.copy(), true=zero)], default=one)
+            before.append(exp.EQ(this=case, expression=one.copy()))
             if self.reader.take("ELSEIF"):
                 continue
             if self.reader.take("ELSE"):
@@ -134,19 +137,25 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _not_true(condition: exp.Expr) -> exp.Expr:
-    """False or unknown: what takes an IF to its ELSE."""
-    zero, one = exp.Literal.number(0), exp.Literal.number(1)
-    case = exp.Case(ifs=[exp.If(this=condition.copy(), true=zero)], default=one)
-    return exp.EQ(this=case, expression=one.copy())
-
-
 def _guarded(tree: exp.Expr, guards: Sequence[exp.Expr]) -> exp.Expr:
     """The statement, doing nothing unless all of `guards` hold."""
     if not guards:
         return tree
     if isinstance(tree, exp.Insert):
-        tree.set("expression", _selected(tree.expression, _all(guards)))
+        # The rows that an INSERT writes, if the condition holds.
+        condition = _all(guards)
+        if isinstance(tree.expression, exp.Values):
+            if len(tree.expression.expressions) != 1:
+                raise syntax_error("INSERT takes one row of VALUES")
+            row = tree.expression.expressions[0]
+            items = row.expressions if isinstance(row, exp.Tuple) else [row]
+            table: exp.Expr = exp.Table(this=exp.to_identifier("DUMMY"), db=exp.to_identifier("SYS"))
+        else:
+            items = [exp.Star()]
+            table = exp.Subquery(this=tree.expression, alias=exp.TableAlias(this=exp.to_identifier("SOURCE")))
+        tree.set(
+            "expression", exp.Select(expressions=items, from_=exp.From(this=table), where=exp.Where(this=condition))
+        )
     else:
         where = tree.args.get("where")
         own = [exp.Paren(this=where.this.copy())] if where is not None else []
@@ -159,17 +168,3 @@ def _all(conditions: Sequence[exp.Expr]) -> exp.Expr:
     for condition in conditions[1:]:
         joined = exp.And(this=joined, expression=condition.copy())
     return joined
-
-
-def _selected(source: exp.Expr, condition: exp.Expr) -> exp.Expr:
-    """The rows that an INSERT writes, if the condition holds."""
-    if isinstance(source, exp.Values):
-        if len(source.expressions) != 1:
-            raise syntax_error("INSERT takes one row of VALUES")
-        row = source.expressions[0]
-        items = row.expressions if isinstance(row, exp.Tuple) else [row]
-        table: exp.Expr = exp.Table(this=exp.to_identifier("DUMMY"), db=exp.to_identifier("SYS"))
-    else:
-        items = [exp.Star()]
-        table = exp.Subquery(this=source, alias=exp.TableAlias(this=exp.to_identifier("SOURCE")))
-    return exp.Select(expressions=items, from_=exp.From(this=table), where=exp.Where(this=condition))

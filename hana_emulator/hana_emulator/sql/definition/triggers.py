@@ -20,7 +20,7 @@ from hana_emulator.sql.catalog.schema_objects import Trigger
 from hana_emulator.sql.definition import trigger_bodies
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries, writes
 from hana_emulator.sql.query.scope import Binding, Scope, Source, SourceColumn
 from hana_emulator.sql.query.writes import WritePlan
@@ -43,7 +43,7 @@ _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A trigger as it stands in the statement."""
+    """A trigger as the statement describes it."""
 
     name: Name
     table: Name
@@ -58,34 +58,30 @@ class _Draft:
 
 def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
     def parser(reader: TokenReader) -> Definition:
-        draft = _draft(reader)
+        name = reader.name()
+        if reader.peek("INSTEAD", "OF"):
+            raise not_supported("INSTEAD OF triggers")
+        timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
+        if timing == "AFTER":
+            reader.expect("AFTER")
+        events, columns = _events(reader)
+        reader.expect("ON")
+        table = reader.name()
+        rows = _referencing(reader)
+        for event in events:
+            if _ABSENT.get(event) in rows:
+                raise not_supported(f"REFERENCING {_ABSENT[event]} in a trigger for {event}, which has no such row")
+        if reader.take("FOR", "EACH"):
+            if reader.peek("STATEMENT"):
+                raise not_supported("triggers FOR EACH STATEMENT")
+            reader.expect("ROW")
+        if reader.peek("ORDER"):
+            raise not_supported("ORDER of triggers")
+        draft = _Draft(name, table, timing, events, columns, rows, _body(reader), reader.sql.strip())
         trigger_bodies.statements(draft.body, draft.rows.values())
         return lambda bench: _create(bench, draft, replacing=replacing)
 
     return parser
-
-
-def _draft(reader: TokenReader) -> _Draft:
-    name = reader.name()
-    if reader.peek("INSTEAD", "OF"):
-        raise not_supported("INSTEAD OF triggers")
-    timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
-    if timing == "AFTER":
-        reader.expect("AFTER")
-    events, columns = _events(reader)
-    reader.expect("ON")
-    table = reader.name()
-    rows = _referencing(reader)
-    for event in events:
-        if _ABSENT.get(event) in rows:
-            raise not_supported(f"REFERENCING {_ABSENT[event]} in a trigger for {event}, which has no such row")
-    if reader.take("FOR", "EACH"):
-        if reader.peek("STATEMENT"):
-            raise not_supported("triggers FOR EACH STATEMENT")
-        reader.expect("ROW")
-    if reader.peek("ORDER"):
-        raise not_supported("ORDER of triggers")
-    return _Draft(name, table, timing, events, columns, rows, _body(reader), reader.sql.strip())
 
 
 def _events(reader: TokenReader) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -126,7 +122,7 @@ def _referencing(reader: TokenReader) -> dict[str, str]:
 
 
 def _body(reader: TokenReader) -> str:
-    """What stands between BEGIN and the last word, END."""
+    """The text between BEGIN and the last word, END."""
     reader.expect("BEGIN")
     reader.take("SEQUENTIAL", "EXECUTION")
     begin, end = reader.tokens[reader.index - 1], len(reader.tokens) - 1
@@ -176,6 +172,10 @@ def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
     _take_out(bench.connection)
 
 
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("DROP", "TRIGGER")
 def _drop_trigger(reader: TokenReader) -> Definition:
     name = reader.name()
 
@@ -221,7 +221,14 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compile
         if binder is None:
             raise syntax_error("INSERT, UPDATE or DELETE is expected in the body of a trigger")
         plan = binder(binding, tree)
-        _check_plan(relation, plan)
+        if plan.table.id == relation.id:
+            raise HanaError(
+                451, f"modification of subject table in trigger not allowed: {hana_identifier(plan.table.name)}"
+            )
+        if plan.table.temporary is not None:
+            raise not_supported("writing a temporary table in a trigger")
+        if plan.chosen_identity:
+            raise not_supported("a chosen value for an identity column in a trigger")
         compiled.touches.add(touch(plan.function.name, plan.table))
         compiled.writes[plan.table.id] = compiled.writes.get(plan.table.id, False) or plan.inserts
         compiled.statements.extend(step.sql for step in plan.steps)
@@ -237,17 +244,6 @@ def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) 
         if not (nameless and declared.identity)
     )
     return Source(form, trigger_bodies.row_name(variable), "", columns, qualified=True)
-
-
-def _check_plan(relation: Relation, plan: WritePlan) -> None:
-    if plan.table.id == relation.id:
-        raise HanaError(
-            451, f"modification of subject table in trigger not allowed: {hana_identifier(plan.table.name)}"
-        )
-    if plan.table.temporary is not None:
-        raise not_supported("writing a temporary table in a trigger")
-    if plan.chosen_identity:
-        raise not_supported("a chosen value for an identity column in a trigger")
 
 
 def _fire(connection: sqlite3.Connection, relation: Relation, trigger: Trigger, statements: list[str]) -> None:
@@ -318,8 +314,7 @@ def install(bench: Workbench) -> None:
             _fire(bench.connection, relation, trigger, compiled.statements)
 
 
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     ("CREATE", "TRIGGER"): _create_trigger(replacing=False),
     ("CREATE", "OR", "REPLACE", "TRIGGER"): _create_trigger(replacing=True),
-    ("DROP", "TRIGGER"): _drop_trigger,
 }

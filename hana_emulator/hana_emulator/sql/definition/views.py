@@ -13,7 +13,7 @@ from hana_emulator.sql.catalog.catalog import Relation, TableColumn
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import encode, hana_identifier
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries
 from hana_emulator.sql.query.expressions import identifier
 
@@ -75,6 +75,10 @@ def _add_view(bench: Workbench, name: Name, replacing: bool, draft: _ViewDraft) 
     catalogue.add_relation(bench.connection, relation, draft.comment)
 
 
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("DROP", "VIEW")
 def _drop_view(reader: TokenReader) -> Definition:
     if_there = reader.take("IF", "EXISTS")
     name = reader.name()
@@ -141,8 +145,7 @@ def _readable(bench: Workbench, view: Relation) -> bool:
     return True
 
 
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     ("CREATE", "VIEW"): _create_view(False),
     ("CREATE", "OR", "REPLACE", "VIEW"): _create_view(True),
-    ("DROP", "VIEW"): _drop_view,
 }

@@ -27,7 +27,7 @@ class Workbench:
     touches: set[Touch] = field(default_factory=set)
     """What the definition reads, and so needs privileges for."""
     truncated: list[int] = field(default_factory=list)
-    """Tables, by number, whose `"$rowid$"` begin anew once the definition is committed."""
+    """Tables, by number, whose `"$rowid$"` restart once the definition is committed."""
 
     def refresh(self) -> None:
         """Read the catalogue again, with what this definition has changed so far."""

@@ -135,7 +135,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
 
 
 def register(connection: sqlite3.Connection, report: Report) -> None:
-    """`report` is told every HanaError, because sqlite3 replaces it by an OperationalError without code."""
+    """`report` receives every HanaError, because sqlite3 replaces it by an OperationalError without code."""
     for name, (arity, function) in _FUNCTIONS.items():
         connection.create_function(name, arity, _guarded(function, report), deterministic=True)
     stored = _reporting(_stored, report)
@@ -168,7 +168,7 @@ def _reporting(function: Callable[..., Storage], report: Report) -> Callable[...
 
 
 def compare_decimals(left: str, right: str) -> int:
-    """Numeric order of two canonical decimal texts; text that is no number sorts as text."""
+    """Numeric order of two canonical decimal texts; non-numeric text sorts as text."""
     if left == right:
         return 0
     try:

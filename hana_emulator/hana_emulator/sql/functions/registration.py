@@ -1,6 +1,6 @@
 """What a session's functions may ask for, and their registration with SQLite.
 
-How functions are called stands in `signatures.py`, what they compute in `builtin/`. SQLite swallows exceptions of user
+`signatures.py` declares how functions are called, `builtin/` computes them. SQLite swallows exceptions of user
 functions, so the last HanaError is kept in `Context.error` for the caller to raise after `sqlite3.OperationalError`.
 """
 
@@ -39,7 +39,7 @@ class Context:
     last_identity: int | None = None
     error: HanaError | None = None
     statement_time: datetime | None = None
-    """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's, anew at each call."""
+    """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call."""
     session_variables: dict[str, str] = field(default_factory=dict)
     current_numbers: dict[int, int] = field(default_factory=dict)
     """CURRVAL of each sequence, by its id."""
@@ -64,19 +64,16 @@ def _define_session(names: str, read: Callable[[Context], Any], result: HanaType
         _SESSION[f"hana_{name.lower()}"] = read
 
 
-def _define_sessions() -> None:
-    _define_session("CURRENT_USER SESSION_USER", lambda context: context.user, NAME)
-    _define_session("CURRENT_SCHEMA", lambda context: context.schema, NAME)
-    _define_session("CURRENT_CONNECTION", lambda context: context.connection_id, INTEGER)
-    _define_session("CURRENT_IDENTITY_VALUE", lambda context: context.last_identity, BIGINT)
-    _define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: context.isolation_level, NAME)
-    _define_session("CURRENT_DATE CURRENT_UTCDATE", lambda context: context.now().date(), DATE)
-    _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().time(), TIME)
-    _define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
-    SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
+_define_session("CURRENT_USER SESSION_USER", lambda context: context.user, NAME)
+_define_session("CURRENT_SCHEMA", lambda context: context.schema, NAME)
+_define_session("CURRENT_CONNECTION", lambda context: context.connection_id, INTEGER)
+_define_session("CURRENT_IDENTITY_VALUE", lambda context: context.last_identity, BIGINT)
+_define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: context.isolation_level, NAME)
+_define_session("CURRENT_DATE CURRENT_UTCDATE", lambda context: context.now().date(), DATE)
+_define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().time(), TIME)
+_define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
+SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
 
-
-_define_sessions()
 SESSION_VARIABLES = "owl_session_variables"
 """SQLite function: the session's variables as a JSON object."""
 
@@ -109,25 +106,23 @@ def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
     def call(*arguments: Storage) -> Storage:
         try:
-            return _storage(compute(*arguments))
+            # A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer
+            # beyond 64 bits.
+            value = compute(*arguments)
+            if isinstance(value, bool):
+                return int(value)
+            if isinstance(value, str):
+                return texts.whole(value)
+            if isinstance(value, Decimal):
+                return numbers.decimal_text(value)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise numbers.overflow("BIGINT")
+            return value  # type: ignore[no-any-return]
         except Exception as error:
             context.error = _as_hana_error(error)
             raise
 
     return call
-
-
-def _storage(value: Any) -> Storage:
-    """A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer beyond 64 bits."""
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, str):
-        return texts.whole(value)
-    if isinstance(value, Decimal):
-        return numbers.decimal_text(value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise numbers.overflow("BIGINT")
-    return value  # type: ignore[no-any-return]
 
 
 def _as_hana_error(error: Exception) -> HanaError:
@@ -139,9 +134,9 @@ def _as_hana_error(error: Exception) -> HanaError:
     if isinstance(error, ArithmeticError):
         return numbers.overflow("result out of range")
     if isinstance(error, MemoryError):
-        return out_of_memory("a function of this stand-in takes too much")
+        return out_of_memory("a function of this emulator takes too much")
     if isinstance(error, RecursionError):
         return HanaError(306, "invalid argument: a value is nested too deeply")
     if isinstance(error, TypeError):
         return HanaError(266, "inconsistent datatype: a function does not take arguments of this number or kind")
-    return HanaError(2, f"general error: {type(error).__name__} in a function of the stand-in")
+    return HanaError(2, f"general error: {type(error).__name__} in a function of the emulator")

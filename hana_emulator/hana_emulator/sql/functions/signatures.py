@@ -23,7 +23,6 @@ from hana_emulator.sql.functions.builtin import (
     regular,
     series,
     texts,
-    tokens,
 )
 from hana_emulator.sql.language.datatypes import FLOATING_DECIMAL, nvarchar
 from hana_emulator.types import (
@@ -162,17 +161,6 @@ def _define(
         SCALARS[sqlite_name] = scalar
 
 
-def _define_vectors() -> None:
-    _define("COSINE_SIMILARITY", fvecs.cosine_similarity, (REAL_VECTOR, REAL_VECTOR), DOUBLE)
-    _define("L2DISTANCE", fvecs.l2_distance, (REAL_VECTOR, REAL_VECTOR), DOUBLE)
-    _define("CARDINALITY", fvecs.cardinality, (REAL_VECTOR,), INTEGER)
-    _define("L2NORM", fvecs.l2_norm, (REAL_VECTOR,), DOUBLE)
-    _define("L2NORMALIZE", fvecs.l2_normalize, (REAL_VECTOR,), _vector_like)
-    _define("TO_REAL_VECTOR", fvecs.to_real_vector, (NCLOB,), REAL_VECTOR)
-    _define("TO_HALF_VECTOR", fvecs.to_half_vector, (NCLOB,), HALF_VECTOR)
-    SCALARS["hana_vector_text"] = Scalar(fvecs.to_text)
-
-
 def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
     code = _first(arguments).code
     if code in (TypeCode.REAL_VECTOR, TypeCode.HALF_VECTOR):
@@ -184,141 +172,18 @@ def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
     return "hana_to_nvarchar"
 
 
-def _define_conversions() -> None:
-    either = {"required": 1, "by_type": _nvarchar_function}
-    _define("TO_NVARCHAR TO_VARCHAR", conversion.to_nvarchar, (None, None), TEXT, **either)
-    SCALARS["hana_moment_text"] = Scalar(formats.write_moment)
-    SCALARS["hana_number_text"] = Scalar(formats.write_number)
-    _define("TO_NCLOB", texts.plain, (None,), NCLOB)
-    _define("TO_CLOB", texts.plain, (None,), CLOB)
-    for name, kind in (("TINYINT", TINYINT), ("SMALLINT", SMALLINT), ("INTEGER", INTEGER), ("BIGINT", BIGINT)):
-        _define(f"TO_{name}", numbers.to_integer(name), (None,), kind)
-    _define("TO_INT", numbers.to_integer("INTEGER"), (None,), INTEGER)
-    _define("TO_DOUBLE", numbers.to_double, (DOUBLE,), DOUBLE)
-    _define("TO_REAL", numbers.to_real, (DOUBLE,), REAL)
-    _define("TO_SMALLDECIMAL", numbers.to_decimal, (None,), FLOATING_DECIMAL.sized(16, FLOATING_DECIMAL.scale))
-    _define("TO_DATE", conversion.to_date, (None, TEXT), DATE, required=1)
-    _define("TO_TIME", conversion.to_time, (None, TEXT), TIME, required=1)
-    _define("TO_SECONDDATE", conversion.to_seconddate, (None, TEXT), SECONDDATE, required=1)
-    _define("TO_TIMESTAMP", conversion.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
-    _define("TO_DATS", moments.to_dats, (None,), nvarchar(8))
-    _define("TO_BINARY TO_VARBINARY", texts.to_binary, (None,), VARBINARY)
-    _define("TO_BLOB", texts.to_binary, (None,), BLOB)
-
-
-def _define_json() -> None:
-    _define("JSON_VALUE", json_path.value, (None, TEXT), TEXT)
-    _define("JSON_QUERY", json_path.query, (None, TEXT), TEXT)
-    _define("JSON_EXISTS", json_path.exists, (None, TEXT), BOOLEAN)
-    SCALARS["hana_json_by_rules"] = Scalar(json_rules.value_by_rules(_converter), strict=False)
-    SCALARS["hana_json_table"] = Scalar(json_rules.rows_of(_converter))
-
-
 def _converter(code: int, length: int, scale: int) -> Callable[[Any], Any]:
     return store.converter(HanaType(TypeCode(code), length, scale), "a JSON value")
-
-
-def _define_regular() -> None:
-    """What clauses.py reads; their signatures are the clauses."""
-    SCALARS["hana_like_regexpr"] = Scalar(regular.like)
-    SCALARS["hana_occurrences_regexpr"] = Scalar(regular.occurrences)
-    SCALARS["hana_locate_regexpr"] = Scalar(regular.locate)
-    SCALARS["hana_substring_regexpr"] = Scalar(regular.substring)
-    SCALARS["hana_replace_regexpr"] = Scalar(regular.replace)
-    for name in ("tinyint", "smallint", "integer", "bigint"):
-        SCALARS[f"hana_series_generate_{name}"] = Scalar(series.numeric)
-    SCALARS["hana_series_generate_decimal"] = Scalar(lambda *bounds: series.numeric(*bounds, exact=True))
-    for name in ("date", "time", "seconddate", "timestamp"):
-        SCALARS[f"hana_series_generate_{name}"] = Scalar(_timed(getattr(moments, f"to_{name}")))
 
 
 def _timed(shape: Callable[[Any], str]) -> Callable[..., str]:
     return lambda increment, low, high: series.timed(shape, increment, low, high)
 
 
-def _define_texts() -> None:
-    _define("UPPER UCASE", texts.upper, (None,), _first_text)
-    _define("LOWER LCASE", texts.lower, (None,), _first_text)
-    _define("INITCAP", texts.initcap, (None,), _first_text)
-    _define("LENGTH", texts.length, (None,), INTEGER)
-    _define("SUBSTRING SUBSTR", texts.substring, (None, INTEGER, INTEGER), _substring, required=2)
-    _define("LEFT", texts.left, (None, INTEGER), _string_piece)
-    _define("RIGHT", texts.right, (None, INTEGER), _string_piece)
-    _define("TRIM", texts.trim, (None, TEXT), _first_text, required=1)
-    _define("LTRIM", texts.ltrim, (None, TEXT), _first_text, required=1)
-    _define("RTRIM", texts.rtrim, (None, TEXT), _first_text, required=1)
-    _define("LPAD", texts.lpad, (None, INTEGER, TEXT), TEXT, required=2)
-    _define("RPAD", texts.rpad, (None, INTEGER, TEXT), TEXT, required=2)
-    _define("REPLACE", texts.replace, (None, TEXT, TEXT), _replaced)
-    _define("LOCATE", texts.locate, (None, TEXT, INTEGER, INTEGER), INTEGER, required=2)
-    _define("SUBSTR_BEFORE", texts.substring_before, (None, TEXT), TEXT)
-    _define("SUBSTR_AFTER", texts.substring_after, (None, TEXT), TEXT)
-    _define("REVERSE", texts.reverse, (None,), _first_text)
-    _define("ASCII UNICODE", texts.code_point, (None,), INTEGER)
-    _define("CHAR NCHAR", texts.character, (INTEGER,), nvarchar(1))
-    _define("ABAP_UPPER", texts.upper, (None,), _first_text)
-    _define("ABAP_LOWER", texts.lower, (None,), _first_text)
-    _define("SOUNDEX", texts.soundex, (None,), nvarchar(4))
-    _define("HAMMING_DISTANCE", texts.hamming_distance, (None, None), INTEGER)
-    _define("IS_SQL_INJECTION_SAFE", tokens.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
-    _define("ESCAPE_SINGLE_QUOTES", texts.escape_single_quotes, (TEXT,), TEXT)
-    _define("ESCAPE_DOUBLE_QUOTES", texts.escape_double_quotes, (TEXT,), TEXT)
-    SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
-
-
 def _replaced(arguments: Sequence[HanaType]) -> HanaType:
     """The replacement may be longer than what it replaces, so the length is the greatest there is."""
     kind = _first_text(arguments)
     return kind.sized(TEXT.length) if kind.code in STRINGS else kind
-
-
-def _define_binaries() -> None:
-    _define("BINTOHEX BINTONHEX", texts.binary_to_hex, (None,), TEXT)
-    _define("HEXTOBIN", texts.hex_to_binary, (TEXT,), VARBINARY)
-    _define("BINTOSTR BINTONSTR", texts.binary_to_text, (None,), TEXT)
-    _define("STRTOBIN", texts.encoded, (TEXT, TEXT), VARBINARY, required=1)
-    _define("HASH_SHA256", texts.hash_sha256, (VARBINARY,), VARBINARY.sized(32), variadic=True)
-    _define("HASH_MD5", texts.hash_md5, (VARBINARY,), VARBINARY.sized(16), variadic=True)
-    _define("SYSUUID NEWUID", conversion.sysuuid, (), VARBINARY.sized(16), pure=False)
-
-
-def _define_numbers() -> None:
-    _define("SIGN", numbers.sign, (None,), INTEGER)
-    _define("POWER", numbers.power, (DOUBLE, DOUBLE), DOUBLE)
-    _define("LOG", numbers.logarithm, (DOUBLE, DOUBLE), DOUBLE)
-    _define("ATAN2", numbers.arc_tangent, (DOUBLE, DOUBLE), DOUBLE)
-    _define("COT", numbers.function_of("COT", lambda angle: 1 / math.tan(angle)), (DOUBLE,), DOUBLE)
-    _define("UMINUS", numbers.negated, (None,), FLOATING_DECIMAL)
-    _define("NDIV0", numbers.divided_or_zero, (None, None), FLOATING_DECIMAL)
-    _define("BITNOT", numbers.bit_not, (BIGINT,), BIGINT)
-    _define("BITCOUNT", numbers.bit_count, (BIGINT,), INTEGER)
-    _define("RAND", random.random, (), DOUBLE, pure=False)
-    _define("BITAND", numbers.bit_and, (BIGINT, BIGINT), BIGINT)
-    _define("BITOR", numbers.bit_or, (BIGINT, BIGINT), BIGINT)
-    _define("BITXOR", numbers.bit_xor, (BIGINT, BIGINT), BIGINT)
-    _define("LN", numbers.function_of("LN", math.log), (DOUBLE,), DOUBLE)
-    for name in ("SQRT", "EXP", "SIN", "COS", "TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "TANH"):
-        _define(name, numbers.function_of(name, getattr(math, name.lower())), (DOUBLE,), DOUBLE)
-
-
-def _define_moments() -> None:
-    for name, add in (("DAYS", moments.add_days), ("MONTHS", moments.add_months), ("YEARS", moments.add_years)):
-        _define_shift(f"ADD_{name}", add, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
-    _define_shift("ADD_SECONDS", moments.add_seconds, (TypeCode.SECONDDATE, TypeCode.TIME), _second_result)
-    _define_shift("ADD_MONTHS_LAST", moments.add_months_last, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
-    _define("ADD_NANO100", moments.add_nano100, (TIMESTAMP, BIGINT), TIMESTAMP)
-    _define("DAYS_BETWEEN", moments.days_between, (TIMESTAMP, TIMESTAMP), INTEGER)
-    _define("SECONDS_BETWEEN", moments.seconds_between, (TIMESTAMP, TIMESTAMP), BIGINT)
-    _define("NANO100_BETWEEN", moments.nano100_between, (TIMESTAMP, TIMESTAMP), BIGINT)
-    _define("MONTHS_BETWEEN", moments.months_between, (TIMESTAMP, TIMESTAMP), INTEGER)
-    _define("YEARS_BETWEEN", moments.years_between, (TIMESTAMP, TIMESTAMP), INTEGER)
-    _define("LAST_DAY", moments.last_day, (TIMESTAMP,), DATE)
-    _define("NEXT_DAY", moments.next_day, (TIMESTAMP,), DATE)
-    _define("LOCALTOUTC", moments.local_to_utc, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
-    _define("UTCTOLOCAL", moments.utc_to_local, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
-    _define("SECOND", moments.second, (None,), FLOATING_DECIMAL)
-    for name, read, kind in _PARTS:
-        _define(name, moments.part(read), (None,), kind)
 
 
 _PARTS: tuple[tuple[str, Callable[[datetime], int | str], HanaType], ...] = (
@@ -340,7 +205,7 @@ _PARTS: tuple[tuple[str, Callable[[datetime], int | str], HanaType], ...] = (
 def _define_shift(
     name: str, compute: Callable[[Any, Any], str], kept: tuple[TypeCode, ...], result: ResultRule
 ) -> None:
-    """ADD_DAYS and its kin keep some types; whatever else they are given becomes a TIMESTAMP first."""
+    """ADD_DAYS and its kin keep some types; other types become a TIMESTAMP first."""
     plain, converting = f"hana_{name.lower()}", f"hana_{name.lower()}_timestamp"
     _define(
         name,
@@ -352,18 +217,140 @@ def _define_shift(
     SCALARS[converting] = Scalar(lambda value, count: compute(moments.to_timestamp(value), count))
 
 
-for _group in (
-    _define_vectors,
-    _define_conversions,
-    _define_json,
-    _define_texts,
-    _define_regular,
-    _define_binaries,
-    _define_numbers,
-    _define_moments,
-):
-    _group()
-
-
 def wrong_arguments(name: str) -> HanaError:
     return HanaError(316, f"wrong number of arguments in function invocation: {name}")
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+_define("COSINE_SIMILARITY", fvecs.cosine_similarity, (REAL_VECTOR, REAL_VECTOR), DOUBLE)
+_define("L2DISTANCE", fvecs.l2_distance, (REAL_VECTOR, REAL_VECTOR), DOUBLE)
+_define("CARDINALITY", fvecs.cardinality, (REAL_VECTOR,), INTEGER)
+_define("L2NORM", fvecs.l2_norm, (REAL_VECTOR,), DOUBLE)
+_define("L2NORMALIZE", fvecs.l2_normalize, (REAL_VECTOR,), _vector_like)
+_define("TO_REAL_VECTOR", fvecs.to_real_vector, (NCLOB,), REAL_VECTOR)
+_define("TO_HALF_VECTOR", fvecs.to_half_vector, (NCLOB,), HALF_VECTOR)
+SCALARS["hana_vector_text"] = Scalar(fvecs.to_text)
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+_EITHER: dict[str, Any] = {"required": 1, "by_type": _nvarchar_function}
+_define("TO_NVARCHAR TO_VARCHAR", conversion.to_nvarchar, (None, None), TEXT, **_EITHER)
+SCALARS["hana_moment_text"] = Scalar(formats.write_moment)
+SCALARS["hana_number_text"] = Scalar(formats.write_number)
+_define("TO_NCLOB", texts.plain, (None,), NCLOB)
+_define("TO_CLOB", texts.plain, (None,), CLOB)
+for name, kind in (("TINYINT", TINYINT), ("SMALLINT", SMALLINT), ("INTEGER", INTEGER), ("BIGINT", BIGINT)):
+    _define(f"TO_{name}", numbers.to_integer(name), (None,), kind)
+_define("TO_INT", numbers.to_integer("INTEGER"), (None,), INTEGER)
+_define("TO_DOUBLE", numbers.to_double, (DOUBLE,), DOUBLE)
+_define("TO_REAL", numbers.to_real, (DOUBLE,), REAL)
+_define("TO_SMALLDECIMAL", numbers.to_decimal, (None,), FLOATING_DECIMAL.sized(16, FLOATING_DECIMAL.scale))
+_define("TO_DATE", conversion.to_date, (None, TEXT), DATE, required=1)
+_define("TO_TIME", conversion.to_time, (None, TEXT), TIME, required=1)
+_define("TO_SECONDDATE", conversion.to_seconddate, (None, TEXT), SECONDDATE, required=1)
+_define("TO_TIMESTAMP", conversion.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
+_define("TO_DATS", moments.to_dats, (None,), nvarchar(8))
+_define("TO_BINARY TO_VARBINARY", texts.to_binary, (None,), VARBINARY)
+_define("TO_BLOB", texts.to_binary, (None,), BLOB)
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+_define("JSON_VALUE", json_path.value, (None, TEXT), TEXT)
+_define("JSON_QUERY", json_path.query, (None, TEXT), TEXT)
+_define("JSON_EXISTS", json_path.exists, (None, TEXT), BOOLEAN)
+SCALARS["hana_json_by_rules"] = Scalar(json_rules.value_by_rules(_converter), strict=False)
+SCALARS["hana_json_table"] = Scalar(json_rules.rows_of(_converter))
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+_define("UPPER UCASE", texts.upper, (None,), _first_text)
+_define("LOWER LCASE", texts.lower, (None,), _first_text)
+_define("INITCAP", texts.initcap, (None,), _first_text)
+_define("LENGTH", texts.length, (None,), INTEGER)
+_define("SUBSTRING SUBSTR", texts.substring, (None, INTEGER, INTEGER), _substring, required=2)
+_define("LEFT", texts.left, (None, INTEGER), _string_piece)
+_define("RIGHT", texts.right, (None, INTEGER), _string_piece)
+_define("TRIM", texts.trim, (None, TEXT), _first_text, required=1)
+_define("LTRIM", texts.ltrim, (None, TEXT), _first_text, required=1)
+_define("RTRIM", texts.rtrim, (None, TEXT), _first_text, required=1)
+_define("LPAD", texts.lpad, (None, INTEGER, TEXT), TEXT, required=2)
+_define("RPAD", texts.rpad, (None, INTEGER, TEXT), TEXT, required=2)
+_define("REPLACE", texts.replace, (None, TEXT, TEXT), _replaced)
+_define("LOCATE", texts.locate, (None, TEXT, INTEGER, INTEGER), INTEGER, required=2)
+_define("SUBSTR_BEFORE", texts.substring_before, (None, TEXT), TEXT)
+_define("SUBSTR_AFTER", texts.substring_after, (None, TEXT), TEXT)
+_define("REVERSE", texts.reverse, (None,), _first_text)
+_define("ASCII UNICODE", texts.code_point, (None,), INTEGER)
+_define("CHAR NCHAR", texts.character, (INTEGER,), nvarchar(1))
+_define("ABAP_UPPER", texts.upper, (None,), _first_text)
+_define("ABAP_LOWER", texts.lower, (None,), _first_text)
+_define("SOUNDEX", texts.soundex, (None,), nvarchar(4))
+_define("HAMMING_DISTANCE", texts.hamming_distance, (None, None), INTEGER)
+_define("IS_SQL_INJECTION_SAFE", texts.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
+_define("ESCAPE_SINGLE_QUOTES", texts.escape_single_quotes, (TEXT,), TEXT)
+_define("ESCAPE_DOUBLE_QUOTES", texts.escape_double_quotes, (TEXT,), TEXT)
+SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
+
+# --- regular expressions and series -----------------------------------------------------------------------------------
+
+# Read by `clauses.py`; the clauses are their signatures.
+SCALARS["hana_like_regexpr"] = Scalar(regular.like)
+SCALARS["hana_occurrences_regexpr"] = Scalar(regular.occurrences)
+SCALARS["hana_locate_regexpr"] = Scalar(regular.locate)
+SCALARS["hana_substring_regexpr"] = Scalar(regular.substring)
+SCALARS["hana_replace_regexpr"] = Scalar(regular.replace)
+for name in ("tinyint", "smallint", "integer", "bigint"):
+    SCALARS[f"hana_series_generate_{name}"] = Scalar(series.numeric)
+SCALARS["hana_series_generate_decimal"] = Scalar(lambda *bounds: series.numeric(*bounds, exact=True))
+for name in ("date", "time", "seconddate", "timestamp"):
+    SCALARS[f"hana_series_generate_{name}"] = Scalar(_timed(getattr(moments, f"to_{name}")))
+
+# --- binaries ---------------------------------------------------------------------------------------------------------
+
+_define("BINTOHEX BINTONHEX", texts.binary_to_hex, (None,), TEXT)
+_define("HEXTOBIN", texts.hex_to_binary, (TEXT,), VARBINARY)
+_define("BINTOSTR BINTONSTR", texts.binary_to_text, (None,), TEXT)
+_define("STRTOBIN", texts.encoded, (TEXT, TEXT), VARBINARY, required=1)
+_define("HASH_SHA256", texts.hash_sha256, (VARBINARY,), VARBINARY.sized(32), variadic=True)
+_define("HASH_MD5", texts.hash_md5, (VARBINARY,), VARBINARY.sized(16), variadic=True)
+_define("SYSUUID NEWUID", conversion.sysuuid, (), VARBINARY.sized(16), pure=False)
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+_define("SIGN", numbers.sign, (None,), INTEGER)
+_define("POWER", numbers.power, (DOUBLE, DOUBLE), DOUBLE)
+_define("LOG", numbers.logarithm, (DOUBLE, DOUBLE), DOUBLE)
+_define("ATAN2", numbers.arc_tangent, (DOUBLE, DOUBLE), DOUBLE)
+_define("COT", numbers.function_of("COT", lambda angle: 1 / math.tan(angle)), (DOUBLE,), DOUBLE)
+_define("UMINUS", numbers.negated, (None,), FLOATING_DECIMAL)
+_define("NDIV0", numbers.divided_or_zero, (None, None), FLOATING_DECIMAL)
+_define("BITNOT", numbers.bit_not, (BIGINT,), BIGINT)
+_define("BITCOUNT", numbers.bit_count, (BIGINT,), INTEGER)
+_define("RAND", random.random, (), DOUBLE, pure=False)
+_define("BITAND", numbers.bit_and, (BIGINT, BIGINT), BIGINT)
+_define("BITOR", numbers.bit_or, (BIGINT, BIGINT), BIGINT)
+_define("BITXOR", numbers.bit_xor, (BIGINT, BIGINT), BIGINT)
+_define("LN", numbers.function_of("LN", math.log), (DOUBLE,), DOUBLE)
+for name in ("SQRT", "EXP", "SIN", "COS", "TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "TANH"):
+    _define(name, numbers.function_of(name, getattr(math, name.lower())), (DOUBLE,), DOUBLE)
+
+# --- dates and times --------------------------------------------------------------------------------------------------
+
+for name, add in (("DAYS", moments.add_days), ("MONTHS", moments.add_months), ("YEARS", moments.add_years)):
+    _define_shift(f"ADD_{name}", add, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
+_define_shift("ADD_SECONDS", moments.add_seconds, (TypeCode.SECONDDATE, TypeCode.TIME), _second_result)
+_define_shift("ADD_MONTHS_LAST", moments.add_months_last, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
+_define("ADD_NANO100", moments.add_nano100, (TIMESTAMP, BIGINT), TIMESTAMP)
+_define("DAYS_BETWEEN", moments.days_between, (TIMESTAMP, TIMESTAMP), INTEGER)
+_define("SECONDS_BETWEEN", moments.seconds_between, (TIMESTAMP, TIMESTAMP), BIGINT)
+_define("NANO100_BETWEEN", moments.nano100_between, (TIMESTAMP, TIMESTAMP), BIGINT)
+_define("MONTHS_BETWEEN", moments.months_between, (TIMESTAMP, TIMESTAMP), INTEGER)
+_define("YEARS_BETWEEN", moments.years_between, (TIMESTAMP, TIMESTAMP), INTEGER)
+_define("LAST_DAY", moments.last_day, (TIMESTAMP,), DATE)
+_define("NEXT_DAY", moments.next_day, (TIMESTAMP,), DATE)
+_define("LOCALTOUTC", moments.local_to_utc, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
+_define("UTCTOLOCAL", moments.utc_to_local, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
+_define("SECOND", moments.second, (None,), FLOATING_DECIMAL)
+for name, read, kind in _PARTS:
+    _define(name, moments.part(read), (None,), kind)

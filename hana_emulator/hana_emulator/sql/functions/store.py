@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, invalid_number, value_too_large
+from hana_emulator.registry import Registry
 from hana_emulator.seam import Storage
 from hana_emulator.sql.functions.builtin.numbers import bounded, digits
 from hana_emulator.sql.language.datatypes import FLOATING_SCALE
@@ -38,7 +39,7 @@ def converter(kind: HanaType, column: str) -> Convert:
     """A function that makes a storage value one of `kind`, or raises HanaError 274, 303, 314 or 339 naming `column`."""
     make = _MAKERS.get(kind.code)
     if make is None:
-        raise HanaError(7, f"feature not supported: storing {kind.name} (by this stand-in)")
+        raise HanaError(7, f"feature not supported: storing {kind.name} (by this emulator)")
     convert = make(kind, column)
 
     def checked(value: Storage) -> Storage:
@@ -47,22 +48,22 @@ def converter(kind: HanaType, column: str) -> Convert:
     return checked
 
 
+_MAKERS: Registry[TypeCode, Callable[[HanaType, str], Convert]] = Registry()
+
+
+@_MAKERS(*INTEGERS)
 def _integer(kind: HanaType, column: str) -> Convert:
     low, high = _RANGES[kind.code]
 
     def convert(value: Storage) -> Storage:
         if type(value) is not int:
-            value = _to_int(value, column)
+            # HANA cuts fraction digits off when a decimal goes into an integer column.
+            value = int(to_decimal(value, column))
         if not low <= value <= high:
             raise HanaError(314, f"numeric overflow: {column} takes {kind.name} from {low} to {high}")
         return value
 
     return convert
-
-
-def _to_int(value: Storage, column: str) -> int:
-    """HANA cuts fraction digits off when a decimal goes into an integer column."""
-    return int(to_decimal(value, column))
 
 
 def to_decimal(value: Storage, where: str) -> Decimal:
@@ -73,7 +74,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
         elif isinstance(value, (int, float)):
             number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         else:
-            raise invalid_number(f"{where} is no number")
+            raise invalid_number(f"{where} is not a number")
     except InvalidOperation:
         raise invalid_number(f"not a valid number string for {where}") from None
     if not number.is_finite():
@@ -81,6 +82,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
     return number
 
 
+@_MAKERS(TypeCode.DECIMAL)
 def _decimal(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         return decimal_text(to_decimal(value, column), kind, column)
@@ -111,6 +113,7 @@ def plain_decimal(number: Decimal, precision: int = 34) -> str:
     return "0" if text == "-0" else text
 
 
+@_MAKERS(*FLOATS)
 def _float(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if type(value) is not float:
@@ -134,24 +137,22 @@ def _to_float(value: Storage, column: str) -> float:
         raise invalid_number(f"not a valid number string for {column}") from None
 
 
+@_MAKERS(TypeCode.BOOLEAN)
 def _boolean(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if isinstance(value, str):
-            return to_boolean(value, column)
+            lowered = value.strip().lower()
+            if lowered in _TRUE:
+                return 1
+            if lowered in _FALSE:
+                return 0
+            raise HanaError(266, f"inconsistent datatype: not a boolean for {column}")
         return 1 if value else 0
 
     return convert
 
 
-def to_boolean(text: str, where: str) -> int:
-    lowered = text.strip().lower()
-    if lowered in _TRUE:
-        return 1
-    if lowered in _FALSE:
-        return 0
-    raise HanaError(266, f"inconsistent datatype: not a boolean for {where}")
-
-
+@_MAKERS(*STRINGS)
 def _text(kind: HanaType, column: str) -> Convert:
     limit = kind.length
 
@@ -169,6 +170,7 @@ def utf16_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+@_MAKERS(*CHARACTER_LOBS)
 def _lob_text(kind: HanaType, column: str) -> Convert:
     return lambda value: value if type(value) is str else as_text(value)
 
@@ -179,6 +181,7 @@ def as_text(value: Storage) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+@_MAKERS(*BINARIES, TypeCode.BLOB)
 def _binary(kind: HanaType, column: str) -> Convert:
     limit = kind.length
 
@@ -191,6 +194,7 @@ def _binary(kind: HanaType, column: str) -> Convert:
     return convert
 
 
+@_MAKERS(*VECTORS)
 def _vector(kind: HanaType, column: str) -> Convert:
     width = 4 if kind.code is TypeCode.REAL_VECTOR else 2
 
@@ -207,6 +211,7 @@ def _vector(kind: HanaType, column: str) -> Convert:
     return convert
 
 
+@_MAKERS(TypeCode.DATE, TypeCode.TIME, TypeCode.SECONDDATE, TypeCode.TIMESTAMP)
 def _moment(kind: HanaType, column: str) -> Convert:
     parse = {TypeCode.DATE: date_text, TypeCode.TIME: time_text, TypeCode.SECONDDATE: second_text}.get(
         kind.code, timestamp_text
@@ -256,20 +261,3 @@ def timestamp_text(text: str, where: str) -> str:
         rest = [stripped[8:]]
     clock, fraction = _time_parts(rest[0].removesuffix("Z"), where) if rest else ("00:00:00", "0000000")
     return f"{day} {clock}.{fraction}"
-
-
-_MAKERS: dict[TypeCode, Callable[[HanaType, str], Convert]] = {
-    **dict.fromkeys(INTEGERS, _integer),
-    **dict.fromkeys(FLOATS, _float),
-    **dict.fromkeys(STRINGS, _text),
-    **dict.fromkeys(CHARACTER_LOBS, _lob_text),
-    **dict.fromkeys(BINARIES, _binary),
-    **dict.fromkeys(VECTORS, _vector),
-    TypeCode.BLOB: _binary,
-    TypeCode.DECIMAL: _decimal,
-    TypeCode.BOOLEAN: _boolean,
-    TypeCode.DATE: _moment,
-    TypeCode.TIME: _moment,
-    TypeCode.SECONDDATE: _moment,
-    TypeCode.TIMESTAMP: _moment,
-}

@@ -114,15 +114,12 @@ def json_call(name: str) -> Callable[[Parser], exp.Expr]:
         document = parser._parse_bitwise()
         _comma(parser)
         path = parser._parse_bitwise()
-        rules = _rules(parser, scalar=name == "JSON_VALUE")
+        scalar = name == "JSON_VALUE"
+        returning = type_text(parser) if parser._match_text_seq("RETURNING") else None
+        rules = _behaviour(parser, returning, scalar=scalar)
         return parser.expression(JsonCall(this=name, expressions=[document, path], rules=rules))
 
     return parse
-
-
-def _rules(parser: Parser, *, scalar: bool) -> JsonRules:
-    returning = type_text(parser) if parser._match_text_seq("RETURNING") else None
-    return _behaviour(parser, returning, scalar=scalar)
 
 
 def _behaviour(parser: Parser, returning: TypeText | None, *, scalar: bool) -> JsonRules:

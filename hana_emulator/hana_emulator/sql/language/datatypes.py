@@ -95,15 +95,11 @@ def type_named(name: str, sizes: Sequence[int] = ()) -> HanaType:
         return HanaType(code, _FIXED_LENGTH[code], 7 if code is TypeCode.TIMESTAMP else 0)
     if code not in _SIZED:
         raise HanaError(264, f"invalid datatype: {name}")
-    return HanaType(code, _checked_length(plain, code, sizes))
-
-
-def _checked_length(name: str, code: TypeCode, sizes: Sequence[int]) -> int:
     default, greatest = _SIZED[code]
     length = sizes[0] if sizes else default
     if len(sizes) > 1 or (sizes and not 1 <= length <= greatest):
-        raise HanaError(1, f"general error: the length of {name} must be between 1 and {greatest}")
-    return length
+        raise HanaError(1, f"general error: the length of {plain} must be between 1 and {greatest}")
+    return HanaType(code, length)
 
 
 def _decimal(name: str, sizes: Sequence[int]) -> HanaType:
@@ -126,7 +122,7 @@ def is_text(kind: HanaType) -> bool:
 
 
 def is_floating(kind: HanaType) -> bool:
-    """True for a DECIMAL that keeps whatever scale its value has."""
+    """True for a DECIMAL that keeps the scale of each value."""
     return kind.code is TypeCode.DECIMAL and kind.scale == FLOATING_SCALE
 
 

@@ -149,19 +149,19 @@ def _with_numbered_parameters(found: list[Token]) -> list[Token]:
     tokens: list[Token] = []
     for token in found:
         before = tokens[-1] if tokens else None
-        if before is not None and before.token_type is TokenType.COLON and _is_number_behind(before, token):
+        if (
+            before is not None
+            and before.token_type is TokenType.COLON
+            and (
+                token.token_type is TokenType.NUMBER
+                and token.start == before.end + 1
+                and _PARAMETER_NUMBER.fullmatch(token.text) is not None
+            )
+        ):
             tokens[-1] = Token(TokenType.PLACEHOLDER, f":{token.text}", token.line, token.col, before.start, token.end)
         else:
             tokens.append(token)
     return tokens
-
-
-def _is_number_behind(colon: Token, token: Token) -> bool:
-    return (
-        token.token_type is TokenType.NUMBER
-        and token.start == colon.end + 1
-        and _PARAMETER_NUMBER.fullmatch(token.text) is not None
-    )
 
 
 def is_parameter(token: Token) -> bool:
@@ -215,11 +215,18 @@ def parse(sql: str) -> exp.Expr:
     try:
         trees = Hana.get_or_raise(Hana).parse(sql)
     except (ParseError, TokenError) as error:
-        raise _syntax_error(error, sql) from None
+        details = getattr(error, "errors", None) or [{}]
+        line, column = details[0].get("line") or 1, details[0].get("col") or 0
+        position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
+        near = details[0].get("highlight") or ""
+        near = "'...'" if "'" in near else near[:_LONGEST_QUOTED]
+        raise syntax_error(
+            f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position
+        ) from None
     except RecursionError:
         raise HanaError(257, "sql syntax error: nested too deeply") from None
     except _STUMBLES:
-        raise syntax_error("the statement is not understood by this stand-in") from None
+        raise syntax_error("the statement is not understood by this emulator") from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("exactly one statement is expected")
     grammar.check(trees[0])
@@ -233,15 +240,6 @@ def parse_condition(sql: str) -> exp.Expr:
     assert isinstance(where, exp.Where)
     condition: exp.Expr = where.this.pop()
     return condition
-
-
-def _syntax_error(error: Exception, sql: str) -> HanaError:
-    details = getattr(error, "errors", None) or [{}]
-    line, column = details[0].get("line") or 1, details[0].get("col") or 0
-    position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
-    near = details[0].get("highlight") or ""
-    near = "'...'" if "'" in near else near[:_LONGEST_QUOTED]
-    return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
 
 
 def parameter_number(node: exp.Expr) -> int | None:

@@ -1,5 +1,5 @@
 """Which of sqlglot's syntax is understood here. sqlglot reads far more than HANA does, and marks much of it by extra
-arguments on ordinary nodes (a negated LIKE, a QUALIFY): whatever is not listed is refused, so that nothing is ignored.
+arguments on ordinary nodes (a negated LIKE, a QUALIFY): anything not listed is refused, so that nothing is ignored.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MOST_PARAMETERS = 32_767
 LONGEST_VALUE = 256 << 20
 """Bytes; as much as one packet may bring."""
 LONGEST_BUILT = 32 << 20
-"""Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled meanwhile."""
+"""Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled while it runs."""
 STATEMENT_BYTES = 2 << 30
 """By how much the process may grow while a statement runs (HANA's statement_memory_limit is much the same)."""
 
@@ -63,13 +63,13 @@ def check_built(length: int) -> None:
 
 
 def _too_large(detail: str) -> HanaError:
-    return HanaError(2048, f"column store error: the statement is too large for this stand-in: {detail}")
+    return HanaError(2048, f"column store error: the statement is too large for this emulator: {detail}")
 
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Ends a session's statement when the process grows by more than `limit` bytes while it runs, whoever is to blame.
-    Where there is no /proc, nothing is watched."""
+    """Ends a session's statement when the process grows by more than `limit` bytes while it runs.
+    Without /proc nothing is watched."""
 
     limit: int = STATEMENT_BYTES
     _start: int | None = None

@@ -29,17 +29,17 @@ def decode(encoded: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column name ready to stand in SQLite text."""
+    """A column name quoted for SQLite text."""
     return '"' + encode(name).replace('"', '""') + '"'
 
 
 def quoted_table(schema: str, table: str) -> str:
-    """A table name ready to stand in SQLite text; a leading '~' keeps clear of SQLite's reserved 'sqlite_' names."""
+    """A table name quoted for SQLite text; a leading '~' keeps clear of SQLite's reserved 'sqlite_' names."""
     return quoted_key(table_key(schema, table))
 
 
 def quoted_key(key: str) -> str:
-    """`table_key` ready to stand in SQLite text."""
+    """`table_key` quoted for SQLite text."""
     return '"' + key.replace('"', '""') + '"'
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -14,6 +16,7 @@ from hana_emulator.types import HanaType
 _LONGEST_QUOTED = 40
 _STRINGS = (TokenType.STRING, TokenType.NATIONAL_STRING)
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,38}")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,14 @@ class TokenReader:
 
     def identifier(self) -> str:
         token = self.current
-        if token is None or token.token_type in (TokenType.STRING, TokenType.NUMBER) or not _may_be_name(token):
+        if (
+            token is None
+            or token.token_type in (TokenType.STRING, TokenType.NUMBER)
+            or not (
+                token.token_type is TokenType.IDENTIFIER
+                or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
+            )
+        ):
             raise self.error("a name")
         self.index += 1
         return str(token.text) if token.token_type is TokenType.IDENTIFIER else str(token.text).upper()
@@ -157,8 +167,21 @@ def is_word(token: Token, word: str) -> bool:
     return token.token_type not in (TokenType.IDENTIFIER, TokenType.STRING) and token.text.upper() == word
 
 
-def _may_be_name(token: Token) -> bool:
-    return (
-        token.token_type is TokenType.IDENTIFIER
-        or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
-    )
+class Parsers(dict[tuple[str, ...], Callable[["TokenReader"], Result]], Generic[Result]):
+    """Parsers by the first words of their statements: `@PARSERS("CREATE", "USER")` above a function enters it."""
+
+    def __call__(self, *words: str) -> Callable[[Callable[[TokenReader], Result]], Callable[[TokenReader], Result]]:
+        def register(parser: Callable[[TokenReader], Result]) -> Callable[[TokenReader], Result]:
+            self[words] = parser
+            return parser
+
+        return register
+
+    def parse(self, reader: TokenReader) -> Result | None:
+        """Return what the parser with the longest matching words makes of the statement, None without a match."""
+        for words in sorted(self, key=len, reverse=True):
+            if reader.take(*words):
+                result = self[words](reader)
+                reader.end()
+                return result
+        return None

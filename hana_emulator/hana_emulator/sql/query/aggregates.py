@@ -1,4 +1,4 @@
-"""Aggregates and window functions: from syntax trees to SQLite calls. What they keep stands in `accumulators.py`."""
+"""Aggregates and window functions: from syntax trees to SQLite calls. `accumulators.py` computes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.registry import Registry
 from hana_emulator.sql.functions.signatures import wrong_arguments
 from hana_emulator.sql.language import datatypes
 from hana_emulator.sql.language.names import literal
@@ -75,6 +76,11 @@ def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
     return prefix, bound
 
 
+Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
+_AGGREGATES: Registry[str, Aggregate] = Registry()
+
+
+@_AGGREGATES("COUNT")
 def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
         return Bound("count(*)", BIGINT, nullable=False)
@@ -92,6 +98,7 @@ def numeric(name: str, bound: Bound) -> Bound:
     return bound
 
 
+@_AGGREGATES("SUM")
 def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -99,16 +106,17 @@ def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     if bound.type.code is TypeCode.DECIMAL:
         scale = bound.type.scale
         kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
-        summed = f"owl_sum({bound.sql}, {scale})" if not prefix else _distinct_sum(bound, kind)
+        # SQLite takes DISTINCT with one argument only, so the scale is set afterwards.
+        summed = (
+            f"owl_sum({bound.sql}, {scale})"
+            if not prefix
+            else f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
+        )
         return Bound(summed, kind)
     return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
 
 
-def _distinct_sum(bound: Bound, kind: HanaType) -> str:
-    """SQLite takes DISTINCT with one argument only, so the scale is set afterwards."""
-    return f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
-
-
+@_AGGREGATES("AVG")
 def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -117,16 +125,19 @@ def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.
     return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
 
 
+@_AGGREGATES("MIN", "MAX")
 def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
 
 
+@_AGGREGATES(*_SPREADS)
 def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{_SPREADS[name]}({prefix}{coerce(numeric(name, bound), DOUBLE).sql})", DOUBLE)
 
 
+@_AGGREGATES(*_PAIRS)
 def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise wrong_arguments(name)
@@ -152,6 +163,7 @@ def _sorted_arguments(
     return nodes, [literal(flags), *keys]
 
 
+@_AGGREGATES("STRING_AGG")
 def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """STRING_AGG(text[, separator] [ORDER BY keys])."""
     if not 1 <= len(arguments) <= 2:
@@ -172,7 +184,7 @@ def _placed(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
     return Bound(f"owl_nth_value({', '.join([value.sql, number, *sorting])})", value.type)
 
 
-@expressions.binds(exp.WithinGroup)
+@expressions.BINDERS(exp.WithinGroup)
 def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """PERCENTILE_CONT(share) WITHIN GROUP (ORDER BY number), and PERCENTILE_DISC."""
     name = str(node.this.this).upper() if isinstance(node.this, exp.Anonymous) else ""
@@ -187,23 +199,10 @@ def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"owl_{name.lower()}({value.sql}, {share.sql}, {int(bool(keys[0].args.get('desc')))})", DOUBLE)
 
 
-Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
-_AGGREGATES: dict[str, Aggregate] = {
-    "COUNT": _count,
-    "SUM": _sum,
-    "AVG": _average,
-    "MIN": _extreme,
-    "MAX": _extreme,
-    "STRING_AGG": _string_agg,
-    **dict.fromkeys(_SPREADS, _spread),
-    **dict.fromkeys(_PAIRS, _pair),
-}
-
-
 # --- window functions -------------------------------------------------------------------------------------------------
 
 
-@expressions.binds(exp.Window)
+@expressions.BINDERS(exp.Window)
 def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """Bind function(...) OVER (PARTITION BY ... ORDER BY ... [ROWS ...])."""
     if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
@@ -225,7 +224,18 @@ def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         ]
         parts.append(f"ORDER BY {', '.join(keys)}")
     if node.args.get("spec") is not None:
-        parts.append(_frame(node.args["spec"]))
+        spec = node.args["spec"]
+
+        def bound(value: object, side: str | None) -> str:
+            text = value.sql() if isinstance(value, exp.Expr) else str(value)
+            return f"{text} {side}" if side else text
+
+        start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
+        end = spec.args.get("end")
+        kind = str(spec.args.get("kind") or "ROWS")
+        parts.append(
+            f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"
+        )
     return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
 
 
@@ -249,14 +259,3 @@ def ordering(key: str, node: exp.Expr) -> str:
     first = bool(node.args.get("nulls_first"))
     placed = "" if first is not descending else (" NULLS FIRST" if first else " NULLS LAST")
     return f"{key} DESC{placed}" if descending else f"{key}{placed}"
-
-
-def _frame(spec: exp.Expr) -> str:
-    def bound(value: object, side: str | None) -> str:
-        text = value.sql() if isinstance(value, exp.Expr) else str(value)
-        return f"{text} {side}" if side else text
-
-    start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
-    end = spec.args.get("end")
-    kind = str(spec.args.get("kind") or "ROWS")
-    return f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, syntax_error
+from hana_emulator.registry import Registry
 from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.signatures import wrong_arguments
 from hana_emulator.sql.language import datatypes
@@ -34,7 +35,7 @@ _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "
 
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    """A call of the HANA function `name`. Raises HanaError 328 for a name nobody knows."""
+    """A call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
     if aggregates.is_aggregate_name(name, arguments):
         return aggregates.call(binding, scope, name, arguments)
     if name in _SPECIAL:
@@ -49,12 +50,12 @@ def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     return expressions.by_signature(name, bounds)
 
 
-@expressions.binds(exp.Anonymous)
+@expressions.BINDERS(exp.Anonymous)
 def _call(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return call(binding, scope, str(node.this).upper(), node.expressions)
 
 
-@expressions.binds(exp.Trim)
+@expressions.BINDERS(exp.Trim)
 def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     names = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}
     name = names.get((node.args.get("position") or "").upper(), "TRIM")
@@ -62,7 +63,7 @@ def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return call(binding, scope, name, [node.this] + ([sign] if sign is not None else []))
 
 
-@expressions.binds(exp.Extract)
+@expressions.BINDERS(exp.Extract)
 def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     part = str(node.this.this).upper()
     if part not in _EXTRACTED:
@@ -72,7 +73,11 @@ def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 # --- conditional functions --------------------------------------------------------------------------------------------
 
+Special = Callable[[Binding, Scope, Sequence[exp.Expr]], Bound]
+_SPECIAL: Registry[str, Special] = Registry()
 
+
+@_SPECIAL("COALESCE", "IFNULL")
 def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) < 2:
         raise syntax_error("COALESCE and IFNULL need at least two arguments")
@@ -82,6 +87,7 @@ def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> 
     return Bound(sql, kind, all(value.nullable for value in values), constant=constant)
 
 
+@_SPECIAL("NULLIF")
 def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise syntax_error("NULLIF needs two arguments")
@@ -89,6 +95,7 @@ def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bo
     return Bound(f"CASE WHEN {expressions.compare('=', left, right)} THEN NULL ELSE {left.sql} END", left.type)
 
 
+@_SPECIAL("MAP")
 def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     """MAP(subject, search, result, ... [, default])."""
     if len(arguments) < 3:
@@ -111,6 +118,7 @@ def _extremum(function: str) -> Special:
     return bind
 
 
+@_SPECIAL("CONCAT")
 def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise wrong_arguments("CONCAT")
@@ -118,6 +126,7 @@ def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bo
     return expressions.concatenated(bounds)
 
 
+@_SPECIAL("TO_DECIMAL")
 def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     """TO_DECIMAL(value[, precision, scale]) with literal sizes."""
     sizes = [int(size.this) for size in arguments[1:] if isinstance(size, exp.Literal) and size.this.isdigit()]
@@ -127,6 +136,7 @@ def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), kind)
 
 
+@_SPECIAL("TO_BOOLEAN")
 def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 1:
         raise wrong_arguments("TO_BOOLEAN")
@@ -151,29 +161,21 @@ def _rounded(function: str, most: int) -> Special:
     return bind
 
 
+@_SPECIAL("MOD")
 def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise wrong_arguments("MOD")
     return expressions.calculate("%", *expressions.bind_pair(binding, scope, *arguments))
 
 
-Special = Callable[[Binding, Scope, Sequence[exp.Expr]], Bound]
-_SPECIAL: dict[str, Special] = {
-    "COALESCE": _coalesce,
-    "IFNULL": _coalesce,
-    "NULLIF": _nullif,
-    "MAP": _map,
+_SPECIAL |= {
     "GREATEST": _extremum("max"),
     "LEAST": _extremum("min"),
-    "CONCAT": _concat,
-    "TO_DECIMAL": _to_decimal,
-    "TO_BOOLEAN": _to_boolean,
     "ROUND": _rounded("round", 2),
     "ABS": _rounded("abs", 1),
     "FLOOR": _rounded("floor", 1),
     "CEIL": _rounded("ceil", 1),
     "CEILING": _rounded("ceil", 1),
-    "MOD": _mod,
 }
 
 
@@ -186,7 +188,7 @@ def rules_of(rules: JsonRules, *, scalar: bool) -> list[str | None]:
     return [wrapper, rules.on_empty, rules.on_error, rules.empty_default, rules.error_default]
 
 
-@expressions.binds(JsonCall)
+@expressions.BINDERS(JsonCall)
 def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name, rules = str(node.this), node.args["rules"]
     document, path = (
@@ -207,7 +209,7 @@ def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 # --- regular expressions ----------------------------------------------------------------------------------------------
 
 
-@expressions.binds(Regexpr)
+@expressions.BINDERS(Regexpr)
 def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name = str(node.this).replace("SUBSTR_", "SUBSTRING_")
     pattern, subject = (text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in node.expressions)
@@ -231,7 +233,7 @@ def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(sql, kind, constant=all(argument.constant for argument in arguments))
 
 
-@expressions.binds(LikeRegexpr)
+@expressions.BINDERS(LikeRegexpr)
 def _like_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     text, pattern = (
         text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in (node.this, node.expression)

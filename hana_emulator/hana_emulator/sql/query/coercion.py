@@ -36,7 +36,7 @@ _MOMENT_FUNCTIONS = {
 
 
 def coerce(bound: Bound, target: HanaType) -> Bound:
-    """`bound` as a value of `target`'s kind (lengths are not checked). Raises HanaError 266 when there is no way."""
+    """`bound` as a value of `target`'s kind (lengths are not checked). Raises HanaError 266 without a conversion."""
     source = bound.type
     if source is None or (source.code is target.code and source.code is not TypeCode.DECIMAL):
         return replace(bound, type=target, column=None)
@@ -135,7 +135,7 @@ def comparable(left: Bound, right: Bound) -> tuple[str, str]:
 
 
 def _ready(kind: HanaType | None, common: HanaType) -> bool:
-    """True when SQLite compares a value of `kind` rightly as it is."""
+    """True when SQLite compares a value of `kind` correctly without conversion."""
     if kind is None or kind.code is common.code:
         return True
     return kind.code in INTEGERS and common.code in FLOATS
@@ -150,7 +150,7 @@ def refuse_lob(bound: Bound) -> None:
 
 
 def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:
-    """The kind in which two values are compared; None when their storage values compare as they are."""
+    """The kind in which two values are compared; None when their storage values compare without conversion."""
     codes = {left.code, right.code}
     if codes & LOBS:
         raise HanaError(266, "inconsistent datatype: a LOB is not allowed in a comparison; use LIKE or TO_NVARCHAR()")
@@ -160,28 +160,20 @@ def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:
         return None
     for one, other in ((left, right), (right, left)):
         if is_text(one) and not is_text(other):
-            return _type_against_text(other)
+            if other.code in FLOATS:
+                return DOUBLE
+            if other.code in NUMBERS:
+                return FLOATING_DECIMAL
+            return BOOLEAN if other.code is TypeCode.BOOLEAN else other
     if codes <= NUMBERS | {TypeCode.BOOLEAN}:
-        return _numeric_comparison(codes)
+        if TypeCode.DECIMAL not in codes:
+            return None
+        return DOUBLE if codes & FLOATS else FLOATING_DECIMAL
     if codes <= DATETIMES:
         return None if len(codes) == 1 else HanaType(TypeCode.TIMESTAMP, 27, 7)
     if codes <= BINARIES or is_text(left):
         return None
     raise HanaError(266, f"inconsistent datatype: {left.name} and {right.name} cannot be compared")
-
-
-def _type_against_text(other: HanaType) -> HanaType:
-    if other.code in FLOATS:
-        return DOUBLE
-    if other.code in NUMBERS:
-        return FLOATING_DECIMAL
-    return BOOLEAN if other.code is TypeCode.BOOLEAN else other
-
-
-def _numeric_comparison(codes: set[TypeCode]) -> HanaType | None:
-    if TypeCode.DECIMAL not in codes:
-        return None
-    return DOUBLE if codes & FLOATS else FLOATING_DECIMAL
 
 
 def sort_key(bound: Bound) -> str:

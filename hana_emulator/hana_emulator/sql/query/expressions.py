@@ -1,4 +1,4 @@
-"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by what stands beside them.
+"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by their neighbours.
 
 One function per kind of node; a node without one is refused, never guessed.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.registry import Registry
 from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.store import plain_decimal, to_decimal, utf16_length
 from hana_emulator.sql.language import datatypes
@@ -68,17 +69,8 @@ _LONGEST_NUMBER = 4_000
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
-_HANDLERS: dict[type[exp.Expr], Handler] = {}
-
-
-def binds(*kinds: type[exp.Expr]) -> Callable[[Handler], Handler]:
-    """Register a function as the one that binds nodes of these kinds."""
-
-    def register(handler: Handler) -> Handler:
-        _HANDLERS.update(dict.fromkeys(kinds, handler))
-        return handler
-
-    return register
+BINDERS: Registry[type[exp.Expr], Handler] = Registry()
+# By kind of node; `aggregates.py` and `calls.py` add theirs.
 
 
 def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None = None) -> Bound:
@@ -87,7 +79,7 @@ def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None =
     if number is not None:
         binding.parameter(number, hint)
         return Bound(f"?{number}", hint, parameter=number, constant=True)
-    handler = _HANDLERS.get(type(node))
+    handler = BINDERS.get(type(node))
     if handler is None:
         raise not_supported(f"{type(node).__name__.upper()} in an expression")
     bound = handler(binding, scope, node)
@@ -130,7 +122,7 @@ def _predicate(sql: str, *parts: Bound) -> Bound:
     return Bound(sql, BOOLEAN, any(part.nullable for part in parts), constant=all(part.constant for part in parts))
 
 
-@binds(*_COMPARISONS)
+@BINDERS(*_COMPARISONS)
 def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
         raise syntax_error("row values compare with IN only")
@@ -142,7 +134,7 @@ def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return _predicate(f"({compare(_COMPARISONS[type(node)], left, right)})", left, right)
 
 
-@binds(exp.And, exp.Or)
+@BINDERS(exp.And, exp.Or)
 def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """AND and OR chains as a balanced tree: SQLite and Python both limit the depth of an expression."""
     word = "AND" if isinstance(node, exp.And) else "OR"
@@ -167,18 +159,18 @@ def _balanced(parts: list[str], word: str) -> str:
     return parts[0]
 
 
-@binds(exp.Not)
+@BINDERS(exp.Not)
 def _not(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"(NOT {condition(binding, scope, node.this)})", BOOLEAN)
 
 
-@binds(exp.Paren)
+@BINDERS(exp.Paren)
 def _paren(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     inner = bind(binding, scope, node.this)
     return replace(inner, sql=f"({inner.sql})", column=None)
 
 
-@binds(exp.In)
+@BINDERS(exp.In)
 def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     query = node.args.get("query")
     if isinstance(node.this, exp.Tuple):
@@ -232,7 +224,7 @@ def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:
     return " AND ".join(compare("=", left, right) for left, right in zip(lefts, rights, strict=True))
 
 
-@binds(exp.Between)
+@BINDERS(exp.Between)
 def _between(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     tested, low, high = (bind(binding, scope, node.args[part]) for part in ("this", "low", "high"))
     kind = datatypes.unify((low.type, high.type))
@@ -241,7 +233,7 @@ def _between(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return _predicate(f"({compare('>=', tested, low)} AND {compare('<=', tested, high)})", tested, low, high)
 
 
-@binds(exp.Like)
+@BINDERS(exp.Like)
 def _like(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     text, pattern = bind_pair(binding, scope, node.this, node.expression)
     text, pattern = coercion.text_of(text), coercion.text_of(pattern)
@@ -249,7 +241,7 @@ def _like(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return _predicate(f"({text.sql} {word} {pattern.sql})", text, pattern)
 
 
-@binds(exp.Escape)
+@BINDERS(exp.Escape)
 def _escape(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if not isinstance(node.this, exp.Like):
         raise syntax_error("ESCAPE belongs to LIKE")
@@ -258,19 +250,19 @@ def _escape(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return replace(like, sql=f"({like.sql[1:-1]} ESCAPE {sign.sql})")
 
 
-@binds(exp.Is)
+@BINDERS(exp.Is)
 def _is(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if not isinstance(node.expression, exp.Null):
         raise syntax_error("IS takes NULL or NOT NULL")
     return Bound(f"({bind(binding, scope, node.this).sql} IS NULL)", BOOLEAN, nullable=False)
 
 
-@binds(exp.Exists)
+@BINDERS(exp.Exists)
 def _exists(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"EXISTS ({binding.bind_query(binding, unwrapped(node.this), scope).sql})", BOOLEAN, nullable=False)
 
 
-@binds(exp.Subquery)
+@BINDERS(exp.Subquery)
 def _scalar_query(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     inner = binding.bind_query(binding, unwrapped(node), scope)
     if len(inner.columns) != 1:
@@ -284,7 +276,7 @@ def unwrapped(node: exp.Expr) -> exp.Expr:
     return node
 
 
-@binds(*_ARITHMETIC)
+@BINDERS(*_ARITHMETIC)
 def _arithmetic(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     operator = _ARITHMETIC[type(node)]
     return calculate(operator, *bind_pair(binding, scope, node.this, node.expression))
@@ -307,7 +299,7 @@ def calculate(operator: str, left: Bound, right: Bound) -> Bound:
     return Bound(sql, kind, nullable, constant=constant)
 
 
-@binds(exp.Neg)
+@BINDERS(exp.Neg)
 def _negative(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return number_literal("-" + node.this.this)
@@ -315,7 +307,7 @@ def _negative(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return calculate("-", Bound("0", INTEGER, nullable=False, constant=True), inner)
 
 
-@binds(exp.DPipe)
+@BINDERS(exp.DPipe)
 def _concatenation(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return concatenated(bind_pair(binding, scope, node.this, node.expression))
 
@@ -335,10 +327,17 @@ def concatenated(sides: Sequence[Bound]) -> Bound:
     return Bound(sql, lob or datatypes.nvarchar(length or DEFAULT_PARAMETER.length), nullable, constant=constant)
 
 
-@binds(exp.Case)
+@BINDERS(exp.Case)
 def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     subject, branches, default = node.this, node.args["ifs"], node.args.get("default")
-    tests = [_case_test(binding, scope, subject, branch.this) for branch in branches]
+    tests = [
+        (
+            condition(binding, scope, branch.this)
+            if subject is None
+            else combine(binding, scope, "=", (subject, branch.this))
+        )
+        for branch in branches
+    ]
     nodes = [branch.args["true"] for branch in branches] + ([default] if default is not None else [])
     kind, values = unified(bind_all(binding, scope, nodes))
     pieces = [f"WHEN {test} THEN {value.sql}" for test, value in zip(tests, values, strict=False)]
@@ -346,10 +345,6 @@ def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         pieces.append(f"ELSE {values[-1].sql}")
     nullable = default is None or any(value.nullable for value in values)
     return Bound(f"CASE {' '.join(pieces)} END", kind, nullable)
-
-
-def _case_test(binding: Binding, scope: Scope, subject: exp.Expr | None, test: exp.Expr) -> str:
-    return condition(binding, scope, test) if subject is None else combine(binding, scope, "=", (subject, test))
 
 
 def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
@@ -360,7 +355,7 @@ def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
     return kind, [coercion.coerce(value, kind) for value in values]
 
 
-@binds(HanaCast)
+@BINDERS(HanaCast)
 def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     kind = datatypes.type_named(node.args["to"], [int(size.this) for size in node.expressions])
     if kind.code in STRINGS and not node.expressions:
@@ -369,7 +364,7 @@ def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return cast(bind(binding, scope, node.this, kind if by_bytes else DEFAULT_PARAMETER), kind)
 
 
-@binds(exp.Cast)
+@BINDERS(exp.Cast)
 def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """DATE '...', TIME '...', TIMESTAMP '...'; not the value::type of other databases."""
     if not isinstance(node.this, exp.Literal) or not node.this.is_string:
@@ -390,13 +385,13 @@ def cast(value: Bound, kind: HanaType) -> Bound:
     return moved
 
 
-@binds(exp.Literal, exp.National)
+@BINDERS(exp.Literal, exp.National)
 def _literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    return text_literal(node.this) if node.args.get("is_string", True) else number_literal(node.this)
-
-
-def text_literal(text: str) -> Bound:
-    return Bound(literal(text), datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
+    return (
+        Bound(literal(node.this), datatypes.nvarchar(utf16_length(node.this)), nullable=False, constant=True)
+        if node.args.get("is_string", True)
+        else number_literal(node.this)
+    )
 
 
 def number_literal(text: str) -> Bound:
@@ -424,7 +419,7 @@ def number_literal(text: str) -> Bound:
     return Bound(literal(plain_decimal(to_decimal(text, "a literal"), 38)), kind, nullable=False, constant=True)
 
 
-@binds(exp.HexString)
+@BINDERS(exp.HexString)
 def _hex(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     digits = node.this
     if len(digits) % 2 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
@@ -432,18 +427,18 @@ def _hex(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"x'{digits}'", HanaType(TypeCode.VARBINARY, max(1, len(digits) // 2)), nullable=False, constant=True)
 
 
-@binds(exp.Null)
+@BINDERS(exp.Null)
 def _null(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound("NULL", None, constant=True)
 
 
-@binds(exp.Boolean)
+@BINDERS(exp.Boolean)
 def _boolean(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound("1" if node.this else "0", BOOLEAN, nullable=False, constant=True)
 
 
 def identifier(node: exp.Expr | None) -> str:
-    """The name an identifier stands for: as written when quoted, upper-cased otherwise; '' for none."""
+    """Return the name of an identifier: as written when quoted, upper-cased otherwise; '' for none."""
     if node is None:
         return ""
     if not isinstance(node, exp.Identifier):
@@ -451,7 +446,7 @@ def identifier(node: exp.Expr | None) -> str:
     return str(node.this) if node.quoted else str(node.this).upper()
 
 
-@binds(exp.Column)
+@BINDERS(exp.Column)
 def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Star):
         raise syntax_error("* is not allowed here")
@@ -461,7 +456,7 @@ def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
 
 
-@binds(Score)
+@BINDERS(Score)
 def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     term = bind(binding, scope, node.this, DEFAULT_PARAMETER)
     columns = [bind(binding, scope, column) for column in node.expressions]

@@ -59,25 +59,21 @@ def split_clause(sql: str, tokens: Sequence[Token]) -> tuple[list[Token], LockCl
                 raise not_supported("FOR SHARE LOCK")
             if is_word(tokens[place + 1], "UPDATE"):
                 reader = TokenReader(sql, list(tokens[place + 2 :]))
-                clause = _read_clause(reader)
+                columns: list[tuple[str, ...]] = []
+                if reader.take("OF"):
+                    columns.append(_dotted(reader))
+                    while reader.take(","):
+                        columns.append(_dotted(reader))
+                patience: float | None = None
+                if reader.take("NOWAIT"):
+                    patience = 0.0
+                elif reader.take("WAIT"):
+                    patience = float(reader.number())
+                clause = LockClause(tuple(columns), patience, reader.take("IGNORE", "LOCKED"))
                 if not reader.peek("WITH", "HINT"):
                     reader.end()
                 return list(tokens[:place]), clause
     return list(tokens), None
-
-
-def _read_clause(reader: TokenReader) -> LockClause:
-    columns: list[tuple[str, ...]] = []
-    if reader.take("OF"):
-        columns.append(_dotted(reader))
-        while reader.take(","):
-            columns.append(_dotted(reader))
-    patience: float | None = None
-    if reader.take("NOWAIT"):
-        patience = 0.0
-    elif reader.take("WAIT"):
-        patience = float(reader.number())
-    return LockClause(tuple(columns), patience, reader.take("IGNORE", "LOCKED"))
 
 
 def _dotted(reader: TokenReader) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql.catalog import row_ids, sysviews
+from hana_emulator.sql.catalog import row_ids, system_views
 from hana_emulator.sql.catalog.catalog import Relation
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
-from hana_emulator.sql.catalog.system_view import SystemView
+from hana_emulator.sql.catalog.system_views import SystemView
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import unify
 from hana_emulator.sql.language.names import MAX_IDENTIFIER, hana_identifier, quoted
@@ -31,7 +31,7 @@ from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
 _GONE = frozenset({259, 260, 313, 362})
-"""What is raised where a table, a column, a sequence or a schema is no longer there."""
+"""What is raised where a table, a column, a sequence or a schema does not exist any more."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
@@ -102,7 +102,27 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
         parts.having = expressions.condition(binding, scope, node.args["having"].this)
     _bind_order(binding, node, parts)
     if scope.aggregates or parts.groups:
-        _check_grouping(node, parts)
+        # HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any
+        # row's value.
+        pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
+        if node.args.get("having") is not None:
+            pending.append(node.args["having"].this)
+        own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.readable}
+        while pending:
+            current = pending.pop()
+            text = parts.scope.trace.get(id(current))
+            if (
+                text in parts.groups
+                or aggregates.is_aggregate(current)
+                or isinstance(current, (exp.Window, exp.Subquery))
+            ):
+                continue
+            star = isinstance(current, exp.Star) or (
+                isinstance(current, exp.Column) and isinstance(current.this, exp.Star)
+            )
+            if star or (isinstance(current, exp.Column) and text in own):
+                raise HanaError(276, f"not a GROUP BY expression: '{current.name}' column must be in group by clause")
+            pending.extend(current.iter_expressions())
     parts.limit, parts.offset = _bind_limits(binding, scope, node)
     return parts
 
@@ -143,7 +163,7 @@ def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
 def _bind_item(binding: Binding, item: exp.Expr, parts: SelectParts) -> None:
     inner = item.this if isinstance(item, exp.Alias) else item
     if isinstance(expressions.unwrapped(inner), _CONDITIONS):
-        raise syntax_error("a condition is no value; use CASE WHEN ... THEN ... END")
+        raise syntax_error("a condition is not a value; use CASE WHEN ... THEN ... END")
     bound = expressions.bind(binding, parts.scope, inner)
     parts.items.append(bound)
     parts.columns.append(_result_column(item, inner, bound))
@@ -164,26 +184,6 @@ def _expression_name(node: exp.Expr) -> str:
     except ValueError:
         text = type(node).__name__.upper()
     return text.replace(f":{dialect.PARAMETER_PREFIX}", "?")[:MAX_IDENTIFIER]
-
-
-# --- grouping ---------------------------------------------------------------------------------------------------------
-
-
-def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
-    """HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any row's value."""
-    pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
-    if node.args.get("having") is not None:
-        pending.append(node.args["having"].this)
-    own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.readable}
-    while pending:
-        current = pending.pop()
-        text = parts.scope.trace.get(id(current))
-        if text in parts.groups or aggregates.is_aggregate(current) or isinstance(current, (exp.Window, exp.Subquery)):
-            continue
-        star = isinstance(current, exp.Star) or (isinstance(current, exp.Column) and isinstance(current.this, exp.Star))
-        if star or (isinstance(current, exp.Column) and text in own):
-            raise HanaError(276, f"not a GROUP BY expression: '{current.name}' column must be in group by clause")
-        pending.extend(current.iter_expressions())
 
 
 # --- ORDER BY, LIMIT --------------------------------------------------------------------------------------------------
@@ -262,18 +262,15 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     alias_node = node.args.get("alias")
     name = identifier(alias_node.this) if alias_node is not None and alias_node.this is not None else ""
     if isinstance(node, exp.Subquery):
-        query = binding.bind_query(binding, node.this, _with_only(scope))
+        # What a derived table sees: the WITH entries and the outer query, not its neighbours in
+        # FROM.
+        query = binding.bind_query(binding, node.this, Scope(scope.parent, common=scope.common))
         return _add_derived(binding, scope, name, query)
     if not isinstance(node, exp.Table):
         raise not_supported("this kind of table expression")
     if not isinstance(node.this, exp.Identifier):
         return bind_table_function(binding, scope, node.this, name)
     return bind_table(binding, scope, node, name)
-
-
-def _with_only(scope: Scope) -> Scope:
-    """What a derived table sees: the WITH entries and the outer query, not its neighbours in FROM."""
-    return Scope(scope.parent, common=scope.common)
 
 
 def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "") -> str:
@@ -286,7 +283,7 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
         scope.sources.append(source)
         return f"{common.alias} AS {source.alias}"
     found = binding.catalog.meant(schema, binding.schema, name)
-    system = sysviews.find(schema, name) if found is None else None
+    system = system_views.find(schema, name) if found is None else None
     if system is not None:
         return _add_system(binding, scope, alias or name, system)
     relation = found or binding.catalog.relation(schema or binding.schema, name)

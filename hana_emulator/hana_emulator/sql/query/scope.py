@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound expression: its SQLite text and its HANA type (None: NULL, or a parameter nobody has typed yet)."""
+    """A bound expression: its SQLite text and its HANA type (None: NULL, or a parameter without a type yet)."""
 
     sql: str
     type: HanaType | None
@@ -38,7 +38,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column that a FROM clause offers: how HANA names it, how SQLite reads it. With a `place`, it stands there in
+    """A column that a FROM clause offers: how HANA names it, how SQLite reads it. With a `place`, it is that element of
     the JSON array that `sql` gives."""
 
     column: Column
@@ -63,7 +63,7 @@ class Source:
     schema: str
     columns: tuple[SourceColumn, ...]
     row_id: SourceColumn | None = None
-    """The pseudo-column `"$rowid$"`, which `*` does not stand for."""
+    """The pseudo-column `"$rowid$"`, which `*` does not include."""
     table: str = ""
     """The key of the stored table whose rows it gives, each at most once and with its `_rowid_`."""
     qualified: bool = False
@@ -125,7 +125,7 @@ class Scope:
         return None
 
     def resolve(self, name: str, table: str = "", schema: str = "") -> Bound:
-        """Raises HanaError 260 when nobody has the column, 268 when two sources do."""
+        """Raises HanaError 260 when no source has the column, 268 when two sources do."""
         scope: Scope | None = self
         while scope is not None:
             found = scope._local(name, table, schema)
@@ -149,7 +149,7 @@ class Scope:
         return column_reference(*found[0]) if found else None
 
     def matching(self, table: str, schema: str = "") -> list[Source]:
-        """The sources that `*` or `table.*` stands for."""
+        """Return the sources that `*` or `table.*` includes."""
         found = [source for source in self.sources if not table or source.answers_to(table, schema)]
         if not found:
             raise invalid_column(f"{table}.*" if table else "*")
@@ -177,14 +177,14 @@ class Binding:
     bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
     touches: set[Touch] = field(default_factory=set)
-    """What the statement needs privileges for; a view is one thing, whatever it reads."""
+    """What the statement needs privileges for; a view is one object; its tables need no privileges."""
     word_indexes: set[str] = field(default_factory=set)
     """Tables whose texts the statement searches by their words."""
     view_depth: int = 0
     outer: Scope | None = None
     """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""
     sources: int = 0
-    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them anew."""
+    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again."""
     _aliases: int = 0
 
     def count(self, sources: int) -> None:
@@ -209,7 +209,7 @@ class Binding:
 
 
 def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name: str = "") -> Bound:
-    """`bound` with the type that its surroundings suggest, if it is a parameter nobody has typed yet."""
+    """`bound` with the type that its surroundings suggest, if it is a parameter without a type yet."""
     if bound.parameter is None or bound.type is not None or kind is None:
         return bound
     binding.parameter(bound.parameter, kind, name)

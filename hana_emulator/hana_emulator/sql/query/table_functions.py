@@ -1,4 +1,4 @@
-"""Functions that stand in a FROM clause: JSON_TABLE and SERIES_GENERATE_....
+"""Table functions of a FROM clause: JSON_TABLE and SERIES_GENERATE_....
 
 Each becomes SQLite's json_each over a function that gives all rows as one JSON array and may read earlier tables.
 """
@@ -46,7 +46,7 @@ _SERIES: dict[str, HanaType] = {
 
 
 def bind_table_function(binding: Binding, scope: Scope, node: exp.Expr, alias: str) -> str:
-    """Add the function's columns to the scope; returns its FROM text. Raises 328 for a name nobody knows."""
+    """Add the function's columns to the scope; returns its FROM text. Raises 328 for an unknown name."""
     if isinstance(node, JsonTable):
         columns, call = _json_table(binding, scope, node)
     elif isinstance(node, exp.Anonymous) and str(node.this).upper().startswith("SERIES_GENERATE_"):

@@ -74,7 +74,7 @@ def _shape(select: exp.Select) -> list[str]:
 
 
 def _call(select: exp.Select, key: exp.Expr) -> exp.Anonymous | None:
-    """The vector function that a sort key stands for: written there, or named by alias or position."""
+    """Return the vector function that a sort key refers to: written there, or named by alias or position."""
     key = unwrapped(key)
     if isinstance(key, exp.Literal) and not key.is_string and 1 <= int(key.this) <= len(select.expressions):
         key = select.expressions[int(key.this) - 1]

@@ -85,7 +85,7 @@ class WritePlan:
 
 @dataclass(slots=True)
 class _Target:
-    """The table written to, and the plan's converters as they are found."""
+    """The table written to, and the plan's converters in the order of their parameters."""
 
     binding: Binding
     relation: Relation
@@ -350,31 +350,29 @@ def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
     plan = WritePlan(FunctionCode.UPDATE, target.relation, [], target.converters)
     merge = _Merge(target, scope, table, source, on, plan)
     for branch in node.args["whens"].expressions:
-        _merge_branch(merge, branch)
+        action = branch.args["then"]
+        if not branch.args.get("matched"):
+            if not isinstance(action, exp.Insert) or merge.plan.collect is not None:
+                raise syntax_error("WHEN NOT MATCHED takes one INSERT")
+            _merge_insert(merge, branch, action)
+        elif isinstance(action, exp.Update):
+            changes = _changes(merge.target, merge.scope, action.expressions)
+            text = f"UPDATE {merge.table} SET {changes} FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
+            merge.plan.steps.append(step(text))
+        elif str(action).upper() == "DELETE":
+            matching = f"SELECT 1 FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
+            merge.plan.steps.append(step(f"DELETE FROM {merge.table} WHERE EXISTS ({matching})"))
+        else:
+            raise syntax_error("WHEN MATCHED takes UPDATE or DELETE")
     return plan
-
-
-def _merge_branch(merge: _Merge, branch: exp.Expr) -> None:
-    action = branch.args["then"]
-    if not branch.args.get("matched"):
-        if not isinstance(action, exp.Insert) or merge.plan.collect is not None:
-            raise syntax_error("WHEN NOT MATCHED takes one INSERT")
-        _merge_insert(merge, branch, action)
-    elif isinstance(action, exp.Update):
-        changes = _changes(merge.target, merge.scope, action.expressions)
-        text = f"UPDATE {merge.table} SET {changes} FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
-        merge.plan.steps.append(step(text))
-    elif str(action).upper() == "DELETE":
-        matching = f"SELECT 1 FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
-        merge.plan.steps.append(step(f"DELETE FROM {merge.table} WHERE EXISTS ({matching})"))
-    else:
-        raise syntax_error("WHEN MATCHED takes UPDATE or DELETE")
 
 
 def _merge_insert(merge: _Merge, branch: exp.Expr, action: exp.Insert) -> None:
     relation = merge.target.relation
     named = action.this.expressions if isinstance(action.this, exp.Tuple) else []
-    columns = [relation.column(_insert_column(name)) for name in named] or list(relation.columns)
+    columns = [
+        relation.column(identifier(name.this if isinstance(name, exp.Column) else name)) for name in named
+    ] or list(relation.columns)
     values = action.expression
     nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
     _check_count(len(nodes), len(columns))
@@ -387,7 +385,3 @@ def _merge_insert(merge: _Merge, branch: exp.Expr, action: exp.Insert) -> None:
     holders = ", ".join("?" for _ in sqls + defaults)
     columns_sql = ", ".join([quoted(column.name) for column in columns] + names)
     merge.plan.insert_collected = f"INSERT INTO {relation.sqlite_name} ({columns_sql}) VALUES ({holders})"
-
-
-def _insert_column(node: exp.Expr) -> str:
-    return identifier(node.this if isinstance(node, exp.Column) else node)

@@ -138,7 +138,7 @@ def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
 
 
 def install_triggers(connection: sqlite3.Connection) -> None:
-    """Give every table of HANA's its triggers, as it is now: after renames, rebuilt tables and in older files too."""
+    """Give every table of HANA's its current triggers: after renames, rebuilt tables and in older files."""
     tables: dict[str, list[tuple[str, bool]]] = {}
     for table, column, kind, key in connection.execute(
         "SELECT t.name, c.name, c.type, c.pk FROM sqlite_master t, pragma_table_info(t.name) c"
@@ -204,7 +204,7 @@ def rowids_above(connection: sqlite3.Connection, shape: Shape, rowid: int) -> se
 
 
 def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Image:
-    """A transaction's rows as they are now; one that is missing has been deleted."""
+    """The current rows of a transaction; a missing one has been deleted."""
     found = rows_at(connection, shape, changes.rowids)
     if changes.above is not None:
         found |= rows_above(connection, shape, changes.above)
@@ -258,7 +258,7 @@ def insert_rows(connection: sqlite3.Connection, shape: Shape, rows: Image) -> No
 
 
 def update_rows(connection: sqlite3.Connection, shape: Shape, rows: Image) -> None:
-    """Give existing rows other values. Where rows exchange unique keys they pass through keys that nobody has."""
+    """Give existing rows other values. Where rows exchange unique keys they pass through keys that no row has."""
     changes = ", ".join(f"{column} = ?" for column in shape.columns)
     sql = f"UPDATE {shape.name} SET {changes} WHERE {shape.rowid} = ?"
     values = [(*row, rowid) for rowid, row in rows.items()]

@@ -15,11 +15,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from hana_emulator.sql.storage.row_versions import RowVersions, Version
 
 Key = tuple[str, str]
-"""(table, column), in whatever spelling the caller uses throughout."""
+"""(table, column), in the spelling that the caller always uses."""
 Rows = Iterable[tuple[int, Any]]
 """(rowid, value), ascending or not."""
 Read = Callable[[AbstractSet[int] | None], Rows]
-"""Reads the column in the caller's snapshot: of these rows, as far as they are there; of all rows for None."""
+"""Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None."""
 
 
 class Content(Protocol):

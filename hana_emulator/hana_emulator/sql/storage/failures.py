@@ -42,9 +42,9 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
     if isinstance(error, sqlite3.IntegrityError):
         return _integrity(text)
     if isinstance(error, UnicodeError):
-        return HanaError(2, "general error: a string holds half of a surrogate pair, which this stand-in cannot store")
+        return HanaError(2, "general error: a string holds half of a surrogate pair, which this emulator cannot store")
     if isinstance(error, MemoryError):
-        return out_of_memory("this stand-in has too little")
+        return out_of_memory("this emulator has too little")
     if isinstance(error, OverflowError):
         return HanaError(314, "numeric overflow: a number does not fit 64 bits")
     for part, (code, message) in _OPERATIONAL.items():
@@ -52,21 +52,21 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
             return HanaError(code, message)
     if "locked" in text or "busy" in text:
         return lock_wait_timeout("the database file is in use elsewhere")
-    return HanaError(2, f"general error: {text} (in this stand-in's SQLite)")
+    return HanaError(2, f"general error: {text} (in this emulator's SQLite)")
 
 
 _NO_MEMORY = 4
-_TOO_LARGE = "column store error: the statement is too large for this stand-in"
+_TOO_LARGE = "column store error: the statement is too large for this emulator"
 _OPERATIONAL = {
-    "syntax error": (257, "sql syntax error: the statement is not understood by this stand-in"),
+    "syntax error": (257, "sql syntax error: the statement is not understood by this emulator"),
     "incomplete input": (257, "sql syntax error: the statement ends too early"),
     "ESCAPE expression": (306, "invalid argument: ESCAPE takes one character"),
     "levels of trigger recursion": (465, "Cannot execute trigger: triggers fire each other without end"),
-    "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this stand-in"),
+    "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this emulator"),
     "misuse of": (257, "sql syntax error: an aggregate or window function is not allowed here"),
     "interrupted": (139, "current operation cancelled by request and transaction rolled back"),
-    "no such table": (259, "invalid table name: the table was dropped meanwhile"),
-    "no such column": (260, "invalid column name: the column was dropped meanwhile"),
+    "no such table": (259, "invalid table name: the table has been dropped"),
+    "no such column": (260, "invalid column name: the column has been dropped"),
     "integer overflow": (314, "numeric overflow in SUM"),
     "too many SQL variables": (257, "sql syntax error: too many parameters in one statement"),
     "term out of range": (277, "invalid column number in ORDER BY or GROUP BY"),
@@ -75,9 +75,9 @@ _OPERATIONAL = {
     "too many terms": (2048, f"{_TOO_LARGE}: too many parts of UNION"),
     "too many arguments": (2048, f"{_TOO_LARGE}: too many arguments of a function"),
     "pattern too complex": (306, "invalid argument: the pattern of LIKE is too long"),
-    "too large": (2048, "column store error: the statement or a value is too large for this stand-in"),
-    "too big": (2048, "column store error: a value is too large for this stand-in"),
-    "disk is full": (2048, "column store error: the disk of this stand-in is full"),
+    "too large": (2048, "column store error: the statement or a value is too large for this emulator"),
+    "too big": (2048, "column store error: a value is too large for this emulator"),
+    "disk is full": (2048, "column store error: the disk of this emulator is full"),
 }
 
 
@@ -99,7 +99,7 @@ def _integrity(text: str) -> HanaError:
     if kind == "UNIQUE":
         table = hana_identifier(decode(_table_of(places.split(", ")[0])))
         return unique_violated(f"Table({table}), columns ({', '.join(columns)})")
-    return HanaError(2, f"general error: {kind} constraint failed (in this stand-in's SQLite)")
+    return HanaError(2, f"general error: {kind} constraint failed (in this emulator's SQLite)")
 
 
 def _table_of(place: str) -> str:

@@ -1,6 +1,6 @@
 """Who holds what: the locks of transactions that are not on the SQLite writer now, and who waits for whom.
 
-Knows no SQL and no SQLite; a table is whatever name its users call it by.
+Knows no SQL and no SQLite; a table is the name that callers use for it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Blocked(Exception):
 
 @dataclass(slots=True)
 class Claims:
-    """What one transaction has locked in one table: rows (by rowid), keys of rows that only it can see, everything.
+    """The locks of one transaction in one table: rows (by rowid), keys of rows that only it can see, everything.
 
-    `vacated` are those of its rows whose keys will be free if it commits. `parents` are rows that must stay as they are
+    `vacated` are those of its rows whose keys will be free if it commits. `parents` are rows that must not change
     because uncommitted rows refer to them; many may hold them.
     """
 
@@ -65,7 +65,7 @@ class LockTable:
                 del self._claims[table]
 
     def claims(self, table: str) -> Mapping[Holder, Claims]:
-        """What everybody who is not on the writer has locked in the table."""
+        """The locks of all transactions that are not on the writer, in the table."""
         return self._claims.get(table, {})
 
     @property
@@ -73,31 +73,31 @@ class LockTable:
         return bool(self._claims)
 
     def check_open(self, table: str) -> None:
-        """Raises Blocked when somebody has locked the whole table."""
+        """Raises Blocked when another transaction has locked the whole table."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive:
                 raise Blocked(holder)
 
     def check_unused(self, tables: Iterable[str]) -> None:
-        """Raises Blocked when somebody has locked anything at all in the tables."""
+        """Raises Blocked when another transaction has locked anything at all in the tables."""
         for table in tables:
             for holder in self.claims(table):
                 raise Blocked(holder)
 
     def check_rows(self, table: str, rowids: set[int]) -> None:
-        """Raises Blocked when somebody has locked one of the rows."""
+        """Raises Blocked when another transaction has locked one of the rows."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids) or not claims.parents.isdisjoint(rowids):
                 raise Blocked(holder)
 
     def check_parents(self, table: str, rowids: set[int]) -> None:
-        """Raises Blocked when somebody has changed one of the rows; that others refer to them too does not matter."""
+        """Raises Blocked when another transaction has changed one of the rows; references by others do not matter."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids):
                 raise Blocked(holder)
 
     def check_keys(self, table: str, keys: set[Key]) -> None:
-        """Raises Blocked when somebody has written a row with one of the keys."""
+        """Raises Blocked when another transaction has written a row with one of the keys."""
         for holder, claims in self.claims(table).items():
             if not claims.keys.isdisjoint(keys):
                 raise Blocked(holder)
@@ -122,8 +122,11 @@ class LockTable:
             self._changed.wait_for(lambda: holder.ended, seconds)
 
     def wait(self, waiter: Holder, holder: Holder, until: float, check: Callable[[], None]) -> None:
-        """Returns when `holder` has ended. Raises 133 at once when `holder` waits for `waiter`, by whatever detour; 131
-        when the monotonic clock reaches `until`; and what `check` raises."""
+        """Return when `holder` has ended.
+
+        Raises 133 at once when `holder` waits for `waiter`, directly or not, 131 when the monotonic clock reaches
+        `until`, and the errors of `check`.
+        """
         with self._changed:
             if _leads_to(holder, waiter):
                 raise deadlock()

@@ -41,7 +41,7 @@ def cut(rows: Sequence[Row], make: Callable[[Sequence[Row]], B], most: int = ROW
 def changed(
     blocks: Sequence[B], gone: AbstractSet[int], new: Iterable[Row], make: Callable[[Sequence[Row]], B]
 ) -> list[B]:
-    """Blocks without the rows `gone`, and with the rows `new`; only blocks that had or get such rows are made anew."""
+    """Blocks without the rows `gone`, and with the rows `new`; only blocks that had or get such rows are rebuilt."""
     if not blocks:
         return cut(sorted(new, key=itemgetter(0)), make)
     starts = [int(block.rowids[0]) for block in blocks]

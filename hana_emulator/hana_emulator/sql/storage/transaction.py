@@ -24,20 +24,20 @@ Layer = Mapping[str, Image]
 
 @dataclass(slots=True)
 class _Parked:
-    """`layers` are the rows at each savepoint, oldest first, and last as they are; `base` what exists without them."""
+    """`layers` are the rows at each savepoint, oldest first, the current ones last; `base` what exists without them."""
 
     layers: list[dict[str, Image]]
     base: dict[str, set[int]]
 
 
 class Transaction(Holder):
-    """Used by one thread at a time: whoever has the turn to write."""
+    """Used by one thread at a time: the one that holds the turn to write."""
 
     def __init__(self, connection: sqlite3.Connection, shapes: Shapes, identities: dict[str, int]) -> None:
         super().__init__()
         self.connection = connection
         self.touched: dict[str, set[int]] | None = None
-        """Where the triggers report to; None while nobody wants to know."""
+        """Where the triggers report to; None while no statement collects them."""
         self.restoring = False
         """Whether rows are being put back: constraints have been looked at already, when they were written."""
         self.weight = 0
@@ -88,7 +88,7 @@ class Transaction(Holder):
 
     @contextmanager
     def statement(self) -> Iterator[dict[str, set[int]]]:
-        """Run a statement inside: an exception undoes it alone. Gives the rows it touches, as they are reported."""
+        """Run a statement inside: an exception undoes it alone. Gives the rows that it touches."""
         self.connection.execute(f"SAVEPOINT {STATEMENT}")
         touched: dict[str, set[int]] = {}
         self.touched = touched
@@ -147,7 +147,7 @@ class Transaction(Holder):
             changes.above = rows.highest(self.connection, self._shapes(table))
 
     def lock_rows(self, table: str, rowids: set[int]) -> None:
-        """Rows of its own that nobody else can see need no lock."""
+        """Uncommitted rows of the transaction need no lock."""
         changes = self._changes.get(table)
         above = changes.above if changes is not None else None
         mine = rowids if above is None else {rowid for rowid in rowids if rowid <= above}
@@ -163,7 +163,7 @@ class Transaction(Holder):
         self._savepoints.append(name)
 
     def rollback_to(self, name: str) -> None:
-        """Raises ValueError when there is no such savepoint; so does `release`."""
+        """Raises ValueError for an unknown savepoint; so does `release`."""
         place = self._place(name)
         self.connection.execute(f"ROLLBACK TO {name}")
         del self._savepoints[place + 1 :]
@@ -179,7 +179,7 @@ class Transaction(Holder):
     # ------------------------------------------------------------------------------------------- parking and resuming
 
     def park(self) -> dict[str, Claims]:
-        """Remember all rows, roll SQLite back, and say what must stay locked meanwhile."""
+        """Remember all rows, roll SQLite back, and return what must stay locked."""
         shapes = {table: self._shapes(table) for table in self._changes}
         layers = [self._image(shapes)]
         keys = self._keys(shapes, layers[0])
@@ -223,13 +223,13 @@ class Transaction(Holder):
         return found
 
     def _note_identities(self, shapes: Mapping[str, Shape]) -> None:
-        """The values given out stay given out, as HANA's do, whatever becomes of this transaction."""
+        """The values given out stay given out, as HANA's do, even after a rollback."""
         for table in [table for table, shape in shapes.items() if shape.identity is not None]:
             for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
                 self._identities[table] = max(value, self._identities.get(table, 0))
 
     def resume(self) -> None:
-        """Put everything back. Others may have changed other rows meanwhile, and inserted some."""
+        """Put everything back. Other transactions may have changed and inserted other rows."""
         parked = self._parked
         assert parked is not None
         self._begin()

@@ -61,7 +61,7 @@ class Column:
 
     @classmethod
     def build(cls, rows: Iterable[tuple[int, bytes | None]]) -> Column:
-        """From its rows, in any order. Raises 8 for bytes that are no vector."""
+        """From its rows, in any order. Raises 8 for bytes that are not a vector."""
         return cls({}, np.zeros(0, np.int64)).changed(frozenset(), rows)
 
     @property

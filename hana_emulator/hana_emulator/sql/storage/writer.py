@@ -74,7 +74,7 @@ class Writer:
 
     @contextmanager
     def turn(self, *, cancellable: bool = False) -> Iterator[None]:
-        """Nobody else writes, parks or resumes meanwhile. Never wait for a lock inside."""
+        """Keep other sessions from writing, parking and resuming. Never wait for a lock inside."""
         turn = self._database.turn
         while not turn.acquire(timeout=_POLL_SECONDS):
             if cancellable:
@@ -137,7 +137,11 @@ class Writer:
             elif self.transaction.is_parked:
                 if not ending:
                     self._check_snapshot()
-                self._resume(self.transaction)
+                try:
+                    self.transaction.resume()
+                except (sqlite3.Error, MemoryError) as error:
+                    raise _lost(error) from None
+                self._database.locks.withdraw(self.transaction)
             self._database.active = self
             yield self.transaction
 
@@ -159,13 +163,6 @@ class Writer:
             transaction.rollback()
             transaction.lost = _lost(error)
             self._database.locks.end(transaction)
-
-    def _resume(self, transaction: Transaction) -> None:
-        try:
-            transaction.resume()
-        except (sqlite3.Error, MemoryError) as error:
-            raise _lost(error) from None
-        self._database.locks.withdraw(transaction)
 
     # ------------------------------------------------------------------------------------------------------- statements
 
@@ -255,7 +252,7 @@ class Writer:
                 continue
             with transaction.probe():
                 try:
-                    with transaction.unconstrained():  # whoever refers to them may be gone with them
+                    with transaction.unconstrained():  # rows that refer to them may be deleted too
                         changes.delete_rows(connection, shape, claims.vacated)
                     action()
                 except (sqlite3.Error, HanaError):
@@ -310,7 +307,7 @@ class Writer:
                 self._end()
 
     def _end(self) -> None:
-        """Does nothing when another thread has closed the session meanwhile."""
+        """Does nothing when another thread has closed the session."""
         transaction, self.transaction = self.transaction, None
         self.snapshot = None
         if transaction is None:

@@ -16,18 +16,15 @@ def to_nvarchar(value: Any, second: Any = None) -> str:
     if isinstance(second, int):
         return texts.left(value, second)
     if second is None:
-        return _vector_or_plain(value)
+        # Bytes of a vector's form show as a vector; where the type is known, the compiler calls a
+        # typed one.
+        if not isinstance(value, bytes):
+            return texts.plain(value)
+        count = int.from_bytes(value[:4], "little")
+        return fvecs.to_text(value) if count and len(value) in (4 + 4 * count, 4 + 2 * count) else texts.plain(value)
     if isinstance(value, str) and _MOMENT.fullmatch(value):
         return formats.write_moment(value, second)
     return formats.write_number(value, second)
-
-
-def _vector_or_plain(value: Any) -> str:
-    """Bytes of a vector's form show as a vector; where the type is known, the compiler calls a typed one."""
-    if not isinstance(value, bytes):
-        return texts.plain(value)
-    count = int.from_bytes(value[:4], "little")
-    return fvecs.to_text(value) if count and len(value) in (4 + 4 * count, 4 + 2 * count) else texts.plain(value)
 
 
 def to_date(value: Any, model: Any = None) -> str:

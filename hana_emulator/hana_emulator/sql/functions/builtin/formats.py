@@ -27,15 +27,11 @@ def _elements(model: str) -> tuple[str, ...]:
         match = _ELEMENTS.match(model, position)
         if match is None:
             raise HanaError(
-                306, f"invalid format model: unknown element at character {position + 1} (to this stand-in)"
+                306, f"invalid format model: unknown element at character {position + 1} (to this emulator)"
             )
         found.append(match[0])
         position = match.end()
     return tuple(found)
-
-
-def _fraction_digits(element: str) -> int:
-    return int(element[2:] or 7)
 
 
 _WRITE: dict[str, Callable[[Moment], str]] = {
@@ -71,7 +67,7 @@ def write_moment(value: Any, model: Any) -> str:
 def _written(element: str, value: Moment) -> str:
     name = element.upper()
     if name.startswith("FF"):
-        return f"{value.fraction:07d}"[: _fraction_digits(name)]
+        return f"{value.fraction:07d}"[: int(name[2:] or 7)]
     writer = _WRITE.get(name)
     return writer(value) if writer else element.strip('"')
 
@@ -110,7 +106,7 @@ def _patterns(model: str) -> Iterator[str]:
         elif name in _READ:
             yield _READ[name]
         elif name in _WRITE:
-            raise HanaError(306, f"invalid format model: {name} cannot be read (by this stand-in)")
+            raise HanaError(306, f"invalid format model: {name} cannot be read (by this emulator)")
         else:
             yield re.escape(element.strip('"'))
 
@@ -165,7 +161,7 @@ def write_number(value: Any, model: Any) -> str:
     """A number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Too few places give ####, as in HANA."""
     pattern = plain(model)
     if not _NUMBER_MODEL.fullmatch(pattern):
-        raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this stand-in)")
+        raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this emulator)")
     whole, _, fraction = pattern.lstrip("Ss$").partition(".")
     found = Decimal(str(numbers.number(value))).quantize(Decimal(1).scaleb(-len(fraction)), rounding=ROUND_HALF_UP)
     digits, _, decimals = format(abs(found), "f").partition(".")

@@ -25,7 +25,7 @@ def phrase_of(term: str) -> Words:
 
 
 def score(term: str, text: str) -> float:
-    """0 unless the words of `term` stand in `text` as whole words, side by side and in order."""
+    """0 unless `text` contains the words of `term` as whole words, side by side and in order."""
     phrase = phrase_of(term)
     if not phrase or phrase[0] not in text.casefold():
         return 0.0

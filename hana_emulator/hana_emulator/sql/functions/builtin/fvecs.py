@@ -1,6 +1,6 @@
 """HANA's vectors: the fvecs bytes (little-endian u32 dimension, then float32 or float16), their text, their functions.
 
-Error codes for bad vectors are this stand-in's choice (8, invalid argument): no real server's were seen.
+Error codes for bad vectors are this emulator's choice (8, invalid argument): no real server's were seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def different_dimensions(left: int, right: int) -> HanaError:
 
 @lru_cache(maxsize=64)
 def decode(data: bytes) -> Floats:
-    """The read-only float32 values of fvecs bytes, of either width. Raises 8 when they are no such bytes."""
+    """The read-only float32 values of fvecs bytes, of either width. Raises 8 for other bytes."""
     count = int.from_bytes(data[:4], "little")
     if count and len(data) == 4 + 4 * count:
         return np.frombuffer(data, "<f4", count, 4).astype(np.float32, copy=False)
@@ -123,7 +123,7 @@ def l2_norm(value: Any) -> float:
 
 
 def l2_normalize(value: Any) -> bytes:
-    """Length 1; a zero vector stays as it is. Keeps the element type."""
+    """Length 1; a zero vector stays unchanged. Keeps the element type."""
     norm = l2_norm(value)
     kind = "<f2" if len(value) == 4 + 2 * cardinality(value) else "<f4"
     return encode(decode(value) / norm, kind) if norm else bytes(value)

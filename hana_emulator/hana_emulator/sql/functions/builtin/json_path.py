@@ -43,7 +43,7 @@ class Path:
 
 @lru_cache(maxsize=256)
 def read_path(path: str) -> Path:
-    """Raises 8 for what is no path."""
+    """Raises 8 for an invalid path."""
     mode = re.match(r"(lax|strict)\s+", path.strip())
     text = path.strip()[mode.end() if mode else 0 :]
     if not text.startswith("$"):
@@ -68,7 +68,7 @@ def _step(match: re.Match[str]) -> tuple[Step, bool]:
 
 
 def _bad_path() -> HanaError:
-    return HanaError(8, "invalid argument: not a JSON path of the form $.member[index] (as this stand-in knows them)")
+    return HanaError(8, "invalid argument: not a JSON path of the form $.member[index] (as this emulator knows them)")
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one value is taken as, and what stands for it when it is missing or wrong. No `wrapper`: a scalar."""
+    """The type of one value and its replacement when it is missing or invalid. No `wrapper`: a scalar."""
 
     wrapper: str = ""
     on_empty: str = "NULL"
@@ -30,7 +30,7 @@ class Rules:
     error_default: str | None = None
 
     def evaluate(self, root: Callable[[], Any], path: json_path.Path, convert: Convert) -> Any:
-        """The value at `path`. Raises 8 under ERROR ON EMPTY or ERROR ON ERROR (this stand-in's choice of code)."""
+        """The value at `path`. Raises 8 under ERROR ON EMPTY or ERROR ON ERROR (this emulator's choice of code)."""
         try:
             found = json_path.select(root(), path)
             if found:
@@ -40,7 +40,7 @@ class Rules:
         except JsonFault:
             pass
         try:
-            return _instead(self.on_error, self.error_default, convert, "the value is no such JSON value")
+            return _instead(self.on_error, self.error_default, convert, "the JSON value has another kind")
         except JsonFault:
             raise HanaError(8, "invalid argument: JSON: the default ON ERROR does not fit the type") from None
 

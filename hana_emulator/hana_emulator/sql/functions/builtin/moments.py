@@ -126,12 +126,8 @@ def to_dats(value: Any) -> str:
     return moment(value).date().replace("-", "")
 
 
-def _ticks_of(count: Any) -> int:
-    return int(Decimal(str(numbers.number(count))) * TICKS)
-
-
 def add_seconds(value: Any, count: Any) -> str:
-    ticks = moment(value).ticks + _ticks_of(count)
+    ticks = moment(value).ticks + int(Decimal(str(numbers.number(count))) * TICKS)
     return like_argument(value, Moment(ticks % (86_400 * TICKS) if len(value) == len("HH:MM:SS") else ticks))
 
 
@@ -239,7 +235,7 @@ def next_day(value: Any) -> str:
 
 
 def local_to_utc(value: Any, zone: Any = "UTC") -> str:
-    """From the wall clock of `zone`; this stand-in's system time zone is UTC."""
+    """From the wall clock of `zone`; this emulator's system time zone is UTC."""
     start = moment(value)
     return Moment.of(_shifted(start.whole.replace(tzinfo=_zone(zone)), UTC), start.fraction).timestamp()
 

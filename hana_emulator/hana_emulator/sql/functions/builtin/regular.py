@@ -18,7 +18,7 @@ from . import numbers
 from .texts import plain
 
 _SECONDS = 1.0
-"""Of computing time for one text: a search cannot be cancelled, but others go on meanwhile."""
+"""Of computing time for one text: a search cannot be cancelled, but other sessions continue."""
 _LONGEST_PATTERN = 5_000
 _MOST_MATCHES = 1_000_000
 _FLAGS = {"i": regex.IGNORECASE, "m": regex.MULTILINE, "s": regex.DOTALL, "x": regex.VERBOSE}
@@ -96,7 +96,7 @@ def substring(pattern: Any, flags: Any, text: Any, start: Any, occurrence: Any, 
 
 
 def replace(pattern: Any, flags: Any, text: Any, replacement: Any, start: Any, occurrence: Any) -> str:
-    """`occurrence` 0 stands for ALL. \\0 to \\9 in the replacement stand for the match and its groups."""
+    """`occurrence` 0 means ALL. \\0 to \\9 in the replacement are the match and its groups."""
     subject, number = plain(text), int(numbers.number(occurrence))
     found = _matches(pattern, flags, subject, start)
     if number < 0:

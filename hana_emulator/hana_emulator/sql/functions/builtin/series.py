@@ -13,7 +13,7 @@ from hana_emulator.errors import HanaError
 from . import moments, numbers
 
 MOST = 100_000
-"""More rows than this are refused: they are made at once, in a second or two that nobody can cancel."""
+"""More rows than this are refused: they are made at once, in a second or two that cannot be cancelled."""
 _INTERVAL = re.compile(r"INTERVAL\s+(?P<count>-?\d+)\s+(?P<unit>YEAR|MONTH|DAY|HOUR|MINUTE|SECOND)S?", re.IGNORECASE)
 _SECONDS = {"DAY": 86_400, "HOUR": 3_600, "MINUTE": 60, "SECOND": 1}
 
@@ -69,6 +69,6 @@ def _rows(periods: Iterator[tuple[Any, Any, float]]) -> str:
     found = []
     for number, (start, end, share) in enumerate(periods, 1):
         if number > MOST:
-            raise _fault(f"has {MOST} periods at most (in this stand-in)")
+            raise _fault(f"has {MOST} periods at most (in this emulator)")
         found.append((start, end, number, share))
     return json.dumps(found)

@@ -22,11 +22,11 @@ def plain(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.hex().upper()
-    return float_text(value) if isinstance(value, float) else str(value)
-
-
-def float_text(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return (
+        (str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value))
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _units(text: str) -> bytes:
@@ -154,7 +154,7 @@ def substring_after(value: Any, pattern: Any) -> str:
 
 
 def _parted(value: Any, pattern: Any) -> tuple[str, str, str]:
-    """An empty pattern stands before the first character."""
+    """An empty pattern is found before the first character."""
     text, searched = plain(value), plain(pattern)
     return text.partition(searched) if searched else ("", "", text)
 
@@ -216,7 +216,7 @@ def to_binary(value: Any) -> bytes:
 def encoded(value: Any, codepage: Any = "UTF-8") -> bytes:
     """STRTOBIN names the encoding itself."""
     if plain(codepage).upper() not in ("UTF-8", "UTF8"):
-        raise HanaError(306, "invalid argument: this stand-in knows the code page UTF-8 only")
+        raise HanaError(306, "invalid argument: this emulator knows the code page UTF-8 only")
     return plain(value).encode()
 
 
@@ -246,3 +246,25 @@ def hash_sha256(*values: Any) -> bytes:
 def hash_md5(*values: Any) -> bytes:
     """MD5 over the concatenated bytes."""
     return hashlib.md5(b"".join(map(to_binary, values)), usedforsecurity=False).digest()
+
+
+_TOKEN = re.compile(
+    r"""\s*(?: "(?:[^"]|"")+" | '(?:[^']|'')*' | [\w#$]+ | <=|>=|<>|!=|\|\| | [-+*/%=<>(),.;:?@\[\]{}!&|^~] )""",
+    re.VERBOSE,
+)
+_COMMENT = re.compile(r"--|/\*")
+
+
+def is_injection_safe(text: Any, most: Any = 1) -> int:
+    """1 when the text is `most` tokens or fewer and holds no comment and no unfinished quotes, 0 otherwise."""
+    written, limit = plain(text), int(numbers.number(most))
+    position = count = 0
+    end = len(written.rstrip())
+    while position < end:
+        if count > limit:
+            return 0
+        match = _TOKEN.match(written, position)
+        if match is None or _COMMENT.match(written, match.start() + len(match[0]) - len(match[0].lstrip())):
+            return 0
+        position, count = match.end(), count + 1
+    return int(count <= limit)

@@ -1,0 +1,269 @@
+"""The description of the API: /openapi.json with worked examples (`examples.json`), and the page /docs without scripts.
+tests/docs/test_rest_examples.py records the examples' answers from a served application.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import FastAPI, Request, Response
+
+from app.src.api import guard
+from app.src.api.middleware import MANUAL
+from app.src.settings import AccessSettings
+
+FILE = Path(__file__).with_name("examples.json")
+# The groups of operations, in the order of /docs.
+TAGS = (
+    "Search",
+    "Embeddings",
+    "Collections",
+    "Rows and documents",
+    "Jobs",
+    "Quarantine",
+    "Generations",
+    "Tables",
+    "Health and monitoring",
+    "MCP",
+)
+BASE = "http://127.0.0.1:8000"
+KEY = "OWL_SAP_API_KEY"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example. `group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and
+    `job` for the id in the path. `answer`: JSON, or another kind's text; None: not recorded yet. `needs`: the state
+    before the recording. `case` names one of several examples."""
+
+    group: str
+    operation: str
+    title: str
+    python: list[str]
+    status: int
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    case: str = "example"
+    needs: str | None = None
+    answer: Any = None
+
+    @property
+    def method(self) -> str:
+        return self.operation.partition(" ")[0]
+
+    @property
+    def url(self) -> str:
+        """Path and query."""
+        names = {name: quote(value, safe="") for name, value in self.path.items()}
+        path = self.operation.partition(" ")[2].format_map(names)
+        return f"{path}?{urlencode(self.query)}" if self.query else path
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    return tuple(Example(**each) for each in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def curl(example: Example) -> str:
+    """Return a command for a POSIX shell; the key comes from a variable."""
+    lines = [f"curl {'-N ' if example.operation.endswith('/events') else ''}{shlex.quote(BASE + example.url)}"]
+    lines.append(f'-H "Authorization: Bearer ${KEY}"')
+    if example.body is not None:
+        lines.append(f"-H 'Content-Type: {_JSON}'")
+        lines.append(f"-d {shlex.quote(json.dumps(example.body, ensure_ascii=False))}")
+    elif example.method == "POST":
+        lines.append("-X POST")
+    return " \\\n  ".join(lines)
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Put tags, titles, examples and samples of code into the description of the API."""
+    document["tags"] = [{"name": name} for name in TAGS]
+    for example in examples():
+        path = example.operation.partition(" ")[2]
+        operation = document["paths"].get(path, {}).get(example.method.lower())
+        if operation is not None:
+            _add_example(operation, example)
+
+
+def _add_example(operation: dict[str, Any], example: Example) -> None:
+    samples = operation.setdefault("x-codeSamples", [])
+    if not samples:  # the first of an operation is its title
+        operation["tags"] = [example.group]
+        operation["summary"] = example.title
+        for parameter in operation.get("parameters", ()):
+            given = {"path": example.path, "query": example.query}.get(parameter["in"], {})
+            if parameter["name"] in given:
+                parameter["example"] = given[parameter["name"]]
+    for language, source in (("Shell", curl(example)), ("Python", "\n".join(example.python))):
+        samples.append({"lang": language, "label": f"{language}: {example.title}", "source": source})
+    if example.body is not None:
+        _put(operation["requestBody"]["content"][_JSON], example, example.body)
+    answer = operation["responses"].get(str(example.status))
+    if answer is not None and example.answer is not None:
+        content = answer.setdefault("content", {})
+        kind = _JSON if not isinstance(example.answer, str) else next(iter(content), "text/plain")
+        _put(content.setdefault(kind, {}), example, example.answer)
+
+
+def _put(content: dict[str, Any], example: Example, value: Any) -> None:
+    content.setdefault("examples", {})[example.case] = {"summary": example.title, "value": value}
+
+
+_STYLE = """
+:root {
+  color-scheme: light dark;
+  --text: light-dark(#16232a, #e6edef); --muted: light-dark(#50626b, #a5b6bd); --line: light-dark(#d5dde0, #2c3a40);
+  --accent: light-dark(#0b5d6b, #7accd9); --surface: light-dark(#ffffff, #172024);
+  font: 16px/1.5 system-ui, sans-serif;
+}
+* { box-sizing: border-box }
+html { background: light-dark(#f4f6f7, #0f1518); color: var(--text); -webkit-text-size-adjust: 100% }
+body { max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word }
+a { color: var(--accent) }
+h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 1.75rem 0 .5rem }
+h3 { font-size: 1rem; margin: 1rem 0 .35rem }
+code, pre, .path { font-family: ui-monospace, monospace; font-size: .875rem }
+pre { overflow: auto; max-height: 30rem; padding: .6rem; border: 1px solid var(--line); border-radius: .3rem }
+nav ul { display: flex; flex-wrap: wrap; gap: .35rem 1rem; list-style: none; margin: 0 0 .5rem; padding: 0 }
+summary { cursor: pointer; padding: .35rem 0 }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse }
+td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top }
+td:first-child { white-space: nowrap }
+.method { display: inline-block; min-width: 3.2rem; font-weight: 700; font-size: .875rem }
+.what { display: block; color: var(--muted) }
+details { border: 1px solid var(--line); border-radius: .4rem; background: var(--surface); margin: .35rem 0 }
+details { padding: 0 .75rem }
+:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px }
+"""
+_HTTP_METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def add_docs(app: FastAPI, *, console: bool) -> None:
+    """Serve /docs; `console`: link to the console."""
+
+    @functools.cache
+    def page() -> str:
+        return _page(app.openapi(), console=console)
+
+    async def manual(_: Request) -> Response:
+        return Response(page(), media_type="text/html; charset=utf-8")
+
+    async def style(_: Request) -> Response:
+        return Response(_STYLE, media_type="text/css; charset=utf-8")
+
+    app.add_route(MANUAL, manual, ["GET"], include_in_schema=False)
+    app.add_route(f"{MANUAL}/style.css", style, ["GET"], include_in_schema=False)
+
+
+def _page(document: Mapping[str, Any], *, console: bool) -> str:
+    info = document["info"]
+    title = f"{escape(info['title'])} {escape(info['version'])}"
+    operations = [
+        (method.upper(), path, each[method])
+        for path, each in document["paths"].items()
+        for method in _HTTP_METHODS
+        if method in each
+    ]
+    tags = [each["name"] for each in document["tags"]]
+    to_console = '<a href="/">Console</a> · ' if console else ""
+    links = "".join(f'<li><a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Shapes"])
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<title>REST API – {escape(info["title"])}</title><link rel="stylesheet" href="{MANUAL}/style.css">',
+        f"<header><h1>REST API of {title}</h1><p>{escape(info.get('description', ''))}</p>",
+        f'<p>{to_console}<a href="/openapi.json">openapi.json</a></p>',
+        f'<nav aria-label="Groups"><ul>{links}</ul></nav></header><main>',
+    ]
+    for tag in tags:
+        parts.append(f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>')
+        for method, path, operation in operations:
+            if operation["tags"] == [tag]:
+                parts.extend(_operation(method, path, operation))
+    parts.append('<h2 id="shapes">Shapes</h2><details><summary>All request and response shapes</summary>')
+    for name, schema in document.get("components", {}).get("schemas", {}).items():
+        # The id is inside, because browsers open what encloses the target of a link.
+        name = escape(name)
+        parts.append(f'<details><summary>{name}</summary><div id="{name}">{_json(schema)}</div></details>')
+    return "\n".join([*parts, "</details></main></html>"])
+
+
+def _anchor(tag: str) -> str:
+    return re.sub(r"\W+", "-", tag.lower())
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    yield f'<details><summary><span class="method">{method}</span> <span class="path">{escape(path)}</span>'
+    yield f'<span class="what">{escape(operation["summary"])}</span></summary>'
+    yield f"<p>{escape(operation.get('description', ''))}</p>"
+    rows = [
+        (each["name"], f"{each['in']}{', required' if each.get('required') else ''}", each.get("schema", {}))
+        for each in operation.get("parameters", ())
+    ]
+    if rows:
+        yield '<h3>Parameters</h3><div class="scroll"><table>'
+        for name, where, schema in rows:
+            yield f"<tr><td><code>{escape(name)}</code><td>{escape(where)}<td><code>{_short(schema)}</code>"
+        yield "</table></div>"
+    body = operation.get("requestBody", {}).get("content", {})
+    for kind, content in body.items():
+        yield f"<h3>Body: {escape(kind)}</h3>{_shape(content.get('schema', {}))}"
+    yield '<h3>Responses</h3><div class="scroll"><table>'
+    for status, answer in operation.get("responses", {}).items():
+        shapes = " ".join(_shape(content.get("schema", {})) for content in answer.get("content", {}).values())
+        yield f"<tr><td>{escape(str(status))}<td>{escape(answer.get('description', ''))}<td>{shapes}"
+    yield "</table></div>"
+    for sample in operation.get("x-codeSamples", ()):
+        yield f'<h3>{escape(sample["label"])}</h3><pre tabindex="0">{escape(sample["source"])}</pre>'
+    yield "</details>"
+
+
+def _shape(schema: Mapping[str, Any]) -> str:
+    """Return a link for a named shape."""
+    reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
+    if reference is None:
+        return f"<code>{_short(schema)}</code>"
+    name = escape(reference.rpartition("/")[2])
+    return f'<a href="#{name}">{name}</a>'
+
+
+def _short(schema: Mapping[str, Any]) -> str:
+    if "properties" in schema:
+        return escape(f"{{{', '.join(schema['properties'])}}}")
+    return escape(json.dumps({key: value for key, value in schema.items() if key != "title"}))
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f'<pre tabindex="0">{escape(json.dumps(schema, indent=2, ensure_ascii=False))}</pre>'
+
+
+class Description:
+    """FastAPI's description with examples, and with the scopes that each route needs."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
+        self._make = make
+        self._access = access
+        self._last: dict[str, Any] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        document = self._make()
+        if document is not self._last:  # FastAPI makes it once, and again after routes were added
+            add_examples(document)
+            if self._access is not None:
+                guard.describe(document, open_metrics=self._access.open_metrics)
+            self._last = document
+        return document

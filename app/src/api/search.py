@@ -1,0 +1,325 @@
+"""The routes of collections: search, status, rows by id, fields for filters, and the map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field, model_validator
+
+from app.src.access.rows import Nothing
+from app.src.api.bodies import MOST_ITEMS, Body, direct, one_of_members
+from app.src.api.errors import Unprocessable
+from app.src.api.executors import Executors, Json
+from app.src.api.guard import caller
+from app.src.api.middleware import AUDITED, audit
+from app.src.service.browse import MOST_IDS, POINTS, SAMPLE
+from app.src.service.search import MOST_PASSAGES, Like, Mode, SearchOptions, mode_of
+from app.src.service.search import Query as SearchQuery
+
+
+class SearchRequest(Body):
+    """One of `query` (a text), `vector` and `like` (these two in mode vector only)."""
+
+    model_config = one_of_members("query", "vector", "like")
+
+    query: str | None = Field(default=None, examples=["noise from the gearbox"])
+    vector: Annotated[list[float], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
+    like: str | None = Field(
+        default=None, description="the id of a row: rows like it, by the mean of its chunks' vectors, and not itself"
+    )
+    k: int = Field(default=10, ge=1)
+    filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
+    mode: Mode | None = Field(
+        default=None,
+        description="vector: nearest in meaning; keyword: rows that hold the words (needs no model); hybrid: both; "
+        "null: hybrid for a query, vector for a vector or like",
+    )
+    min_score: float | None = Field(
+        default=None,
+        description="drop hits below it: by score in the modes vector and keyword, by cosine in hybrid",
+    )
+    mmr_lambda: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="choose hits that differ from each other (maximal marginal relevance): 1 is relevance alone, 0 "
+        "difference alone",
+    )
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many hits of each ranking hybrid and MMR choose from, at least k and at most 4,000; null: "
+        "four times k, at least 50",
+    )
+    passages: int = Field(
+        default=1, ge=1, le=MOST_PASSAGES, description="matching passages of each hit; 1: only its best text"
+    )
+    explain: bool = Field(default=False, description="explain how the hits were found")
+    rerank: bool | None = Field(
+        default=None, description="reorder the hits with the configured reranker; null: if there is one"
+    )
+
+    @model_validator(mode="after")
+    def _one_of(self) -> SearchRequest:
+        if [self.query, self.vector, self.like].count(None) != 2:
+            raise ValueError("give one of query, vector and like")
+        return self
+
+    @property
+    def asked(self) -> SearchQuery:
+        if self.query is not None:
+            return self.query
+        return (self.vector or []) if self.like is None else Like(self.like)
+
+    @property
+    def options(self) -> SearchOptions:
+        return SearchOptions(
+            self.mode,
+            self.min_score,
+            self.mmr_lambda,
+            self.depth,
+            passages=self.passages,
+            explain=self.explain,
+            rerank=self.rerank,
+        )
+
+
+class PassageBody(BaseModel):
+    text: str
+    score: float = Field(description="its cosine with the search text; mode keyword: the share of the words it holds")
+    chunk: int = Field(description="its number in the row, from 0")
+
+
+class HitBody(BaseModel):
+    id: str
+    key: dict[str, Any]
+    score: float = Field(
+        description="mode vector: the cosine; keyword: BM25; hybrid: nearness in meaning, and up to 0.5 for its words"
+    )
+    text: str
+    metadata: dict[str, Any]
+    passages: list[PassageBody] | None = Field(
+        default=None, description="where more than one was asked for: the one that was found, then its others"
+    )
+
+
+class PlaceBody(BaseModel):
+    rank: int
+    score: float
+
+
+class ExplainedHit(BaseModel):
+    id: str
+    score: float
+    cosine: float | None
+    vector: PlaceBody | None = Field(description="where it stood by meaning")
+    keyword: PlaceBody | None = Field(description="where it stood by words")
+
+
+class IndexBody(BaseModel):
+    used: bool | None = Field(description="an approximate index; null: the store does not say")
+    detail: str
+
+
+class ExplainBody(BaseModel):
+    mode: Mode
+    stages: dict[str, float] = Field(description="milliseconds")
+    candidates: int = Field(description="rows that the hits were chosen from")
+    rankings: dict[str, int] = Field(description="rows that each way of looking gave", examples=[{"vector": 50}])
+    words: list[str] = Field(description="mode hybrid: the words that were looked for")
+    index: IndexBody
+    hits: list[ExplainedHit]
+
+
+class SearchResponse(BaseModel):
+    hits: list[HitBody] = Field(description="best first; with mmr_lambda in the order chosen")
+    took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
+    notes: list[str] = Field(description="hints, such as a filter on unknown metadata")
+    stale_since: str | None = Field(
+        description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
+    )
+    explain: ExplainBody | None = Field(default=None, description="where it was asked for")
+
+
+_ROW_ID = '["000000000000001201"]'
+
+
+class RowsRequest(Body):
+    ids: list[str] = Field(min_length=1, max_length=MOST_IDS, description="as search gives them", examples=[[_ROW_ID]])
+
+
+class RowBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    key: dict[str, Any] = Field(examples=[{"MATNR": "000000000000001201"}])
+    text: str = Field(description="the whole text: its chunks put together where they overlap")
+    metadata: dict[str, Any] = Field(examples=[{"MTART": "FERT"}])
+    chunks: list[str] = Field(description="as stored, in order")
+
+
+class RowsResponse(BaseModel):
+    rows: list[RowBody]
+
+
+class FieldValueBody(BaseModel):
+    value: str | int | float | bool = Field(examples=["FERT"])
+    count: int = Field(description="rows of the sample that have it", examples=[412])
+
+
+class FieldBody(BaseModel):
+    name: str = Field(examples=["MTART"])
+    type: Literal["text", "number", "boolean", "mixed"]
+    values: list[FieldValueBody] = Field(description="the most frequent first, at most 50")
+    more: bool = Field(description="there are other values than these")
+    min: str | int | float | None = Field(description="of numbers and of ISO dates; null for others")
+    max: str | int | float | None
+
+
+class FieldsResponse(BaseModel):
+    fields: list[FieldBody] = Field(description="declared metadata first")
+    sampled: int = Field(description="sampled rows")
+    rows: int = Field(description="all rows")
+
+
+class PointBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    x: float
+    y: float
+    color: str | int | float | bool | None = Field(description="the row's value of the field", examples=["FERT"])
+    title: str = Field(description="its first words")
+
+
+class MapResponse(BaseModel):
+    points: list[PointBody]
+    explained: list[float] = Field(description="share of the variance that x shows, and y", examples=[[0.21, 0.08]])
+    sampled: int = Field(description="sampled rows")
+    rows: int = Field(description="all rows")
+
+
+class CollectionBody(BaseModel):
+    collection: str
+    store: str
+    schema_name: str | None = Field(alias="schema")
+    table: str | None
+    generation: int
+    model: str | None
+    dimension: int | None
+    rows: int
+    chunks: int
+    foreign: int
+    empty: int
+    quarantined: int
+    last_sync: str | None
+    key: list[str] | None
+    lag_seconds: float | None
+    method: str | None = Field(description="how changes were found: full, watermark, log or rowid")
+    last_full: str | None = Field(description="when the last comparison of everything began, by the source's clock")
+    job: str | None
+    next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
+    stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
+
+
+_COLLECTION = "/v1/collections/{name}"
+Result = TypeVar("Result")
+
+
+def add(routes: APIRouter, executors: Executors) -> None:
+    _add_search(routes, executors)
+    _add_collections(routes, executors)
+    _add_browsing(routes, executors)
+
+
+def _add_search(routes: APIRouter, executors: Executors) -> None:
+    service, limits = executors.service, executors.limits
+
+    @direct(routes, f"{_COLLECTION}/search", response_model=SearchResponse)
+    async def search(request: Request, name: str, body: SearchRequest) -> Response:
+        """The nearest rows, best first, one hit per source row: by meaning, by words, by both, or like a given row.
+        Without `mode` a query is searched by hybrid, a vector or a row by vector."""
+        if body.k > limits.max_k:
+            raise Unprocessable(f"k is {body.k}; at most {limits.max_k} (setting api.max_k)")
+        if body.query is not None:
+            executors.check_texts([body.query], name="query")
+        if AUDITED in request.scope:
+            shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
+            audit(request.scope, filter=shape, mode=mode, k=body.k)
+        if body.query is not None and body.mode != "keyword":
+            service.search.check_room(name, body.query)  # before waiting for a thread
+        asked = (name, body.asked, body.k, body.filter, body.options)
+        call = partial(_value_errors_as_422, partial(service.search.run, *asked, principal=caller(request)))
+        found = await executors.run(call, request)
+        audit(request.scope, hits=len(found.hits), rows=found.rows)
+        answer = {
+            "hits": found.hits,
+            "took_ms": found.took_ms,
+            "notes": found.notes,
+            "stale_since": found.stale_since,
+        }
+        return Json(answer if found.explain is None else answer | {"explain": found.explain})
+
+
+def _add_collections(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
+
+    @routes.get("/v1/collections", response_model=list[CollectionBody])
+    async def collections() -> Response:
+        """Every configured collection: what is stored, how fresh it is, and its running job."""
+        return Json(await executors.run(service.status.collections))
+
+    @routes.get(_COLLECTION, response_model=CollectionBody)
+    async def collection(name: str) -> Response:
+        """What is stored of one collection, how fresh it is, and its running job."""
+        return Json((await executors.run(partial(service.status.collections, [name])))[0])
+
+
+def _add_browsing(routes: APIRouter, executors: Executors) -> None:
+    """Routes that show stored rows: never a row, value or count outside the caller's row rights."""
+    service = executors.service
+
+    def audit_rows(request: Request, name: str, **counts: int) -> None:
+        if AUDITED in request.scope:
+            within = service.rights.visible(name, caller(request))
+            rows = "all" if within is None else "none" if isinstance(within, Nothing) else "some"
+            audit(request.scope, rows=rows, **counts)
+
+    @routes.post(f"{_COLLECTION}/rows", response_model=RowsResponse)
+    async def rows(request: Request, name: str, body: RowsRequest) -> Response:
+        """The whole rows with these ids, in the order of the ids, each once. Unknown ids and rows outside the caller's
+        rights are left out."""
+        call = partial(service.browse.rows, name, body.ids, principal=caller(request))
+        found = await executors.run(partial(_value_errors_as_422, call), request)
+        audit_rows(request, name, asked=len(body.ids), hits=len(found))
+        return Json({"rows": found})
+
+    @routes.get(f"{_COLLECTION}/fields", response_model=FieldsResponse)
+    async def fields(request: Request, name: str) -> Response:
+        """The metadata fields for filters: type, most frequent values and range, from the rows that the caller may
+        see. Large collections are sampled (`sampled` of `rows`)."""
+        found = await executors.run(partial(service.browse.fields, name, principal=caller(request)), request)
+        audit_rows(request, name, hits=found.sampled)
+        return Json(found)
+
+    @routes.get(f"{_COLLECTION}/map", response_model=MapResponse)
+    async def map_(
+        request: Request,
+        name: str,
+        color: Annotated[
+            str | None, Query(description="a metadata field; each point gets its value", max_length=130)
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=SAMPLE)] = POINTS,
+    ) -> Response:
+        """Visible rows as points in two dimensions: similar rows lie near each other. The two principal components of
+        a sample of at most 5000 rows, the same until rows change. Fewer than two rows give no points."""
+        call = partial(service.browse.map, name, color, limit, principal=caller(request))
+        found = await executors.run(partial(_value_errors_as_422, call), request)
+        audit_rows(request, name, hits=len(found.points))
+        return Json(found)
+
+
+def _value_errors_as_422(call: Callable[[], Result]) -> Result:
+    try:
+        return call()
+    except ValueError as error:
+        raise Unprocessable(str(error)) from error

@@ -1,0 +1,401 @@
+"""The harness of all benchmarks: works measured in turns, figures with targets and verdicts, the machine, and a report
+as table and JSON. `main` is what a program under benchmarks/ needs around its measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from app.src.core.device import detect
+
+SCATTER = 1.3  # largest over smallest round, above which other work disturbed the figure
+OFF = 1.15  # a round this many times above or below the median is named as disturbed
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout, or the folder of the installed packages
+_PACKAGES = ("numpy", "torch", "transformers", "sentence-transformers", "tokenizers", "hdbcli")
+_WIDTH = 140
+
+Work = Callable[[], float]
+"""Does one round of something and returns what it took, usually seconds."""
+Say = Callable[[str], None]
+Verdict = Literal["met", "missed", "floor missed", "failed"]
+
+
+class WorkFailed(Exception):
+    """A work cannot continue; it gets no more turns, and the others go on."""
+
+
+def wall(work: Callable[[], object]) -> Work:
+    """Measure `work` in seconds."""
+    return _timed(work, time.perf_counter)
+
+
+def cpu(work: Callable[[], object]) -> Work:
+    """Measure `work` in CPU seconds of this process; meaningful even while other programs compute."""
+    return _timed(work, time.process_time)
+
+
+def _timed(work: Callable[[], object], clock: Callable[[], float]) -> Work:
+    def run() -> float:
+        start = clock()
+        work()
+        return clock() - start
+
+    return run
+
+
+def significant(number: float, digits: int = 4) -> float:
+    return float(f"{number:.{digits}g}")
+
+
+def percentiles(values: Sequence[float], *shares: int) -> dict[str, float]:
+    """Return {"p50": ..., "p95": ...} of the values, 0 without any."""
+    return {f"p{share}": significant(float(np.percentile(values, share))) if values else 0.0 for share in shares}
+
+
+def ratio_of_last(over: Sequence[float], under: Sequence[float], rounds: int) -> float:
+    """Return the median ratio of the last `rounds` values, such as CPU seconds beside a figure in seconds."""
+    return significant(float(np.median(np.array(over[-rounds:]) / np.maximum(under[-rounds:], 1e-9))))
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bar. `floor`: the value below (or above) which a miss is not acceptable."""
+
+    goal: float
+    at_least: bool = True
+    floor: float | None = None
+
+    def verdict(self, value: float) -> Verdict:
+        if self._reaches(value, self.goal):
+            return "met"
+        return "missed" if self.floor is None or self._reaches(value, self.floor) else "floor missed"
+
+    def _reaches(self, value: float, bar: float) -> bool:
+        return value >= bar if self.at_least else value <= bar
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.goal:g}"
+
+
+def at_least(goal: float, floor: float | None = None) -> Target:
+    return Target(goal, floor=floor)
+
+
+def at_most(goal: float, floor: float | None = None) -> Target:
+    return Target(goal, at_least=False, floor=floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `steady`:
+    values that should be equal in every round, where the rounds themselves should not; they decide about `disturbed`.
+    `more`: further JSON keys. `error`: why there are no rounds."""
+
+    name: str
+    rounds: Sequence[float]
+    unit: str = "x"
+    target: Target | None = None
+    scatter: float = SCATTER
+    steady: Sequence[float] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.rounds) == (self.error is not None):
+            raise ValueError(f"figure {self.name!r} needs either rounds or an error")
+
+    @property
+    def median(self) -> float:
+        """NaN for a failed figure."""
+        return statistics.median(self.rounds) if self.rounds else math.nan
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the rounds scatter so much that other work must have run."""
+        compared = self._compared
+        return bool(compared) and max(compared) > self.scatter * min(compared)
+
+    @property
+    def disturbed_rounds(self) -> list[int]:
+        """Rounds far from the median, counted from 1."""
+        if not self._compared:
+            return []
+        middle = statistics.median(self._compared)
+        return [at for at, one in enumerate(self._compared, 1) if one > OFF * middle or one * OFF < middle]
+
+    @property
+    def _compared(self) -> Sequence[float]:
+        return self.rounds if self.steady is None else self.steady
+
+    @property
+    def verdict(self) -> Verdict | None:
+        if self.error is not None:
+            return "failed"
+        return None if self.target is None else self.target.verdict(self.median)
+
+    def as_dict(self) -> dict[str, Any]:
+        target = self.target
+        return {
+            "name": self.name,
+            "median": significant(self.median) if self.rounds else None,
+            "unit": self.unit,
+            "rounds": [significant(one) for one in self.rounds],
+            "disturbed": self.disturbed,
+            "disturbed_rounds": self.disturbed_rounds,
+            "target": None if target is None else str(target),
+            "floor": None if target is None else target.floor,
+            "verdict": self.verdict,
+            **({} if self.error is None else {"error": self.error}),
+            **self.more,
+        }
+
+
+# -------------------------------------------------------------------------------------------------------------- rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What each work took, round by round. `failed`: works that did not complete all rounds, with the reason."""
+
+    took: Mapping[str, Sequence[float]]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.took[name])
+
+    def ratio(self, name: str, over: str, under: str, target: Target | None = None, **more: Any) -> Figure:
+        """Divide `over` by `under` round by round, because the two ran next to each other. Keeps both medians. A failed
+        work gives a failed figure."""
+        if error := self.failed.get(over, self.failed.get(under)):
+            return Figure(name, (), target=target, error=error)
+        ratios = [above / below for above, below in zip(self.took[over], self.took[under], strict=True)]
+        kept = {f"{work} seconds": significant(self.median(work)) for work in (over, under)}
+        return Figure(name, ratios, target=target, more={**kept, **more})
+
+    def figure(self, name: str, work: str, unit: str = "s", target: Target | None = None, **more: Any) -> Figure:
+        if error := self.failed.get(work):
+            return Figure(name, (), unit, target, error=error)
+        return Figure(name, self.took[work], unit, target, more=more)
+
+
+def interleaved(works: Mapping[str, Work], rounds: int, *, warm: int = 1, pause: float = 0.0) -> Rounds:
+    """Run every work once per round, every second round in reverse order, so that none profits from its place.
+
+    `warm` rounds come first and do not count. `pause`: seconds before each work, in which thread pools stop spinning.
+    Garbage is collected between works. A work that raises WorkFailed gets no more turns.
+    """
+    if rounds < 1:
+        raise ValueError("rounds must be at least 1")
+    took: dict[str, list[float]] = {name: [] for name in works}
+    failed: dict[str, str] = {}
+    for turn in range(1 - warm, rounds + 1):
+        names = list(works) if turn % 2 else list(works)[::-1]
+        for name in (name for name in names if name not in failed):
+            gc.collect()
+            time.sleep(pause)
+            try:
+                one = works[name]()
+            except WorkFailed as error:
+                failed[name] = str(error)
+                continue
+            if turn > 0:
+                took[name].append(one)
+    return Rounds({name: seconds for name, seconds in took.items() if name not in failed}, failed)
+
+
+# ------------------------------------------------------------------------------------------------------------- machine
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
+    """Describe the machine, the commit, and the installed versions of `packages`."""
+    profile = detect("cpu")
+    return {
+        "cpu": profile.name,
+        "cores": cores(),
+        "memory_bytes": profile.memory_bytes,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "owl-sap-connector": _version("owl-sap-connector"),
+        "commit": commit(),
+        **{name: found for name in packages if (found := _version(name)) is not None},
+    }
+
+
+def _load_average() -> float:
+    return round(os.getloadavg()[0], 2)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """Return the commit of this checkout, with "+" when tracked files were changed. None when `root` is not the top of
+    a checkout, even inside another one."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root:
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return head and head + ("+" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # nosec B607 # the user's own git, with the user's rights
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass(slots=True)
+class Report:
+    """The figures of a benchmark, collected while it runs. `options`: how it was run. `peers`: versions of each other
+    engine. `details`: what figures were computed from."""
+
+    benchmark: str
+    machine: dict[str, Any] = field(default_factory=machine)
+    options: dict[str, Any] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peers: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    load_before: float = field(default_factory=_load_average)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def missed(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.verdict not in (None, "met")]
+
+    @property
+    def failed(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.error is not None]
+
+    @property
+    def disturbed(self) -> bool:
+        return any(figure.disturbed for figure in self.figures)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.benchmark,
+            "machine": self.machine | {"load_average": [self.load_before, _load_average()]},
+            "options": self.options,
+            "peers": self.peers,
+            "figures": [figure.as_dict() for figure in self.figures],
+            "notes": self.notes,
+            **({"details": self.details} if self.details else {}),
+        }
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
+
+    def show(self, console: Console) -> None:
+        """Print the figures as a table, then machine and notes."""
+        drawn = Table(title=escape(self.benchmark), title_justify="left", title_style="bold", header_style="bold")
+        for name in ("figure", "median", "target", "", "rounds"):
+            drawn.add_column(name, justify="right" if name == "median" else "left", overflow="fold")
+        for figure in self.figures:
+            marks = [figure.verdict or "", "DISTURBED" if figure.disturbed else ""]
+            rounds = ", ".join(map(_short, figure.rounds)) if figure.error is None else figure.error
+            target = "" if figure.target is None else str(figure.target)
+            median = "" if figure.error is not None else f"{_short(figure.median)} {figure.unit}"
+            drawn.add_row(*map(escape, (figure.name, median, target, " ".join(filter(None, marks)), rounds)))
+        console.print(drawn)
+        about = self.machine
+        versions = ", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "torch") if name in about)
+        console.print(escape(f"{about['cpu']}, {about['cores']} cores; {versions}; commit {about['commit'] or 'none'}"))
+        for note in self.notes:
+            console.print(escape(note))
+        if self.disturbed:
+            console.print("DISTURBED: the rounds scatter because other work was running; ignore these figures")
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
+"""Options and report -> figures, yielded as they are measured. A part may add notes and versions to the report."""
+
+
+def main(
+    name: str,
+    description: str,
+    parts: Mapping[str, Part],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    arguments: Sequence[str] | None = None,
+) -> Report:
+    """Run the parts named on the command line (default: all), print the table, and write JSON to --out.
+
+    Every program accepts [PART ...] --rounds N --out FILE; `add_options` adds more. Each figure is printed and written
+    as soon as it is measured, so an aborted run keeps its figures.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; default: all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    add_options(parser)
+    given = parser.parse_args(arguments)
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(parts)}")
+    console = Console(highlight=False, emoji=False)
+    console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
+    # Paths stay out of committed results.
+    chosen = {key: value for key, value in vars(given).items() if key != "parts" and not isinstance(value, Path)}
+    report = Report(name, options={key: value for key, value in chosen.items() if key != "out"})
+    part = ""
+    try:
+        for part in given.parts or parts:
+            for figure in parts[part](given, report):
+                report.figures.append(figure)
+                found = figure.error or f"{_short(figure.median)} {figure.unit}"
+                console.print(escape(f"{figure.name}: {found}"))
+                if given.out:
+                    report.write(given.out)
+    except BaseException as error:
+        report.notes.append(f"incomplete: {part} ended with {type(error).__name__}: {error}")
+        raise
+    finally:
+        report.show(console)
+        if given.out:
+            report.write(given.out)
+    return report

@@ -1,0 +1,151 @@
+"""How close vectors are to reference vectors of the same texts: cosines, shared nearest neighbours, and the gate that
+decides whether a quantised model may serve. Calibration, the gate and the benchmarks all compare here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backends import Vectors
+
+NEIGHBOURS = 10
+_TIE = 1e-6  # exact scores nearer than this are one score: of two equally good neighbours either may be found
+_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """`overlap`: the share of each text's nearest other texts that are found too, on average."""
+
+    mean_cosine: float
+    least_cosine: float
+    overlap: float
+
+
+def agreement(found: Vectors, exact: Vectors, neighbours: int = NEIGHBOURS) -> Agreement:
+    """Compare (n, d) arrays row by row; lengths are ignored. A row that is zero or not finite in either has cosine -1.
+    With fewer than `neighbours` other texts all of them count; with none the overlap is 1."""
+    ours, theirs = _unit(found), _unit(exact)
+    cosines = np.einsum("ij,ij->i", ours, theirs)
+    cosines[~(ours.any(1) & theirs.any(1))] = -1.0
+    count = min(neighbours, len(ours) - 1)
+    overlap = float(np.mean(list(_shares(ours, theirs, count)))) if count > 0 else 1.0
+    return Agreement(float(cosines.mean()), float(cosines.min()), overlap)
+
+
+def directed(vectors: Vectors) -> NDArray[np.bool_]:
+    """Return which rows are finite and not zero."""
+    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+    found: NDArray[np.bool_] = np.isfinite(squares) & (squares > 0)
+    return found
+
+
+def _unit(vectors: Vectors) -> NDArray[np.float64]:
+    good = directed(vectors)
+    unit: NDArray[np.float64] = np.where(good[:, None], vectors, 0).astype(np.float64)
+    unit[good] /= np.linalg.norm(unit[good], axis=1, keepdims=True)
+    return unit
+
+
+def _shares(found: NDArray[np.float64], exact: NDArray[np.float64], count: int) -> Iterator[float]:
+    """Yield for each text the share of found neighbours that score, by the reference vectors, at least as high as the
+    last true one."""
+    for start in range(0, len(exact), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(exact)))
+        own = (np.arange(len(rows)), rows)
+        truth, scores = exact[rows] @ exact.T, found[rows] @ found.T
+        truth[own] = scores[own] = -np.inf
+        last = np.partition(truth, -count, axis=1)[:, -count] - _TIE
+        best = np.argpartition(scores, -count, axis=1)[:, -count:]
+        yield from (np.take_along_axis(truth, best, axis=1) >= last[:, None]).mean(axis=1)
+
+
+LEAST_TEXTS = 32  # with fewer texts a share of neighbours says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a candidate must reach. `int8_share`: the share of the linear layers' multiplications in 8 bits; with few, a
+    model is not worth an index of its own."""
+
+    mean_cosine: float = 0.99
+    overlap: float = 0.90
+    int8_share: float = 0.5
+    neighbours: int = NEIGHBOURS
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`worst_cosine`: of all texts. `overlap`: see `Agreement`. `reason`: for people, names every bar that was
+    missed."""
+
+    accepted: bool
+    reason: str
+    texts: int
+    mean_cosine: float | None
+    worst_cosine: float | None
+    overlap: float | None
+    int8_share: float | None
+    neighbours: int
+    bar: Bar
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def by(self, bar: Bar) -> Verdict:
+        """Judge the same figures by another bar. A verdict without figures stays refused."""
+        if self.mean_cosine is None or self.worst_cosine is None or self.overlap is None:
+            return self
+        missed = list(_missed(self.mean_cosine, self.overlap, self.int8_share, bar))
+        figures = (
+            f"cosine to fp32 {self.mean_cosine:.4f} on average, {self.worst_cosine:.4f} at the least,"
+            f" {self.overlap:.3f} of the first {self.neighbours}"
+        )
+        reason = f"accepted: {figures}" if not missed else f"refused: {'; '.join(missed)} ({figures})"
+        return replace(self, accepted=not missed, reason=reason, bar=bar)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, object]) -> Verdict:
+        """Read what `as_dict` wrote. Raises TypeError for anything else."""
+        values = dict(given)
+        bar = values.pop("bar")
+        if not isinstance(bar, dict):
+            raise TypeError("a verdict needs a bar")
+        verdict = cls(**values, bar=Bar(**bar))  # type: ignore[arg-type]
+        if not isinstance(verdict.accepted, bool) or not isinstance(verdict.reason, str):
+            raise TypeError("a verdict needs accepted and a reason")
+        return verdict
+
+
+def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, bar: Bar | None = None) -> Verdict:
+    """Compare (n, d) arrays row by row, of distinct texts. `int8_share` None: not checked.
+
+    A candidate with a row that is zero or not finite is refused, however high its mean is.
+    """
+    bar = bar or Bar()
+    if exact.shape != candidate.shape or exact.ndim != 2:
+        raise ValueError(f"vectors must have one shape, not {exact.shape} and {candidate.shape}")
+    neighbours = min(bar.neighbours, len(exact) - 1)
+    if len(exact) < max(LEAST_TEXTS, bar.neighbours + 1):
+        reason = f"refused: {len(exact)} different texts to judge by, at least {LEAST_TEXTS} are needed"
+        return Verdict(False, reason, len(exact), None, None, None, int8_share, max(neighbours, 0), bar)
+    spoilt = int(np.count_nonzero(~directed(candidate) | ~directed(exact)))
+    if spoilt:
+        reason = f"refused: {spoilt} of {len(exact)} texts have no finite vector"
+        return Verdict(False, reason, len(exact), None, None, None, int8_share, neighbours, bar)
+    near = agreement(candidate, exact, neighbours)
+    figures = (near.mean_cosine, near.least_cosine, near.overlap)
+    return Verdict(False, "", len(exact), *figures, int8_share, neighbours, bar).by(bar)
+
+
+def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterator[str]:
+    if mean < bar.mean_cosine:
+        yield f"mean cosine {mean:.4f} is below {bar.mean_cosine:g}"
+    if found < bar.overlap:
+        yield f"overlap of neighbours {found:.3f} is below {bar.overlap:g}"
+    if share is not None and share < bar.int8_share:
+        yield f"only {share:.0%} of the linear layers' products are in 8 bits; {bar.int8_share:.0%} are required"

@@ -1,0 +1,75 @@
+"""Decide what happens to one document: compare what it should be with the hashes that the store has of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from connector.document.document import content_hash
+from connector.model import Chunk, Document
+
+_TEXT, _META, _ROW, _VECTOR = slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 32)  # parts of a stored hash
+
+
+class Action(Enum):
+    ADD = "add"  # embed it; nothing of it is stored
+    REPLACE = "replace"  # embed it again: text, chunking or model changed, or chunks are damaged
+    METADATA = "metadata"  # write metadata and hash; the vectors stay
+    REHASH = "rehash"  # it renders the same from a row that was read differently: write the hash
+    KEEP = "keep"
+    REMOVE = "remove"  # an empty row that is stored
+    IGNORE = "ignore"  # an empty row that is not stored
+
+    @property
+    def embeds(self) -> bool:
+        return self in (Action.ADD, Action.REPLACE)
+
+    @property
+    def changes(self) -> bool:
+        """Whether text or metadata in the store change, or stop being stored."""
+        return self not in (Action.KEEP, Action.REHASH, Action.IGNORE)
+
+
+def decide(stored: Sequence[bytes | None], document: Document) -> Action:
+    """`stored`: the hashes of its stored chunks 0, 1, 2 ..., None for a chunk that is missing or doubled; empty when
+    nothing is stored."""
+    if document.empty:
+        return Action.REMOVE if stored else Action.IGNORE
+    if not stored:
+        return Action.ADD
+    action = Action.KEEP
+    for number, found in enumerate(stored):
+        expected = content_hash(document, number, len(stored))
+        if found is None or found[_TEXT] != expected[_TEXT]:
+            return Action.REPLACE
+        if found[_META] != expected[_META]:
+            action = Action.METADATA
+        elif found[_ROW] != expected[_ROW] and action is Action.KEEP:
+            action = Action.REHASH
+    return action
+
+
+def decide_again(written: bytes | None, document: Document) -> Action:
+    """As `decide`, for a document that this run has changed already. `written`: `content_digest` of what it wrote; None
+    when it removed the document."""
+    if document.empty:
+        return Action.IGNORE if written is None else Action.REMOVE
+    return Action.KEEP if written == content_digest(document) else Action.REPLACE
+
+
+def content_digest(document: Document) -> bytes:
+    return document.text_digest + document.meta_digest + document.row_digest
+
+
+def rehashed(stored: Sequence[bytes | None], document: Document) -> list[Chunk]:
+    """The chunks to write for METADATA and REHASH: new metadata and hash, no text; the vector's digest is kept."""
+    return [
+        Chunk(
+            document.id,
+            number,
+            "",
+            document.metadata,
+            content_hash(document, number, len(stored)) + (found or b"")[_VECTOR],
+        )
+        for number, found in enumerate(stored)
+    ]

@@ -1,0 +1,38 @@
+"""Changes by row ids: HANA gives a column table's row a new `$rowid$` with every insert and update."""
+
+from __future__ import annotations
+
+from connector.model import CollectionSpec, RowIds, Table
+from connector.protocols import Source
+from connector.sync.feeds.feed import Choice, Earlier, Mark, ReadPlan
+from connector.sync.feeds.full import by_tokens, refuse_view
+
+
+class RowidMethod:
+    def check(self, spec: CollectionSpec, table: Table) -> None:
+        refuse_view(table, 'row ids ("$rowid$")')
+
+    def identity(self, plan: ReadPlan, source: Source) -> Mark:
+        return {"table": source.capture.table_id(plan.query.table)}
+
+    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+        ids, mark = source.capture.row_ids(plan.query), earlier.mark
+        due = earlier.due or regressed(RowIds(mark["highest"], mark["rows"]), ids)
+        after = {**earlier.identity, "highest": ids.highest, "rows": ids.rows}
+        return by_tokens(plan, source, after, "rowid", due, mark.get("proved"))
+
+
+def regressed(before: RowIds, now: RowIds) -> str:
+    """Return why an id may now belong to other content than before; "" when nothing suggests so.
+
+    Every insert and update takes an id above all others. So the highest id never falls, and the table never grows by
+    more rows than ids. A table that lost or gained half of its rows was probably reloaded.
+    """
+    if now.highest < before.highest:
+        return "the highest row id has fallen"
+    grown = now.rows - before.rows
+    if grown > now.highest - before.highest:
+        return "the table has grown by more rows than row ids were given out"
+    if abs(grown) * 2 > max(before.rows, 1):
+        return "the number of rows has jumped"
+    return ""

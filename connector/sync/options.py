@@ -1,0 +1,126 @@
+"""What every run over a collection takes and returns: source, store and embedder; options; progress; the report."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from connector.protocols import Embedder, Observer, Source
+from connector.stores.store import VectorStore
+
+STAGES = ("read", "render", "tokenize", "embed", "apply")
+Stop = Callable[[], bool]  # called between pages; True ends the run early and keeps what is done
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where rows come from, where vectors go, and the embedder between them."""
+
+    source: Source
+    store: VectorStore
+    embedder: Embedder
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The observer of a run, and the check that may end it early."""
+
+    observer: Observer | None = None
+    stop: Stop = never
+
+    def event(self, name: str) -> None:
+        if self.observer is not None:
+            self.observer.event(name)
+
+    def progress(self, done: int, total: int) -> None:
+        if self.observer is not None:
+            self.observer.progress(done, max(done, total))
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
+
+    `window`: how many changed documents are embedded together; a large window gives the engine batches of texts of
+    similar length. `readers`: threads that read a large table at once, each a range of keys. `full`: compare every row,
+    whatever the change method. `accept_schema`: continue although a column in use changed its type since the last sync.
+    `max_attempts`: after so many, a row in quarantine is skipped until its content changes or it is retried by hand.
+    """
+
+    page_rows: int = 1000
+    max_deletes: float = 0.2
+    full: bool = False
+    owner: str = "sync"
+    lease_wait: float = 60.0
+    window: int = 1000
+    accept_schema: bool = False
+    max_attempts: int = 6
+    readers: int = 2
+
+
+@dataclass(slots=True)
+class SyncReport:
+    """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
+
+    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
+    was applied), `log_missing` (nothing was read). `stopped`: the run ended early on request, so it deleted nothing and
+    left the checkpoint. `complete`: every row was compared. `method`: `full` (all rows compared by value), `hash` or
+    `rowid` (all compared, unchanged ones not transferred), `watermark` or `log`. `loaded`: rows whose values were read.
+    `late_rows`: changed rows that the watermark would have missed. `stages`: seconds busy. `notes`: for people.
+    """
+
+    collection: str
+    method: str = "full"
+    read: int = 0
+    loaded: int = 0
+    upserted: int = 0
+    unchanged: int = 0
+    empty: int = 0
+    quarantined: int = 0
+    superseded: int = 0
+    deleted: int = 0
+    paused: str | None = None
+    stopped: bool = False
+    complete: bool = True
+    to_delete: int = 0
+    late_rows: int = 0
+    embedded_texts: int = 0
+    reused_texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    rows_per_second: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class StageClock:
+    """Seconds that each stage was busy, reported to an observer as they pass. Thread-safe."""
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._observer = observer
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def __call__(self, stage: str, items: int = 0) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(stage, time.perf_counter() - start, items)
+
+    def add(self, stage: str, seconds: float, items: int = 0) -> None:
+        with self._lock:
+            self.seconds[stage] += seconds
+        if self._observer is not None:
+            self._observer.stage(stage, seconds, items)

@@ -1,0 +1,121 @@
+"""An in-memory index of what the store holds, by digests of document ids. Two databases sort differently, so source and
+store are compared by these digests instead of by merging sorted keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.document.document import fold
+from connector.model import StoredChunk
+
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8")])  # 16 bytes as two numbers: five times as fast to search as bytes
+_HASH_BYTES = 32
+_HASH = np.dtype(f"V{_HASH_BYTES}")
+_NO_ROW = 0
+
+
+def id_digest(document_id: str) -> bytes:
+    """Return 16 bytes; two ids collide with even odds only among 2**64 documents."""
+    return blake2b(document_id.encode(), digest_size=16).digest()
+
+
+class StoredIndex:
+    """Identity and content hash of our stored chunks: 52 bytes a chunk and 33 a document, whatever the texts.
+
+    `StoredIndex(store.stored(name))` reads the store once. `seen` marks the documents that the source still has.
+    """
+
+    def __init__(self, pages: Iterable[Sequence[StoredChunk]]) -> None:
+        keys, numbers, hashes = _columns(pages)
+        order = np.lexsort((numbers, keys["low"], keys["high"]))
+        keys, self._numbers = keys[order], numbers[order]
+        self._hashes = hashes[order]
+        del hashes, order
+        starts = np.ones(len(keys), dtype=np.bool_)
+        starts[1:] = keys[1:] != keys[:-1]
+        first = np.flatnonzero(starts)
+        self._high = np.ascontiguousarray(keys["high"][first])
+        self._low = np.ascontiguousarray(keys["low"][first])
+        self._first = np.append(first, len(keys)).astype(np.int64)
+        self._rows = self._row_digests()
+        self.seen: NDArray[np.bool_] = np.zeros(len(self._high), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        """Documents, not chunks."""
+        return len(self._high)
+
+    def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the position of each id, -1 where the store has none."""
+        if not ids or not len(self._high):
+            return np.full(len(ids), -1, dtype=np.int64)
+        wanted = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+        high, low = wanted["high"], wanted["low"]
+        found = np.searchsorted(self._high, high).astype(np.int64)
+        while True:  # documents that share the upper half are very rare: step over them one by one
+            inside = np.minimum(found, len(self._high) - 1)
+            alike = (found < len(self._high)) & (self._high[inside] == high)
+            further = alike & (self._low[inside] < low)
+            if not further.any():
+                return np.where(alike & (self._low[inside] == low), found, np.int64(-1))
+            found[further] += 1
+
+    def _row_digests(self) -> NDArray[np.uint64]:
+        """By document; _NO_ROW for one with missing or doubled chunks."""
+        if not len(self._high):
+            return np.empty(0, np.uint64)
+        words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
+        counts = np.diff(self._first)
+        starts = self._first[:-1]
+        places = np.arange(len(words)) - np.repeat(starts, counts)
+        intact = (self._numbers == places) & (words == np.repeat(words[starts], counts))
+        whole = np.logical_and.reduceat(intact, starts)
+        folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
+        return np.where(whole, words[starts] ^ folds, np.uint64(_NO_ROW)).astype(np.uint64)
+
+    def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return for each row digest whether the document at that position is intact and was written from that row."""
+        if not len(self._high) or not len(positions):
+            return np.zeros(len(positions), dtype=np.bool_)
+        given = np.frombuffer(b"".join(digests), dtype="<u8")
+        same: NDArray[np.bool_] = (positions >= 0) & (self._rows[positions] == given) & (given != _NO_ROW)
+        return same
+
+    def mark_seen(self, positions: NDArray[np.int64]) -> None:
+        self.seen[positions[positions >= 0]] = True
+
+    def mark_unseen(self, position: int) -> None:
+        self.seen[position] = False
+
+    def unseen(self, ids: Sequence[str]) -> list[str]:
+        """Return those of `ids` that are in the index and were not marked as seen."""
+        positions = self.positions(ids)
+        return [id_ for id_, position in zip(ids, positions, strict=True) if position >= 0 and not self.seen[position]]
+
+    def hashes(self, position: int) -> list[bytes | None]:
+        """Return the hashes of a document's chunks for `decide`; [] at position -1."""
+        if position < 0:
+            return []
+        chunks = range(int(self._first[position]), int(self._first[position + 1]))
+        return [
+            self._hashes[at].tobytes() if int(self._numbers[at]) == number else None for number, at in enumerate(chunks)
+        ]
+
+
+def _columns(
+    pages: Iterable[Sequence[StoredChunk]],
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.void]]:
+    keys, numbers, hashes = [np.empty(0, _KEY)], [np.empty(0, np.int32)], [np.empty(0, _HASH)]
+    for page in filter(None, pages):
+        _, ids, page_numbers, page_hashes = zip(*page, strict=True)
+        keys.append(np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY))
+        numbers.append(np.array(page_numbers, dtype=np.int32))
+        if set(map(len, page_hashes)) != {_HASH_BYTES}:
+            # A damaged hash must not shift its neighbours; cut or filled, it simply differs.
+            page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
+        hashes.append(np.frombuffer(b"".join(page_hashes), dtype=_HASH))
+    return np.concatenate(keys), np.concatenate(numbers), np.concatenate(hashes)

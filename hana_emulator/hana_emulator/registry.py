@@ -1,0 +1,20 @@
+"""Tables of functions that are filled by decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Registry(dict[Key, Function], Generic[Key, Function]):
+    """Functions by key: `@REGISTRY(key, ...)` above a function enters it under each key."""
+
+    def __call__(self, *keys: Key) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            self.update(dict.fromkeys(keys, function))
+            return function
+
+        return register

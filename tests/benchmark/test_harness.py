@@ -1,0 +1,172 @@
+"""Turns, medians, ratios, targets, and what marks a figure as disturbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.src.benchmark import harness as reporting
+from app.src.benchmark.harness import (
+    Figure,
+    Report,
+    Rounds,
+    Work,
+    at_least,
+    at_most,
+    commit,
+    cpu,
+    interleaved,
+    machine,
+    wall,
+)
+
+
+def test_works_take_turns_and_change_places() -> None:
+    order: list[str] = []
+
+    def work(name: str) -> Work:
+        def run() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return run
+
+    rounds = interleaved({"a": work("a"), "b": work("b")}, 3)
+    assert "".join(order) == "ba" + "ab" + "ba" + "ab"
+    assert rounds.took == {"a": [3.0, 6.0, 7.0], "b": [4.0, 5.0, 8.0]}, "the round that warms up does not count"
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        interleaved({"a": lambda: 1.0}, 0)
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    rounds = Rounds({"theirs": [2.0, 9.0, 6.0], "ours": [1.0, 3.0, 3.0]})
+    figure = rounds.ratio("speed", "theirs", "ours", at_least(1.9), texts=5)
+    assert figure.rounds == [2.0, 3.0, 2.0]
+    assert (figure.median, figure.verdict) == (2.0, "met")
+    assert figure.as_dict()["ours seconds"] == 3.0
+    assert figure.as_dict()["texts"] == 5
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "verdict"),
+    [
+        (at_least(1.75, 1.6), 1.75, "met"),
+        (at_least(1.75, 1.6), 1.7, "missed"),
+        (at_least(1.75, 1.6), 1.5, "floor missed"),
+        (at_least(1.75), 0.1, "missed"),
+        (at_most(0.6), 0.6, "met"),
+        (at_most(0.6, 0.8), 0.7, "missed"),
+        (at_most(0.6, 0.8), 0.9, "floor missed"),
+    ],
+)
+def test_a_bar_between_goal_and_floor_is_missed_and_said_so(target: object, value: float, verdict: str) -> None:
+    figure = Figure("f", [value], target=target)  # type: ignore[arg-type]
+    assert figure.verdict == verdict
+
+
+def test_rounds_that_scatter_are_disturbed() -> None:
+    quiet, loud = Figure("q", [1.0, 1.1, 1.05]), Figure("l", [1.0, 1.0, 1.4])
+    assert (quiet.disturbed, quiet.disturbed_rounds) == (False, [])
+    assert (loud.disturbed, loud.disturbed_rounds) == (True, [3])
+    assert not Figure("wide", [1.0, 1.4], scatter=2.0).disturbed
+
+
+def test_a_figure_without_rounds_is_none() -> None:
+    with pytest.raises(ValueError, match="either rounds or an error"):
+        Figure("f", [])
+
+
+def test_clocks_count_what_they_say() -> None:
+    import time
+
+    assert wall(lambda: time.sleep(0.02))() >= 0.02
+    assert cpu(lambda: time.sleep(0.2))() < 0.1
+
+
+def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def speed(given: object, report: Report) -> Iterator[Figure]:
+        report.notes.append("noted")
+        yield Figure("speed", [2.0, 2.0], target=at_least(3.0))
+
+    def never(given: object, report: Report) -> Iterator[Figure]:
+        raise AssertionError("not asked for")
+
+    out = tmp_path / "new" / "made.json"
+    report = reporting.main(
+        "made", "doc", {"speed": speed, "never": never}, arguments=["speed", "--rounds", "2", "--out", str(out)]
+    )
+    assert [figure.name for figure in report.missed] == ["speed"]
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert written["figures"][0] | {"rounds": []} == {
+        "name": "speed",
+        "median": 2.0,
+        "unit": "x",
+        "rounds": [],
+        "disturbed": False,
+        "disturbed_rounds": [],
+        "target": ">= 3",
+        "floor": None,
+        "verdict": "missed",
+    }
+    assert written["options"] == {"rounds": 2}
+    assert written["notes"] == ["noted"]
+    assert written["machine"]["cores"] >= 1
+    shown = capsys.readouterr().out
+    assert "missed" in shown
+    assert "noted" in shown
+
+
+def test_what_was_measured_before_a_part_fails_is_kept(tmp_path: Path) -> None:
+    def speed(given: object, report: Report) -> Iterator[Figure]:
+        yield Figure("speed", [2.0])
+
+    def broken(given: object, report: Report) -> Iterator[Figure]:
+        raise RuntimeError("no room")
+
+    out = tmp_path / "made.json"
+    with pytest.raises(RuntimeError, match="no room"):
+        reporting.main("made", "doc", {"speed": speed, "broken": broken}, arguments=["--out", str(out)])
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert [figure["name"] for figure in written["figures"]] == ["speed"]
+    assert written["notes"] == ["incomplete: broken ended with RuntimeError: no room"]
+
+
+def test_an_unknown_part_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        reporting.main("made", "doc", {"speed": lambda given, report: []}, arguments=["sped"])
+    assert "no part sped; parts: speed" in capsys.readouterr().err
+
+
+def test_the_machine_names_versions_that_are_there() -> None:
+    found = machine(("numpy", "no-such-package"))
+    assert found["numpy"]
+    assert "no-such-package" not in found
+    assert found["memory_bytes"] > 0
+
+
+def test_the_commit_is_of_our_own_checkout_only(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    root = tmp_path.resolve()
+    assert commit(root) is None, "no checkout"
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("a", encoding="utf-8")
+    git("add", "file")
+    git("commit", "--quiet", "-m", "one")
+    clean = commit(root)
+    assert clean
+    assert len(clean) == 40
+    (tmp_path / "file").write_text("b", encoding="utf-8")
+    assert commit(root) == f"{clean}+"
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    assert commit(inside.resolve()) is None, "an environment inside somebody's checkout is not that checkout"
