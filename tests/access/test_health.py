@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_a_fault(make: Make, tmp_path: Path) -> No
     service = make(keys=path)
     ok, detail = doctors(service)
     assert not ok
-    assert "no file of API keys" in detail
+    assert "not a valid file of API keys" in detail
     with pytest.raises(AccessUnusable):
         service.probes.probe_access()
 

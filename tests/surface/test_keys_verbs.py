@@ -183,19 +183,19 @@ def test_claims_and_limits_of_a_key(tmp_path: Path, cli: Cli) -> None:
 REFUSED = [
     (("create", "web", "--scope", "everything"), "unknown scope"),
     (("list",), "keys create"),
-    (("revoke", "web"), "not there"),
-    (("rotate", "web"), "not there"),
+    (("revoke", "web"), "does not exist"),
+    (("rotate", "web"), "does not exist"),
     (("create", "web"), "scope"),
-    (("create", "", "--scope", "search"), "no name"),
+    (("create", "", "--scope", "search"), "not a valid key name"),
     (("create", "web", "--scope", "search", "--expires", "soon"), "duration"),
-    (("create", "web", "--scope", "search", "--expires", "0s"), "at once"),
+    (("create", "web", "--scope", "search", "--expires", "0s"), "must be above 0"),
     (("create", "web", "--scope", "search", "--claim", "mandt"), "NAME=VALUE"),
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
     (("create", "web", "--scope", "search", "--out", "no/such/key"), "folder not found; create it: mkdir -m 700"),
     (("rotate", "web", "--overlap", "long"), "duration"),
     (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 needs a unit: write 90d for days"),
     (("create", "web", "--scope", "search", "--expires", "1.5"), "needs a unit"),
-    (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 has no unit"),
+    (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 needs a unit"),
 ]
 
 

@@ -228,7 +228,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ({"OWL_SAP_HANA__PORT": "x"}, ["environment OWL_SAP_HANA__PORT", "hana.port"]),
         ({"HANA_PORT": "x"}, ["environment HANA_PORT", "hana.port"]),
         ({"USE_GPU": "maybe"}, ["environment USE_GPU", "true or false"]),
-        ({"OWL_SAP_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "no such"]),
+        ({"OWL_SAP_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "not found"]),
         ({"OWL_SAP_COLLECTIONS": "x"}, ["OWL_SAP_COLLECTIONS", "TOML"]),
     ],
 )

@@ -86,7 +86,7 @@ class Address:
                 return self._answer(connection)
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a name that cannot be one
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            raise NotHad(f"it is unreachable, or did not answer within {self._seconds:g} s ({why})") from None
+            raise NotHad(f"it cannot be reached, or did not answer within {self._seconds:g} s ({why})") from None
 
     def _answer(self, connection: http.client.HTTPConnection) -> bytes:
         path = self._parts.path or "/"
