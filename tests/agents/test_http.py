@@ -297,7 +297,7 @@ async def test_an_unexpected_error_says_nothing_of_what_it_holds(
     def crash(*_: object, **__: object) -> None:
         raise RuntimeError("".join(("the row says 7", "QX")))
 
-    monkeypatch.setattr(ground.service.search.run, "run", crash)
+    monkeypatch.setattr(ground.service.search, "run", crash)
     async with ground.client("all") as client:
         refused = await client.call_tool("search", SEARCH)
     assert refused.is_error

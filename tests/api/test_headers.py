@@ -68,7 +68,7 @@ def test_an_unexpected_error_has_them_too(synced: Service, monkeypatch: pytest.M
     def broken(*_: Any) -> None:
         raise RuntimeError("row text")
 
-    monkeypatch.setattr(synced.status.collections, "collections", broken)
+    monkeypatch.setattr(synced.status, "collections", broken)
     with serving(synced) as client:
         answer = client.get("/v1/collections")
     assert answer.status_code == 500

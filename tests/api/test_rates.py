@@ -246,7 +246,7 @@ def test_requests_at_once_over_http(synced: Service, monkeypatch: pytest.MonkeyP
         assert go.wait(30)
         return []
 
-    monkeypatch.setattr(synced.status.collections, "collections", hanging)
+    monkeypatch.setattr(synced.status, "collections", hanging)
     with limited(synced, concurrency=2) as client:
         threads = [threading.Thread(target=client.get, args=("/v1/collections",)) for _ in range(2)]
         for thread in threads:

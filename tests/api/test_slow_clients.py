@@ -213,7 +213,7 @@ def served(client: Client) -> bool:
 @pytest.mark.proves(27)
 def test_who_does_not_read_is_let_go(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that nobody fetches fill the buffers, and are given up."""
-    monkeypatch.setattr(synced.status.collections, "collections", lambda *_: [{"x": "y" * 60_000_000}])
+    monkeypatch.setattr(synced.status, "collections", lambda *_: [{"x": "y" * 60_000_000}])
     for client in bounded(synced):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -236,7 +236,7 @@ def test_who_never_reads_is_told_that_it_is_over(
 ) -> None:
     """An end behind what it does not fetch would never reach it, and the system would keep that for minutes. What it
     asked for further is not answered, and fills no log."""
-    monkeypatch.setattr(synced.status.collections, "collections", lambda *_: [{"x": "y" * 20_000_000}])
+    monkeypatch.setattr(synced.status, "collections", lambda *_: [{"x": "y" * 20_000_000}])
     for client in bounded(synced):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
@@ -253,7 +253,7 @@ def test_who_reads_slowly_but_steadily_gets_all(
 ) -> None:
     """As over a slow line: longer than any of the clocks."""
     size = 30_000_000
-    monkeypatch.setattr(synced.status.collections, "collections", lambda *_: [{"x": "y" * size}])
+    monkeypatch.setattr(synced.status, "collections", lambda *_: [{"x": "y" * size}])
     for client in bounded(synced, read_timeout=1.0):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n" + closing + b"\r\n")
@@ -273,7 +273,7 @@ def test_the_body_of_a_second_request_is_waited_for(synced: Service, monkeypatch
         assert go.wait(PATIENCE)
         return []
 
-    monkeypatch.setattr(synced.status.collections, "collections", slow)
+    monkeypatch.setattr(synced.status, "collections", slow)
     body = b'{"inputs": "a"}'
     for client in bounded(synced, read_timeout=20.0):
         with connected(client) as connection:
@@ -313,7 +313,7 @@ def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.Monk
         assert go.wait(60)
         return []
 
-    monkeypatch.setattr(synced.status.collections, "collections", slow)
+    monkeypatch.setattr(synced.status, "collections", slow)
     try:
         for client in bounded(synced, timeout=1.0, read_timeout=30.0):
             answer = client.get("/v1/collections")
@@ -365,7 +365,7 @@ def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypa
         assert go.wait(60)
         return []
 
-    monkeypatch.setattr(synced.status.collections, "collections", slow)
+    monkeypatch.setattr(synced.status, "collections", slow)
     for client in bounded(synced, read_timeout=SHORT):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1/mod")

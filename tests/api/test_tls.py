@@ -202,7 +202,7 @@ def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.C
         assert "PRIVATE" not in str(refused.value)
         with pytest.raises(Fault):
             certificate.of_service(api)
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="must be set together"):
         ApiSettings(tls_certificate=good.tls_certificate)
 
 

@@ -244,7 +244,7 @@ def over_http(ground: Ground) -> None:
             client.headers["Authorization"] = f"Bearer {bearer('aaaa')}"
             _ask(ground, client)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(service.search.run, "run", _crash)
+                patch.setattr(service.search, "run", _crash)
                 refused(ground, client.post(SEARCH, json={"query": QUERY.text}), 500)
             ground.outputs.add("metrics", client.get("/metrics").content)
         logging.getLogger("owl").debug("the end")
