@@ -145,8 +145,9 @@ def test_a_crowd_is_refused_where_its_requests_would_wait_too_long(
 ) -> None:
     from app.src.core.queue import Speed
 
+    asked = questions(service, known)[:10]
     monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
-    tally = ask(address, questions(service, known)[:10], 5)
+    tally = ask(address, asked, 5)
     assert tally.refused
     assert (tally.seconds, tally.failures) == ([], [])
 
