@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from app.src.core.backends import DeviceUnavailable, ModelUnsupported
+from app.src.core.backends import DeviceUnavailable, ModelUnsupported, TokenBatch
 from app.src.core.backends.torch import int8
 from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
 from app.src.core.backends.torch.linears import Affine
@@ -184,7 +184,7 @@ def test_what_is_not_finite_does_not_become_finite(minilm_folder: Path) -> None:
     encoder._words = encoder._words.clone()
     encoder._words[2345] = torch.nan
     with torch.inference_mode():
-        found = encoder([[101, 2345, 102], [101, 2346, 102]])
+        found = encoder(TokenBatch.of([[101, 2345, 102], [101, 2346, 102]]))
     assert [bool(row.isfinite().all()) for row in found] == [False, True]
 
 
