@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from app.src.core.backends import DeviceUnavailable, ModelUnsupported
+from app.src.core.backends import DeviceUnavailable, ModelUnsupported, TokenBatch
 from app.src.core.backends.torch import int8
 from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
 from app.src.core.backends.torch.linears import Affine

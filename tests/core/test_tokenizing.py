@@ -32,10 +32,14 @@ def cased(folder: Folder) -> None:
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_lower_case": False}))
 
 
+def listed(tokenizer: RustTokenizer, texts: list[str]) -> list[list[int]]:
+    return [ids.tolist() for ids in tokenizer.ids(texts)]
+
+
 def test_the_file_and_transformers_agree_on_the_packaged_tokenizer(minilm_folder: Path) -> None:
     packaged = read_folder(minilm_folder, "all-MiniLM-L6-v2")
     as_file, made = RustTokenizer.load(packaged), RustTokenizer.load(replace(packaged, name="other"))
-    assert as_file.ids(TEXTS) == made.ids(TEXTS)
+    assert listed(as_file, TEXTS) == listed(made, TEXTS)
     assert as_file.special_tokens == made.special_tokens == 2
 
 
@@ -43,8 +47,8 @@ def test_lower_casing_keeps_the_offsets_of_the_text(folder: Folder) -> None:
     cased(folder)
     plain = RustTokenizer.load(folder)
     lowered = RustTokenizer.load(replace(folder, lower_case=True))
-    assert plain.ids(["OIL"]) != plain.ids(["oil"])
-    assert lowered.ids(["OIL"]) == plain.ids(["oil"])
+    assert listed(plain, ["OIL"]) != listed(plain, ["oil"])
+    assert listed(lowered, ["OIL"]) == listed(plain, ["oil"])
     text = "\u0130X Oil"  # the first letter becomes two when lowered
     assert text[slice(*lowered.offsets(text)[-1])] == "Oil"
 

@@ -38,8 +38,8 @@ def ndcg(ranks: Iterable[int], relevant: int, k: int) -> float:
     """Return the normalised discounted cumulative gain at `k`: the sum of 1 / log2(rank + 1), over that of the best
     order. Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002, with the discount of
     Burges and others, ICML 2005."""
-    best = sum(1.0 / math.log2(rank + 1) for rank in range(1, min(relevant, k) + 1))
-    return sum(1.0 / math.log2(rank + 1) for rank in ranks if rank <= k) / best
+    best = math.fsum(1.0 / math.log2(rank + 1) for rank in range(1, min(relevant, k) + 1))
+    return math.fsum(1.0 / math.log2(rank + 1) for rank in ranks if rank <= k) / best
 
 
 @dataclass(frozen=True, slots=True)

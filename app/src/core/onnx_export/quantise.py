@@ -52,6 +52,7 @@ def session(model: onnx.ModelProto, threads: int | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the CPU to others
+    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI, sums of int8 would saturate
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
