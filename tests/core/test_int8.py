@@ -19,7 +19,6 @@ from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Produ
 from app.src.core.backends.torch.linears import Affine
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.tokens import TokenBatch
 
 MINILM = "all-MiniLM-L6-v2"
 ODD = ["", " ", "\x00", "a", "🦉 pump", "x" * 3000, "pump " * 400, "Ölpumpe undicht, 3 Stück à 4,50 €", "漢字 ポンプ"]
