@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.builds import driver_ceiling, driver_floor
-from app.src.core.choices import settings_of
+from app.src.core.cards import driver_ceiling, driver_floor
 from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
@@ -18,6 +17,7 @@ from app.src.core.device import (
     DeviceProfile,
     choose_precision,
     kernels_exist,
+    settings_of,
 )
 from app.src.core.memory import (
     CPU_TOKENS,

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from app.src.core.backends.folder import find_folder, read_folder
-from app.src.core.choices import Setting
-from app.src.core.device import PRECISIONS, DeviceProfile
+from app.src.core.device import PRECISIONS, DeviceProfile, Setting
 from app.src.core.measuring import products
 from app.src.core.measuring.clocks import (
     LEAST_SAMPLES,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.src.core.choices import Setting
-from app.src.core.device import DeviceProfile
+from app.src.core.device import DeviceProfile, Setting
 from app.src.core.measuring import sustained
 from app.src.core.measuring import sustained as sampling
 from app.src.core.measuring.products import Shape

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core import processor
-from app.src.core.device import detect
-from app.src.core.processor import INSTRUCTIONS, instructions_of
+from app.src.core import device
+from app.src.core.device import INSTRUCTIONS, detect, instructions_of
 
 AVX512 = "avx512f avx512dq avx512bw avx512vl"
 
@@ -43,23 +42,24 @@ def test_every_name_is_found_by_some_cpu() -> None:
 
 
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
-    assert processor.instructions() == ()
-    assert processor.name()
+    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "absent")
+    profile = detect("cpu")
+    assert profile.instructions == ()
+    assert profile.name
     assert instructions_of("") == ()
 
 
 def test_the_profile_of_this_machine_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("model name\t: Test CPU @ 2 GHz: fast\nflags\t: avx2 avx_vnni\n")
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
     profile = detect("cpu")
     assert (profile.name, profile.instructions) == ("Test CPU @ 2 GHz: fast", ("avx2", "vnni"))
 
 
-@pytest.mark.skipif(not processor._CPUINFO.is_file(), reason="only Linux tells")
+@pytest.mark.skipif(not device._CPUINFO.is_file(), reason="only Linux tells")
 def test_torch_agrees_about_this_cpu() -> None:
     import torch
 
     told = torch.backends.cpu.get_cpu_capability()
     if told in ("AVX2", "AVX512"):
-        assert told.lower() in processor.instructions()
+        assert told.lower() in detect("cpu").instructions

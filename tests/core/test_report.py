@@ -15,8 +15,7 @@ import torch
 from rich.console import Console
 
 from app.src.core import t4_gpu_optimizer as optimizer
-from app.src.core.choices import Setting, settings_of
-from app.src.core.device import PRECISIONS, DeviceProfile, Precision
+from app.src.core.device import PRECISIONS, DeviceProfile, Precision, Setting, settings_of
 from app.src.core.measuring import output as plots
 from app.src.core.measuring import report as applying
 from app.src.core.measuring import report as reports

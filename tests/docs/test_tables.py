@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
-from app.src.core.builds import BUILDS, driver_ceiling
+from app.src.core.cards import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
 from app.src.observe.metrics import Metrics
 from app.src.observe.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS

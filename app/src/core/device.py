@@ -1,4 +1,4 @@
-"""What a device can really do, and which precision the engine therefore uses on it.
+"""What a device can compute in, which precision the engine uses on it, and why.
 
 Facts come from the device itself (compute capability, instructions) and from published figures (`cards`). Importing
 this module never imports torch; only `detect` does.
@@ -6,19 +6,36 @@ this module never imports torch; only `detect` does.
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from . import processor
-from .builds import Build, TorchBuild, builds_for, kernels_exist, torch_build, what_to_install
-from .cards import CARDS, FORMATS, PRECISIONS, Capability, Format, Precision, Sustained, card_of
+from .cards import (
+    CARDS,
+    FORMATS,
+    PRECISIONS,
+    Build,
+    Capability,
+    Format,
+    Precision,
+    Sustained,
+    TorchBuild,
+    builds_for,
+    card_of,
+    kernels_exist,
+    torch_build,
+    what_to_install,
+)
 
 __all__ = [
     "BF16_PAYS",
     "CARDS",
     "ELEMENT_BYTES",
     "FORMATS",
+    "INSTRUCTIONS",
     "PRECISIONS",
     "Capability",
     "DeviceError",
@@ -26,16 +43,20 @@ __all__ = [
     "Format",
     "Kind",
     "Precision",
+    "Setting",
     "TorchBuild",
     "choose_precision",
     "detect",
+    "instructions_of",
     "kernels_exist",
+    "settings_of",
     "torch_build",
 ]
 
 Kind = Literal["cpu", "cuda"]
 
 ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+# Compute capability from which products of a format run on tensor cores: NVIDIA, TensorRT support matrix.
 TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "fp16": (7, 0),
     "int8": (7, 2),
@@ -43,17 +64,33 @@ TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "bf16": (8, 0),
     "fp8": (8, 9),
 }
-"""Compute capability from which products of a format run on tensor cores: NVIDIA, TensorRT support matrix."""
+
+
+# Our name -> the flags in Linux' /proc/cpuinfo, any one set of them. The last four are ARM's.
+INSTRUCTIONS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "avx2": (frozenset({"avx2"}),),
+    "avx512": (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),),
+    "avx512_bf16": (frozenset({"avx512_bf16"}),),
+    "avx512_fp16": (frozenset({"avx512_fp16"}),),
+    "vnni": (frozenset({"avx512_vnni"}), frozenset({"avx_vnni"})),
+    "amx_bf16": (frozenset({"amx_tile", "amx_bf16"}),),
+    "amx_int8": (frozenset({"amx_tile", "amx_int8"}),),
+    "neon": (frozenset({"asimd"}),),
+    "sve": (frozenset({"sve"}),),
+    "bf16": (frozenset({"asimd", "bf16"}),),
+    "i8mm": (frozenset({"i8mm"}),),
+}
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 class DeviceError(ValueError):
-    """The device or the precision asked for cannot be had here; the message says why and what to ask for instead."""
+    """The requested device or precision is not available; the message says why, and what to request instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """One device. `memory_bytes` is its total memory (0: unknown); `peaks` is empty for an unlisted device.
-    `instructions` are a CPU's, by the names of `processor.INSTRUCTIONS`."""
+    `instructions` are a CPU's, by the names of `INSTRUCTIONS`."""
 
     kind: Kind
     name: str
@@ -61,10 +98,8 @@ class DeviceProfile:
     capability: Capability | None = None
     memory_bytes: int = 0
     peaks: Mapping[Format, float] = field(default_factory=dict)
-    bandwidth: float | None = None
-    """GB/s"""
-    multiprocessors: int = 0
-    """0: unknown."""
+    bandwidth: float | None = None  # GB/s
+    multiprocessors: int = 0  # 0: unknown
     sustained: Mapping[Format, Sustained] = field(default_factory=dict)
     instructions: tuple[str, ...] = ()
 
@@ -141,7 +176,7 @@ class DeviceProfile:
         return self.peaks.get(precision)
 
     def sustained_rate(self, precision: Format) -> Sustained | None:
-        """What somebody measured over time; None where no such measurement is known, which is the rule."""
+        """Rate measured over time; None if no measurement is known, as for most cards."""
         return self.sustained.get(precision)
 
 
@@ -215,11 +250,96 @@ def _dotted(profile: DeviceProfile) -> str:
     return ".".join(map(str, profile.capability or ()))
 
 
+# ----------------------------------------------------------------------------------------------------- all choices
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One choice, as doctor, `/v1/info` and the benchmark show it. `value` None: not available; `reason` says why."""
+
+    name: str
+    value: str | int | float | bool | None
+    reason: str
+
+
+def settings_of(
+    profile: DeviceProfile,
+    bf16_gain: Callable[[], float] | None = None,
+    *,
+    requested: str = "auto",
+    chosen: tuple[Precision, str] | None = None,
+) -> list[Setting]:
+    """Return what the engine chooses on this device, and why.
+
+    `requested` is `embedding.precision`; `bf16_gain` is as in `choose_precision`. `chosen` is the precision of a loaded
+    engine, and its reason: then nothing is chosen or measured. Raises DeviceError for an unsupported precision.
+    """
+    precision, reason = chosen or choose_precision(profile, requested, bf16_gain)
+    settings = [
+        Setting("precision", precision, reason),
+        Setting("padding_multiple", profile.padding_multiple(precision), _padding(profile, precision)),
+        Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
+        Setting("tf32", precision == "tf32" and profile.tf32, _tf32(profile, precision)),
+        *(_of_card(profile) if profile.kind == "cuda" else _of_cpu(profile)),
+    ]
+    for other in PRECISIONS:
+        try:
+            choose_precision(profile, other)
+        except DeviceError as refusal:
+            settings.append(Setting(f"embedding {other}", None, str(refusal)))
+    if not profile.peaks:
+        settings.append(Setting("share_of_peak", None, _no_peak(profile)))
+    return settings
+
+
+def _padding(profile: DeviceProfile, precision: Precision) -> str:
+    if profile.padding_multiple(precision) > 1:
+        return "tensor cores work on blocks of 16 bytes"
+    return "not needed: no tensor cores in use"
+
+
+def _tf32(profile: DeviceProfile, precision: Precision) -> str:
+    if not profile.tf32:
+        if profile.kind == "cpu":
+            return "not available on CPU"
+        return f"needs compute capability 8.0, this card has {_dotted(profile)}"
+    if precision == "tf32":
+        return "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
+    if precision == "fp32":
+        return "off, so that fp32 is not rounded; precision tf32 switches it on"
+    return f"off: not used with {precision}, and rows computed again in fp32 are exact"
+
+
+def _of_card(profile: DeviceProfile) -> list[Setting]:
+    capability = profile.capability or (0, 0)
+    formats = " ".join(profile.tensor_core_formats) or None
+    why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
+    settings = [
+        Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"),
+        Setting("torch_build", profile.builds[0].cuda if profile.builds else None, what_to_install(capability)),
+    ]
+    for name, found in profile.sustained.items():
+        settings.append(Setting(f"sustained {name}", found.rate, f"TFLOP/s (int8: TOPS) as measured: {found.source}"))
+    return settings
+
+
+def _of_cpu(profile: DeviceProfile) -> list[Setting]:
+    told = "reported by the system" if profile.instructions else "not reported by the system"
+    value = " ".join(profile.instructions) or None
+    return [Setting("instructions", value, f"{told}; bf16 and int8 are chosen by measuring, not by this")]
+
+
+def _no_peak(profile: DeviceProfile) -> str:
+    if profile.kind == "cpu":
+        return "no published peak rates for CPUs"
+    return f"this version knows no published peak rates of {profile.name!r}"
+
+
 # ---------------------------------------------------------------------------------------------------- asking the device
 
 
 def detect(device: str = "auto") -> DeviceProfile:
-    """The profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. Raises DeviceError."""
+    """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. Raises DeviceError."""
     kind, index = _parse(device)
     if kind == "cpu":
         return _cpu()
@@ -267,4 +387,40 @@ def _cuda(index: int) -> DeviceProfile:
 
 
 def _cpu() -> DeviceProfile:
-    return DeviceProfile.cpu(processor.name(), processor.memory_bytes(), processor.instructions())
+    cpuinfo = _cpuinfo()
+    name = _cpuinfo_value(cpuinfo, "model name") or platform.processor() or platform.machine() or "CPU"
+    return DeviceProfile.cpu(name, _memory_bytes(), instructions_of(cpuinfo))
+
+
+def instructions_of(cpuinfo: str) -> tuple[str, ...]:
+    """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo, in that order.
+
+    A virtual machine may hide some. Whether they pay is measured when a model is loaded (`backends/torch/probe.py`).
+    """
+    flags = set((_cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or "").split())
+    return tuple(name for name, ways in INSTRUCTIONS.items() if any(way <= flags for way in ways))
+
+
+def _cpuinfo() -> str:
+    """Return its text; "" where there is none: only Linux has it."""
+    try:
+        return _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
+    """Return the value in the first line with this key."""
+    for line in cpuinfo.splitlines():
+        found, colon, value = line.partition(":")
+        if colon and found.strip() == key:
+            return value.strip()
+    return None
+
+
+def _memory_bytes() -> int:
+    """Return the memory of the machine; 0 if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import sys
 
-from .choices import Setting, settings_of
-from .device import DeviceError, DeviceProfile, detect
+from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:

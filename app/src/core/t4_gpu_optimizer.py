@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from .backends import EngineError
-from .choices import Setting, settings_of
-from .device import DeviceError, DeviceProfile, detect
+from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
 from .measuring.embedding import Embedding
 from .measuring.output import NotDrawable, check_drawable, check_writable, draw
 from .measuring.products import Matmul, Shape, check_readable

@@ -36,8 +36,7 @@ from connector.errors import (
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
-    from app.src.core.choices import Setting
-    from app.src.core.device import Precision
+    from app.src.core.device import Precision, Setting
     from app.src.core.engine import EmbeddingEngine
 
 _NO_COLLECTION = "no collection"
@@ -409,7 +408,7 @@ class Probes:
 
 def choices(engine: EmbeddingEngine) -> list[Setting]:
     """What a loaded engine has chosen on its device, and why; a value of None: it cannot be had here."""
-    from app.src.core.choices import Setting, settings_of
+    from app.src.core.device import Setting, settings_of
 
     precision = cast("Precision", engine.precision)
     path = Setting("path", engine.path, engine.path_reason)

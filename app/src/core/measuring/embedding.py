@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from .. import ranges
 from ..backends import EngineError
-from ..choices import Setting
-from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
+from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, Setting, choose_precision
 from ..engine import EmbeddingEngine
 from ..loading import EngineOptions, load_engine
 from .clocks import figure, host_clock

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.folder import Folder, display_name, find_folder, read_folder
 from ..backends.hashing import PREFIX as HASHING
-from ..choices import Setting
-from ..device import PRECISIONS, DeviceProfile, Precision
+from ..device import PRECISIONS, DeviceProfile, Precision, Setting
 from ..memory import CPU_TOKENS
 from .clocks import LEAST_SAMPLE, Work, clock_of, figure, in_turns, spread
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..backends import EngineError
-from ..choices import Setting, settings_of
-from ..device import PRECISIONS, DeviceProfile, Precision, detect
+from ..device import PRECISIONS, DeviceProfile, Precision, Setting, detect, settings_of
 from ..loading import EngineOptions, load_engine
 from ..nvml import snapshot
 from .clocks import figure

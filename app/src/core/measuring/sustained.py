@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ..choices import Setting
-from ..device import DeviceProfile, Precision
+from ..device import DeviceProfile, Precision, Setting
 from ..nvml import GpuState, snapshot
 from .clocks import Clock, clock_of, figure, launches_of
 from .products import Bench, Operands, Product, Shape, cache_bytes_of, refused

@@ -13,8 +13,7 @@ import ssl
 import sys
 from pathlib import Path
 
-from app.src.core.builds import BUILDS, builds_for, kernels_exist, torch_build, what_to_install
-from app.src.core.cards import Capability
+from app.src.core.cards import BUILDS, Capability, builds_for, kernels_exist, torch_build, what_to_install
 from app.src.core.nvml import GpuSnapshot, GpuState, driver_too_old, snapshot_within, summary
 from app.src.observe.doctor.report import Fault
 from app.src.settings import ApiSettings, EmbeddingSettings, proxy_variables
