@@ -121,7 +121,7 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
             ("search", "--against", "faiss", "--peers", "nowhere"),
             "owl-sap benchmark peers faiss --make --peers nowhere",
         ),
-        (("sync", "--against", "numpy"), "there is: engine"),
+        (("sync", "--against", "numpy"), "use engine"),
         (("embed",), "the test embedder, which sentence-transformers cannot load"),
     ],
 )
