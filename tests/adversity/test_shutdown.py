@@ -106,7 +106,7 @@ def test_everything_at_once(scene: Scene) -> None:
         following.join(60)
         assert not following.is_alive()
         assert [answer.status_code for answer in answers] == [503]
-        assert "the service is ending" in answers[0].json()["detail"]
+        assert "the service is shutting down" in answers[0].json()["detail"]
         assert "retry-after" in answers[0].headers
         assert "event: state" in events[:2]
         _, errors = process.communicate()

@@ -108,8 +108,8 @@ def test_a_collection_that_nobody_has_written_to_answers_as_an_empty_one(client:
 @pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_one_bad_document_and_none_is_stored(client: httpx.Client) -> None:
     cases: list[tuple[list[dict[str, Any]], str]] = [
-        ([{"text": "fine"}, {"text": " \n"}], "documents[1]: its text is empty"),
-        ([{"id": "", "text": "fine"}], "documents[0]: its id is empty"),
+        ([{"text": "fine"}, {"text": " \n"}], "documents[1]: the text is empty"),
+        ([{"id": "", "text": "fine"}], "documents[0]: the id is empty"),
         ([{"id": "x" * 1999, "text": "fine"}], "documents[0]: the key is 2003 characters long"),
         ([], "documents"),
     ]

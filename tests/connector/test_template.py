@@ -46,7 +46,7 @@ def test_parsing(text, slots, literals):
         ("{} {A}", 1, "no column name"),
         ("{  } {A}", 1, "no column name"),
         ('{A"B}', 1, "double quotes"),
-        ("{A}{B{C}", 4, "no column name"),
+        ("{A}{B{C}", 4, "invalid column name"),
     ],
 )
 def test_mistakes_are_told_with_their_position(text, position, hint):

@@ -366,7 +366,7 @@ def test_a_log_that_goes_away_in_the_middle_of_a_run_is_a_log_that_is_missing(ta
         lambda: capture.log_entries(query, log, 0, 10),
         lambda: capture.forget(log, [1]),
     ):
-        with pytest.raises(LogMissing, match="went away"):
+        with pytest.raises(LogMissing, match="disappeared"):
             use()
 
 

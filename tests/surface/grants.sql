@@ -1,7 +1,7 @@
--- The rights that the technical user needs, and nothing more; made by owl-sap grants. To be run by the owner of
--- the tables, or an administrator, from the first line to the last. The user himself is made apart, for his
--- password stands in no file: CREATE USER ... PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ...
--- DISABLE PASSWORD LIFETIME. A grant on a change log can be run once the log is there.
+-- The least rights that the technical user needs, made by owl-sap grants. Run all lines as the owner of the
+-- tables or an administrator. Create the user separately, because its password belongs in no file: CREATE USER
+-- ... PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ... DISABLE PASSWORD LIFETIME. Run a grant on
+-- a change log once the log exists.
 
 -- in the HANA of [hana]
 -- materials: reading rows

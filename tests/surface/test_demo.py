@@ -65,13 +65,13 @@ def test_an_answer_knows_its_expected_row() -> None:
     assert not Answer(query, hits[:1], None, 1.0).found
 
 
-def test_a_stand_in_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+def test_an_emulator_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "emulator_command", lambda: ["/bin/false"])
     with pytest.raises(Unavailable, match="did not start"):
         EmulatorProcess(tmp_path)
 
 
-def test_the_stand_in_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_the_emulator_ends_on_request(tmp_path: Path) -> None:
     running = EmulatorProcess(tmp_path)
     pid = running._process.pid
     assert alive(pid)
@@ -134,7 +134,7 @@ def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> N
         os.kill(os.getpid(), signal.SIGINT)
         return SimpleNamespace(as_dict=lambda: {"paused": None})
 
-    running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=sync))
+    running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=SimpleNamespace(run=sync)))
     with interruptible() as interrupted:
         DemoReport(running, json=True).sync(interrupted)  # type: ignore[arg-type]
     assert synced == ["first"]
