@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.src.service import search as searching
+from app.src.service import collections
 from connector.hana.connection import HanaPool, Session
 from connector.stores.hana import state
 from connector.stores.local.sqlite_file import SqliteFile
@@ -22,7 +22,7 @@ def statements() -> Iterator[list[str]]:
     sent: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "REMEMBERED", math.inf)
-        patch.setattr(searching, "_STATUS_SECONDS", math.inf)
+        patch.setattr(collections, "_STATUS_SECONDS", math.inf)
         read, query, lent = HanaPool.read, Session.query, SqliteFile.read
 
         def reading(self: HanaPool, sql: str, *args: Any, **more: Any) -> Any:

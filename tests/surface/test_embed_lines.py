@@ -101,7 +101,7 @@ def test_json_lines(capfdbinary: pytest.CaptureFixture[bytes], batch: int) -> No
     given_to(Sink(None, False), TEXTS, batch)
     out, errors = capfdbinary.readouterr()
     np.testing.assert_array_equal(np.array([json.loads(line) for line in out.splitlines()], dtype=np.float32), VECTORS)
-    assert b"1 texts are longer than the model takes" in errors
+    assert b"1 texts exceed the model's limit" in errors
 
 
 def test_one_document(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
