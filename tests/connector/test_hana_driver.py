@@ -119,7 +119,7 @@ def test_a_closed_port_and_an_unknown_name():
         connect_to(port)
     with pytest.raises(Unreachable, match=r"cannot be resolved.*`host`"):
         connect_to(443, host="no-such-host.invalid")
-    with pytest.raises(ConnectionMisconfigured, match=r"no address.*`host`"):
+    with pytest.raises(ConnectionMisconfigured, match=r"address is invalid.*`host`"):
         connect_to(443, host="127.0.0.1;encrypt=false")
 
 

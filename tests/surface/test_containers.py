@@ -340,7 +340,7 @@ class Ended:
 
     def __init__(self, spent: int, stuck_at: int | None = None) -> None:
         self.looks, self.spent, self.stuck_at = 0, spent, stuck_at
-        self.jobs = self.probes = self
+        self.jobs = self.readiness = self
 
     def wait_spent(self, _seconds: float) -> bool:
         self.looks += 1

@@ -24,7 +24,7 @@ def test_the_first_signal_asks_and_the_second_ctrl_c_ends(capfd: pytest.CaptureF
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "finishing the batch" in capfd.readouterr().err
+    assert "finishing the current batch" in capfd.readouterr().err
 
 
 def test_a_second_sigterm_does_not_cut_the_batch_short() -> None:
