@@ -129,7 +129,9 @@ def test_it_ends_by_itself(target: Target, name: str) -> None:
             assert time.monotonic() < until, "it does not end"
             ask_neighbour(target.neighbour)
         answer = client.answer()
-        assert (answer.error()[0] if answer.kind == 5 else 0) == code, answer.error()
+        # On a busy machine the limit of a regular expression's time (306) may come before that of memory (4).
+        allowed = {code, 306} if name == "more matches than fit" else {code}
+        assert (answer.error()[0] if answer.kind == 5 else 0) in allowed, answer.error()
         assert client.execute("SELECT 1 FROM DUMMY").kind != 5
     assert target.rss() - target.memory < 900 << 20
 

@@ -153,7 +153,7 @@ def test_embed_of_nothing(cli: Cli, tmp_path: Path) -> None:
 
 def test_embed_says_what_it_cut(cli: Cli) -> None:
     run = cli("embed", stdin="word " * 2000 + "\n", **HASH)
-    assert "1 texts are longer" in run.err
+    assert "1 texts exceed the model's limit" in run.err
 
 
 @pytest.mark.covers("embed", errors=True)
@@ -195,7 +195,7 @@ def test_embed_to_a_file_with_json_says_what_the_file_holds(cli: Cli, tmp_path: 
 @pytest.mark.covers("embed", errors=True)
 def test_a_target_that_cannot_be_written_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "folder.npy").mkdir()
-    for target, words in [("no/v.npy", "no folder no"), ("folder.npy", "cannot be written"), ("v.txt", ".npy")]:
+    for target, words in [("no/v.npy", "folder no not found"), ("folder.npy", "cannot be written"), ("v.txt", ".npy")]:
         one_message(cli("embed", "--out", target, OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, target, words)
 
 
@@ -261,7 +261,7 @@ def test_status(cli: Cli, tmp_path: Path) -> None:
 def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
     cli: Cli, tmp_path: Path, arguments: list[str]
 ) -> None:
-    one_message(cli(*arguments, **LOCAL), 2, "there is no owl-sap.toml in the working directory", "--config")
+    one_message(cli(*arguments, **LOCAL), 2, "no owl-sap.toml in the working directory", "--config")
     (tmp_path / "other.toml").write_text("")
     run = cli("--config", "other.toml", *arguments, **LOCAL)
     one_message(run, 2, "other.toml has no [[collections]] block")
