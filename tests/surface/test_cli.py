@@ -265,7 +265,7 @@ def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
     (tmp_path / "other.toml").write_text("")
     run = cli("--config", "other.toml", *arguments, **LOCAL)
     one_message(run, 2, "other.toml has no [[collections]] block")
-    assert "there is no owl-sap.toml in" in cli("status", **LOCAL).err
+    assert "no owl-sap.toml in" in cli("status", **LOCAL).err
 
 
 @pytest.mark.covers("status", "sync", "search", "verify", errors=True)
