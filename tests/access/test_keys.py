@@ -153,7 +153,7 @@ def test_rotation_never_makes_a_key_live_longer(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 101, "-x", "é"])
 def test_names_that_are_none(path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="not a valid key name"):
         create(path, Grant(name, ("search",)))
     assert not path.exists()
 
@@ -164,8 +164,8 @@ def test_what_cannot_be_done(path: Path) -> None:
         (lambda: create(path, Grant("web", ("search",))), "already|rotate"),
         (lambda: create(path, Grant("other", ())), "scope"),
         (lambda: create(path, Grant("other", ("search",), rate="often")), "rate"),
-        (lambda: revoke(path, "nobody"), "not there"),
-        (lambda: rotate(path, "nobody", 1.0), "not there"),
+        (lambda: revoke(path, "nobody"), "does not exist"),
+        (lambda: rotate(path, "nobody", 1.0), "does not exist"),
     ):
         with pytest.raises(ValueError, match=why):
             call()
@@ -291,7 +291,7 @@ def test_looks_are_rare(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(AccessUnusable, match=r"no such folder .*mkdir -m 700 \S+/none$"):
+    with pytest.raises(AccessUnusable, match=r"folder for the API keys is unusable .*mkdir -m 700 \S+/none$"):
         create(tmp_path / "none" / "keys.json", Grant("web", ("search",)))
 
 

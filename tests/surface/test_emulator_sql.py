@@ -249,7 +249,7 @@ def test_a_session_at_a_terminal(house: Emulator, tmp_path: Path) -> None:
         terminal.type("\\d pt\n")
         assert "INTEGER" in terminal.until("said;")
         terminal.type("\\d SAPDEMO.NOSUCH\n")
-        terminal.until("there is no table")
+        terminal.until("table or view not found")
         terminal.type("\\?\n")
         terminal.until("Ctrl-D")
         terminal.type("DROP TABLE PT;\n")

@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
             assert proxy.fired.wait(60)
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
-            while "finishing the batch" not in (line := process.stderr.readline()):  # two at once would be one
+            while "finishing the current batch" not in (line := process.stderr.readline()):  # two at once would be one
                 assert line, "it has ended without a word"
             time.sleep(0.5)
             assert process.poll() is None, "the first one asks"
