@@ -141,4 +141,4 @@ def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str])
     (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
     run = cli("calibrate", "notifications", **hashing)
     assert (run.code, run.out) == (1, "")
-    assert "texts are too few: at least 160" in run.err
+    assert "calibration needs at least 160" in run.err
