@@ -17,21 +17,23 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from hana_emulator.testing import Emulator, running
+
 CONFIGURATION = """
 [hana]
-host = "{host}"
-port = {port}
-user = "{user}"
+host = "{hana.host}"
+port = {hana.port}
+user = "{hana.user}"
 encrypt = false
 [store]
 kind = "{kind}"
-path = "{folder}/vectors"
-schema = "{schema}"
+{store}
 [state]
 path = "{folder}/state"
 [embedding]
@@ -74,6 +76,7 @@ runpy.run_module("app", run_name="__main__")
 """
 # Agents are an extra: without it there are no tools to record.
 WITH_MCP = importlib.util.find_spec("mcp") is not None
+KINDS = ("local", "hana")  # of the store
 JSON_VERBS = [
     "tables",
     "introspect SAPDEMO.MARA",
@@ -136,47 +139,43 @@ def dump(value: Any) -> str:
 
 
 class Recording:
-    def __init__(self, out: Path, folder: Path) -> None:
+    def __init__(self, out: Path, folder: Path, emulator: Emulator) -> None:
         self.out, self.folder = out, folder
-        out.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "hana"), "--sample"]
-        self.emulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.emulator.stdout is not None
-        self.greeting = json.loads(self.emulator.stdout.readline())
-
-    def environment(self, kind: str) -> dict[str, str]:
-        """Write the settings of a store of `kind` and return the environment to run our command in."""
-        home = self.folder / kind
-        home.mkdir(exist_ok=True)
-        text = CONFIGURATION.format(mcp=str(WITH_MCP).lower(), kind=kind, folder=home, **self.greeting)
-        (home / "owl-sap.toml").write_text(text if kind == "local" else text.replace("path", "path", 1))
-        if kind == "hana":
-            lines = (line for line in text.splitlines() if not line.endswith('/vectors"'))
-            (home / "owl-sap.toml").write_text("\n".join(lines))
-        return os.environ | {
-            "HANA_PASSWORD": self.greeting["password"],
-            "OWL_SAP_CONFIG": str(home / "owl-sap.toml"),
+        self.environment = os.environ | {
+            "HANA_PASSWORD": emulator.password,
             "COLUMNS": "120",
             "NO_COLOR": "1",
             "TERM": "dumb",
             "PYTHONPATH": os.getcwd(),
         }
+        out.mkdir(parents=True, exist_ok=True)
+        for kind in KINDS:
+            home = folder / kind
+            home.mkdir()
+            store = f'schema = "{emulator.schema}"' + (f'\npath = "{home}/vectors"' if kind == "local" else "")
+            text = CONFIGURATION.format(mcp=str(WITH_MCP).lower(), kind=kind, store=store, folder=home, hana=emulator)
+            (home / "owl-sap.toml").write_text(text)
+
+    def config(self, kind: str) -> list[str]:
+        return ["--config", str(self.folder / kind / "owl-sap.toml")]
 
     def run(self, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        config = ["--config", str(self.folder / kind / "owl-sap.toml")]
-        command = [sys.executable, "-c", KEEPING_STATEMENTS, str(self.out / f"statements-{kind}.txt"), *config]
+        command = [sys.executable, "-c", KEEPING_STATEMENTS, str(self.out / f"statements-{kind}.txt")]
         return subprocess.run(
-            [*command, *arguments], env=self.environment(kind), capture_output=True, text=True, check=False
+            [*command, *self.config(kind), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def help(self) -> None:
-        environment = self.environment("local")
         found = ""
         waiting: list[list[str]] = [[]]
         while waiting:
             path = waiting.pop(0)
             command = [sys.executable, "-m", "app", *path, "--help"]
-            text = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+            text = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False).stdout
             found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
             inside = False
             for line in text.splitlines():
@@ -189,7 +188,7 @@ class Recording:
         (self.out / "help.txt").write_text(found)
         done = subprocess.run(
             [sys.executable, "-m", "app", "config", "schema"],
-            env=environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             check=True,
@@ -209,18 +208,9 @@ class Recording:
         (self.out / f"json-{kind}.txt").write_text("".join(lines))
 
     def service(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "app",
-            "--config",
-            str(self.folder / "local" / "owl-sap.toml"),
-            "serve",
-            "--port",
-            "0",
-        ]
+        command = [sys.executable, "-m", "app", *self.config("local"), "serve", "--port", "0"]
         serve = subprocess.Popen(
-            command, env=self.environment("local"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
             assert serve.stdout is not None
@@ -232,6 +222,7 @@ class Recording:
                     dump({"request": f"{method} {path} {json.dumps(body)}", "status": status, "answer": answer})
                 )
             (self.out / "rest.txt").write_text("".join(lines))
+            self.wait_for_jobs(url)  # metrics appear with the first job that ends
             with urllib.request.urlopen(url + "/openapi.json") as answer:
                 (self.out / "openapi.json").write_text(dump(json.loads(answer.read())))
             with urllib.request.urlopen(url + "/metrics") as answer:
@@ -243,6 +234,13 @@ class Recording:
         finally:
             serve.terminate()
             serve.wait(60)
+
+    def wait_for_jobs(self, url: str) -> None:
+        while True:
+            with urllib.request.urlopen(url + "/v1/jobs") as answer:
+                if all(job["state"] in ("succeeded", "failed") for job in json.loads(answer.read())):
+                    return
+            time.sleep(0.2)
 
     def ask(self, url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
         data = None if body is None else json.dumps(body).encode()
@@ -278,17 +276,16 @@ class Recording:
 
 def main() -> None:
     out = Path(sys.argv[1]).resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        recording = Recording(out, Path(folder))
-        try:
-            recording.help()
-            for kind in ("local", "hana"):
-                recording.verbs(kind)
-            recording.service()
-            recording.statements()
-        finally:
-            recording.emulator.terminate()
-            recording.emulator.wait(60)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running("--data", f"{folder}/emulator", "--sample") as emulator,
+    ):
+        recording = Recording(out, Path(folder), emulator)
+        recording.help()
+        for kind in KINDS:
+            recording.verbs(kind)
+        recording.service()
+        recording.statements()
 
 
 if __name__ == "__main__":
