@@ -1,4 +1,4 @@
-"""The command that installs a missing extra, by how this package was installed."""
+"""What to install for a missing extra or the emulator, by how this package was installed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,10 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
 def emulator_command() -> list[str]:
     """Return the command that runs the HANA emulator. Raises ModuleNotFoundError, with what to install."""
     found = importlib.util.find_spec("hana_emulator")
-    if found is None or found.origin is None:  # a folder of that name is no package
-        clone, editable = _clone()
-        place = (
-            f"{'-e ' if editable else ''}./hana_emulator in the folder {clone}"
-            if clone
-            else "./hana_emulator in a clone"
-        )
-        raise ModuleNotFoundError(f"the HANA emulator is not installed: pip install {place}", name="hana_emulator")
+    if found is None or found.origin is None:  # no origin: only the folder hana_emulator/ of a clone was found
+        clone, _ = _clone()
+        command = "pip install ./hana_emulator in " + ("a clone" if clone is None else f"the folder {clone}")
+        raise ModuleNotFoundError(f"the HANA emulator is not installed: {command}", name="hana_emulator")
     return [sys.executable, "-m", "hana_emulator"]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,16 @@ def test_not_installed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distribution", missing)
     root = Path(extras.__file__).parents[1]
     assert install_command("hana") == f'pip install -e ".[hana]" in the folder {root}'
+
+
+def test_an_emulator_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder hana_emulator/ of a clone lies on the path without the package."""
+    assert extras.emulator_command()[1:] == ["-m", "hana_emulator"]
+    folder = clone(tmp_path)
+    installed_from({"url": folder.as_uri(), "dir_info": {"editable": True}}, tmp_path, monkeypatch)
+    for found in (None, ModuleSpec("hana_emulator", None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        with pytest.raises(ModuleNotFoundError) as caught:
+            extras.emulator_command()
+        assert extras.missing_module(caught.value) == str(caught.value)
+        assert f"pip install ./hana_emulator in the folder {folder}" in str(caught.value)

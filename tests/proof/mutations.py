@@ -122,7 +122,7 @@ def mutations() -> list[Mutation]:
 
 
 def unhurried() -> dict[str, str]:
-    """The environment without the time at which .ci/run lets no further test begin (tests/conftest.py): tests that are
+    """The environment without the time at which .ci/run lets no further test begin (conftest.py): tests that are
     skipped for it pass, and would not have noticed the bug."""
     return {name: value for name, value in os.environ.items() if name != "OWL_TESTS_UNTIL"}
 

@@ -29,7 +29,7 @@ def test_a_bug_is_looked_for_also_when_no_further_test_may_begin(
 ) -> None:
     """.ci/run says until when tests may begin; the tests of a planted bug belong to one that has begun."""
     monkeypatch.setattr("tests.proof.mutations.COPIED", ())
-    monkeypatch.setattr("tests.proof.mutations.HURRY", ())  # a profile of tests/conftest.py
+    monkeypatch.setattr("tests.proof.mutations.HURRY", ())  # a profile of conftest.py
     monkeypatch.setenv("OWL_TESTS_UNTIL", "0")
     (tmp_path / "test_it.py").write_text('import os\n\ndef test_it():\n    assert "OWL_TESTS_UNTIL" in os.environ\n')
     code, said = Copy(tmp_path).test(["test_it.py"])

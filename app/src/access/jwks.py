@@ -33,7 +33,7 @@ LIFESPAN = 600.0  # seconds after which keys are fetched again; the present ones
 LONGEST = 3600.0
 # Seconds between two fetches, so that tokens with unknown keys cannot make us flood the issuer.
 COOLDOWN = 30.0
-RETRY = 5.0  # the same while there are no valid keys
+RETRY = 5.0  # the same, as long as no valid key is cached
 # Which keys an algorithm takes: kty, crv.
 _FITS: Mapping[str, tuple[str, str | None]] = {
     **{name: ("RSA", None) for name in ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")},

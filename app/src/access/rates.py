@@ -116,7 +116,7 @@ class _Limiter:
 
 
 class Rates:
-    """Thread-safe. Without authentication there are no limits."""
+    """Thread-safe. Limits nothing without authentication."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ TOO_MANY = 429
 UNAVAILABLE = 503
 # A caller may invent any number of others.
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-MOST_FAULTS = 50  # of a request that are told: a body of two megabytes may have a quarter of a million
+MOST_FAULTS = 50  # reported per request: a body of two megabytes may contain a quarter of a million
 _EXTRA = "extra_forbidden"
 _LONGEST_MEMBER = 100  # characters of an unknown member's name that are compared with those that there are
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),
 )
-# What a refusal is called that no exception stands for.
+# Names of refusals that have no exception class.
 _WITHOUT_ERROR = {
     400: "BadRequest",
     UNAUTHORIZED: "Unauthenticated",
