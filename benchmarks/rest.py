@@ -85,7 +85,7 @@ def texts(count: int) -> list[str]:
     ]
 
 
-OPENAI = {"input": "hydraulic pump leaks", "model": "stub", "encoding_format": "base64"}
+OPENAI = {"input": "hydraulic pump leaks", "model": "hash:384", "encoding_format": "base64"}
 SMALL = {
     "bare": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
     "embed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),

@@ -27,10 +27,8 @@ import uvicorn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import app.src.core.loading  # noqa: E402
 from app.src.access import keys  # noqa: E402
 from app.src.api.server import serve  # noqa: E402
-from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.service.search import Found, FoundHit  # noqa: E402
 from app.src.service.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
@@ -39,41 +37,20 @@ from connector.model import Vectors  # noqa: E402
 DIMENSION, MOST = 384, 256
 
 
-class StubEngine:
-    """Returns the same random unit vectors for all texts, with 4 tokens each."""
-
-    model, dimension, max_tokens, matryoshka = "stub", DIMENSION, 254, ()
-    fingerprint, weights_sha256, precision, precision_reason, path = "stub", "", "fp32", "a stub", "stub"
-    profile = DeviceProfile.cpu()
-
-    def __init__(self) -> None:
-        found = np.random.default_rng(1).standard_normal((MOST, DIMENSION))
-        self._vectors = (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
-
-    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Any:
-        return self._vectors[: len(texts)]
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [4] * len(texts)
-
-    def close(self) -> None:
-        pass
-
-
 def stub(service: Service) -> None:
-    """Find the same ten hits for every query, and let no request queue for the engine."""
+    """Return the same random unit vectors for all texts, with 4 tokens each, past the queue; and the same ten hits."""
     embedder = service.parts.embedder
+    found = np.random.default_rng(1).standard_normal((MOST, DIMENSION))
+    vectors = (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
 
-    def embed(texts: Sequence[str], *, normalize: bool = True) -> Vectors:
-        return embedder.engine.embed(texts, normalize=normalize)
+    def embed(texts: Sequence[str], **_: Any) -> Vectors:
+        return vectors[: len(texts)]
 
-    def embed_later(
-        texts: Sequence[str], *, normalize: bool = True, counted: Callable[[list[int]], None] | None = None
-    ) -> Future[Vectors]:
+    def embed_later(texts: Sequence[str], *, counted: Callable[[list[int]], None] | None = None, **_: Any) -> Any:
         if counted is not None:
-            counted(embedder.engine.count_tokens(texts))
+            counted([4] * len(texts))
         done: Future[Vectors] = Future()
-        done.set_result(embed(texts, normalize=normalize))
+        done.set_result(embed(texts))
         return done
 
     def search(*_: Any, **__: Any) -> Found:
@@ -105,9 +82,6 @@ def full(folder: Path, kind: str) -> None:
         access["keys"] = folder / "keys.json"
         _, key = keys.create(access["keys"], keys.Grant("rest", ("admin",), rate="100000000/day", concurrency=10_000))
         told = partial(announce, key=key)
-    stubbed = kind != "hashed"
-    if stubbed:
-        app.src.core.loading.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}"}
     settings = Settings.model_validate(
         {
@@ -118,7 +92,7 @@ def full(folder: Path, kind: str) -> None:
         }
     )
     with contextlib.closing(Service(settings)) as service:
-        if stubbed:
+        if kind != "hashed":
             stub(service)
         serve(service, "127.0.0.1", 0, told)
 
