@@ -195,5 +195,3 @@ def test_the_variables_text_in_the_table_is_one_that_it_takes() -> None:
         variable = known[name]
         if variable.assign is not None:
             variable.assign(text)
-        elif variable.kept is not None:
-            variable.read(text)
