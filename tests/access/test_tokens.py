@@ -18,7 +18,7 @@ from app.src.access.authentication import Authentication
 from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
-from app.src.settings import AccessSettings
+from app.src.settings import AccessSettings, JwtSettings
 from tests.access.issuer import (
     AUDIENCE,
     ISSUER,
@@ -79,11 +79,14 @@ def test_audiences_may_be_several(ask: Callable[..., Principal]) -> None:
 
 
 @pytest.mark.parametrize("late", [{"exp": -20}, {"nbf": 20}, {"iat": 20}])
-def test_clocks_may_differ_a_little(ask: Callable[..., Principal], late: dict[str, int]) -> None:
+def test_clocks_may_differ_a_little(
+    ask: Callable[..., Principal], late: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = signed(claims(**{name: int(time.time()) + seconds for name, seconds in late.items()}), RSA)
     assert ask(token).name == "somebody"
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
     with pytest.raises(Unauthenticated):
-        ask(token, leeway=0)
+        ask(token)
 
 
 # ---------------------------------------------------------------------------------------------------------- forged ones
@@ -317,7 +320,6 @@ def test_ias_of_somebody_else(ask: Callable[..., Principal], change: dict[str, A
 
 def test_presets_know_where_keys_are() -> None:
     from app.src.access.tokens import Tokens
-    from app.src.settings import JwtSettings
 
     assert Tokens(JwtSettings.model_validate(XSUAA)).keys.source == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
     known = Tokens(JwtSettings.model_validate(IAS | {"audience": "a"}))
@@ -330,7 +332,8 @@ def test_presets_know_where_keys_are() -> None:
 def test_a_token_ends_with_its_key_and_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = tmp_path / "jwks.json"
     shown.write_bytes(SHOWN)
-    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown, "leeway": 0}
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
+    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     authentication = Authentication(AccessSettings.model_validate({"jwt": settings}))
     authentication.open()
     monkeypatch.setattr("app.src.access.jwks._LOOK_AGAIN", 0.0)
@@ -375,6 +378,7 @@ def test_a_key_set_that_is_none_ends_the_start(
     shown = tmp_path / "jwks.json"
     if content is not None:
         shown.write_bytes(content)
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     monkeypatch.setattr(module, "LOOKS", 1)
     with pytest.raises(AccessUnusable, match="jwks_path"):

@@ -127,21 +127,9 @@ def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
     return None if condition is None else _shape(condition, frozenset(names.values()))
 
 
-_OPERATORS = {"=": "$eq", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
-
-
 def _shape(condition: Any, declared: Collection[str]) -> dict[str, Any]:
-    from connector.stores.filters import Compare, Group, IsNull, OneOf
+    from connector.stores.filters import Group
 
-    match condition:
-        case Group(word=word, parts=parts):
-            return {f"${word.lower()}": [_shape(part, declared) for part in parts]}
-        case Compare(operator=operator):
-            shown = _OPERATORS[operator]
-        case OneOf(negated=negated):
-            shown = "$nin" if negated else "$in"
-        case IsNull(negated=negated):
-            shown = "$ne" if negated else "$eq"
-        case _:
-            shown = f"${type(condition).__name__.lower()}"
-    return {condition.field if condition.field in declared else "?": shown}
+    if isinstance(condition, Group):
+        return {f"${condition.word.lower()}": [_shape(part, declared) for part in condition.parts]}
+    return {condition.field if condition.field in declared else "?": condition.operator}
