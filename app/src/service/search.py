@@ -445,13 +445,13 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     it."""
     from connector.document.document import metadata_names
     from connector.hana.catalog import did_you_mean
-    from connector.stores.filters import fields
+    from connector.stores.filters import compared
     from connector.stores.words import words
 
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
-    unknown = sorted(set(fields(where, names)) - set(names.values()))
+    unknown = sorted({term.field for term in compared(where, names)} - set(names.values()))
     if spec.written_by_clients:  # their metadata is not declared
         unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
@@ -470,12 +470,14 @@ def _dates_without_dashes(where: Filter | None, names: Mapping[str, str]) -> lis
     """ABAP's 20240131 is stored as 2024-01-31, and as text it is greater than every day of its year."""
     from connector.document.values import is_dats, iso_date
     from connector.model import Column
-    from connector.stores.filters import texts_compared
+    from connector.stores.filters import Kind, compared
 
-    for name, text in texts_compared(where, names):
-        day = iso_date(text)
-        if day and is_dats(Column(name, "NVARCHAR", len(text))):
-            return [f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"']
+    for term in compared(where, names):
+        values = term.values if term.kind is Kind.TEXT and term.operator not in ("$like", "$contains") else ()
+        for text in map(str, values):
+            day = iso_date(text)
+            if day and is_dats(Column(term.field, "NVARCHAR", len(text))):
+                return [f'SAP\'s dates are stored as {day}; the filter compares {term.field} with the text "{text}"']
     return []
 
 

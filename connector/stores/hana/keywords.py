@@ -10,7 +10,7 @@ from typing import Any
 
 from connector.errors import StatementFailed
 from connector.hana.connection import HanaPool
-from connector.stores import filter_sql
+from connector.stores import filters
 from connector.stores.hana.tables import VectorSql
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words, worth_it
 
@@ -42,7 +42,7 @@ class KeywordSql:
             return [f'"{phrase}"' for phrase in word.alternatives]  # HANA's form of a phrase; without AND, OR, - and *
         return [f"%{word.alternatives[0].lower().replace(' ', '_')}%"]
 
-    def search(self, count: int, found: Sequence[Word], where: filter_sql.Compiled) -> str:
+    def search(self, count: int, found: Sequence[Word], where: filters.Compiled) -> str:
         """Parameters: for each word those of `parameters` and its weight; the average length; for several words, those
         of all words and the bonus of a text with all of them; those of all words; those of `where`."""
         source = "intermediate_result" if where.projection else self.table.table
@@ -79,7 +79,7 @@ class KeywordQuery:
     weights: tuple[float, ...]
     average: float
 
-    def statement(self, count: int, where: filter_sql.Compiled) -> tuple[str, list[Any]]:
+    def statement(self, count: int, where: filters.Compiled) -> tuple[str, list[Any]]:
         """Return the statement for the best `count` records with their scores, and its parameters."""
         values: list[Any] = []
         for word, worth in zip(self.words, self.weights, strict=True):
@@ -98,7 +98,7 @@ class Keywords:
         self._pool = pool
         self._full_text: bool | None = None
 
-    def query(self, table: VectorSql, text: str, within: filter_sql.Compiled) -> KeywordQuery | None:
+    def query(self, table: VectorSql, text: str, within: filters.Compiled) -> KeywordQuery | None:
         """Count the texts with each word among the rows that match `within`, because other rows must not affect scores
         or order. Return None when there is nothing to search."""
         if self._full_text is None:
@@ -123,7 +123,7 @@ class Keywords:
         query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
         doing = "asking HANA whether it searches texts"
         try:
-            self._pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing=doing)
+            self._pool.read(*query.statement(1, filters.Compiled("", ())), doing=doing)
         except StatementFailed:
             return False
         return True

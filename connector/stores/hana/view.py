@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from connector.errors import PermissionRefused, RowRejected, StatementFailed
 from connector.hana.connection import HanaPool, Rows, Session
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
-from connector.stores import filter_sql, filters, records
+from connector.stores import filters, records
 from connector.stores.hana import tables as hana_tables
 from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.state import Collection, Collections
@@ -183,8 +183,8 @@ def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
         raise
 
 
-def _compiled(condition: filters.Condition | None) -> filter_sql.Compiled:
-    return filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
+def _compiled(condition: filters.Condition | None) -> filters.Compiled:
+    return filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
