@@ -217,6 +217,18 @@ _ANSWER_SECONDS = 900.0
 _STOP_SECONDS = 10.0
 
 
+def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
+    """Return the peers that can run; the others are named in the report's notes."""
+    found = []
+    for name in names:
+        try:
+            python_of(peer(name, kind), DEFAULT_FOLDER)
+            found.append(name)
+        except PeerUnavailable as error:
+            report.notes.append(f"left out: {error}")
+    return found
+
+
 @contextlib.contextmanager
 def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
     """Drop a failing peer from `processes` with a note. Raises PeerUnavailable when none remains and there are no
