@@ -321,7 +321,7 @@ def benchmark_peers(
             "environment": name,
             "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
             "made": environments.is_made(name, place),
-            "packages": environments.packages(name),
+            "pip": list(environments.RECIPES[name]),
         }
         for name in chosen
     ]
