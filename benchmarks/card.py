@@ -15,7 +15,7 @@ rich and NumPy are enough, with a checkout of this repository (`bash -c "python3
       of products      the share of the rate of bare products, measured in turns, that linear layers and attention
                        reached                                                              bert-large: >= 0.6
       cosine           the least to vectors in fp32                                                >= 0.999
-    switches    seconds without over seconds with, mixed texts: overlap, pinned memory, CUDA graphs
+    switches    seconds without over seconds with, mixed texts: overlap, CUDA graphs
     latency     milliseconds of a call with one text of 16 or of 64 tokens, and with eight of 32; without CUDA graphs;
                 encode's over ours
 
@@ -58,7 +58,7 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     wall,
 )
 from app.src.core.agreement import agreement  # noqa: E402
-from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
+from app.src.core.backends.torch.process import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
@@ -70,7 +70,7 @@ from benchmarks.card_models import LOADS, SHAPES, TINY, Model, Shape, Words, len
 
 BATCH_SIZES = (32, 64, 128, 256, 512)
 PRODUCTS_SECONDS = 0.3
-SWITCHES = ("overlap", "pinned", "graphs")
+SWITCHES = ("overlap", "graphs")
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 OURS, ENCODE, PRODUCTS = "ours", "encode", "products"
 # Of mixed texts, of BERT-large, of everything.
