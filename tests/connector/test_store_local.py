@@ -41,7 +41,7 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.stores import filter_sql
+from connector.stores import filters
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import generations as local_generations
 from connector.stores.local import search as local_search
@@ -637,7 +637,7 @@ def test_a_search_that_nobody_waits_for_is_interrupted(folder, monkeypatch):
         call.cancel()
         return False
 
-    monkeypatch.setitem(filter_sql._SQLITE_FUNCTIONS, "owl_contains", (2, contains))
+    monkeypatch.setitem(filters._SQLITE_FUNCTIONS, "owl_contains", (2, contains))
     with closing(LocalStore(folder)) as store:
         store.open(NAME, Model())
         add(store, range(400), KIND="a pump of steel")

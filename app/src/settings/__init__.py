@@ -17,7 +17,7 @@ from app.src.settings.model import (
     WorkerSettings,
 )
 from app.src.settings.section import Duration, seconds
-from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show, t4_gpu
+from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
 
 __all__ = [
     "AccessSettings",
@@ -44,5 +44,4 @@ __all__ = [
     "proxy_variables",
     "seconds",
     "show",
-    "t4_gpu",
 ]

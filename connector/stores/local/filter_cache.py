@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from connector.stores import filter_sql
+from connector.stores import filters
 
 FILTERS = 512
 
@@ -31,7 +31,7 @@ class FilterCache(Generic[T]):
             return sum(map(self._rows_of, self._values.values()))
 
     @staticmethod
-    def key(compiled: filter_sql.Compiled, collection: int = 0) -> bytes:
+    def key(compiled: filters.Compiled, collection: int = 0) -> bytes:
         """Return a short key: a filter may have megabytes of values."""
         return hashlib.sha256(repr((collection, compiled.sql, compiled.parameters)).encode()).digest()
 

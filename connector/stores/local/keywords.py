@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from connector.errors import WordsNotSearchable
 from connector.model import Hit
-from connector.stores import filter_sql, filters
+from connector.stores import filters
 from connector.stores.local.filter_cache import FilterCache
 from connector.stores.local.snapshot import Mark, read_mark
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
@@ -131,7 +131,7 @@ class TextCache:
 
     def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
         """`within`: the rows that the caller may see (None: all)."""
-        compiled = filter_sql.Compiled("", ()) if within is None else filter_sql.to_sqlite(within)
+        compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
         key, mark = FilterCache.key(compiled, collection), read_mark(db)
         known = self._known.get(key)
         if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
@@ -142,7 +142,7 @@ class TextCache:
 
 
 def _brought_up(
-    db: sqlite3.Connection, collection: int, within: filter_sql.Compiled, known: _Texts | None, mark: Mark
+    db: sqlite3.Connection, collection: int, within: filters.Compiled, known: _Texts | None, mark: Mark
 ) -> _Texts:
     """Return `known` with added and without deleted texts. Start from nothing where `known` is later than the
     transaction, old tombstones are deleted, or changed metadata may have changed which rows match `within`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit
-from connector.stores import filter_sql, filters
+from connector.stores import filters
 from connector.stores.local.filter_cache import FilterCache
 from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
 from connector.stores.local.tables import Candidate, Collection, Records, best_documents
@@ -61,7 +61,7 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
                 f"the filter has taken {FILTER_SECONDS:g} s over the rows of this collection and was given up: use "
                 "fewer conditions ($in in place of many under $or), or words in the search text"
             ) from None
-        if condition is not None and filter_sql.is_unreadable(error):
+        if condition is not None and filters.is_unreadable(error):
             raise filters.not_comparable(condition) from None
         raise
     finally:
@@ -198,7 +198,7 @@ class Search:
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
         """Return the places of the matching rows; None when they are more than `few` (None: no limit). Cached per
         filter: a repeated filter reads only new rows."""
-        compiled = filter_sql.to_sqlite(condition)
+        compiled = filters.to_sqlite(condition)
         snapshot = self._snapshot
         key = FilterCache.key(compiled)
         known = snapshot.filtered.get(key)
@@ -214,7 +214,7 @@ class Search:
             return places
         return places[snapshot.alive[places]]
 
-    def _brought_up(self, known: Kept, compiled: filter_sql.Compiled, few: int | None) -> Kept:
+    def _brought_up(self, known: Kept, compiled: filters.Compiled, few: int | None) -> Kept:
         """Return `known` with the rows added since."""
         assert known.places is not None
         limit = -1 if known.seen or few is None else few + 1

@@ -13,8 +13,8 @@ import numpy as np
 
 from connector.errors import UnknownCollection
 from connector.model import Checkpoint, Hit, Vectors
-from connector.stores import filter_sql, filters, records
-from connector.stores.filter_sql import register
+from connector.stores import filters, records
+from connector.stores.filters import register
 from connector.stores.local.sqlite_file import Schema, undamaged
 from connector.stores.records import ModelStamp
 
@@ -188,7 +188,7 @@ class Records:
         sql = "SELECT document, number, id FROM records WHERE id IN ({})"
         parameters: tuple[Any, ...] = ()
         if condition is not None:
-            compiled = filter_sql.to_sqlite(condition)
+            compiled = filters.to_sqlite(condition)
             sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
         return [Candidate(scores[row[2]], *row) for row in self._rows(sql, list(scores), parameters)]
 
@@ -199,7 +199,7 @@ class Records:
         sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
         parameters: tuple[Any, ...] = ()
         if condition is not None:
-            compiled = filter_sql.to_sqlite(condition)
+            compiled = filters.to_sqlite(condition)
             sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
         return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, parameters)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
-from connector.stores import filter_sql, filters, records
+from connector.stores import filters, records
 from connector.stores.generations import changed
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.search import Indexes, Search, answering
@@ -114,7 +114,7 @@ def _only(found: Collection, condition: filters.Condition | None) -> _Only:
     """Return the condition for the rows of the collection that pass the filter."""
     if condition is None:
         return "collection = ?", (found.id,)
-    compiled = filter_sql.to_sqlite(condition)
+    compiled = filters.to_sqlite(condition)
     return f"collection = ? AND ({compiled.sql})", (found.id, *compiled.parameters)
 
 
