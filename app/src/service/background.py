@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from app.src.core.backends.torch.compute_thread import give_back
+from app.src.core.backends.torch.process import give_back
 from app.src.jobs import (
     Job,
     JobOptions,

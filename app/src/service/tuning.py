@@ -12,7 +12,8 @@ from connector.extras import install_command
 from connector.model import ModelSource
 
 if TYPE_CHECKING:
-    from app.src.training.run import Report, Request, TrainingObserver
+    from app.src.core.finetune.recipe import TrainingObserver
+    from app.src.training.run import Report, Request
 
 HELD_BACK_TOO = 1.25  # texts taken for each one that calibrates: one in five judges
 
@@ -76,7 +77,8 @@ class Tuning:
     ) -> Report:
         """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to create;
         default: the next free one among the models beside the job records. Raises UnknownCollection, WrongOrigin."""
-        from app.src.training.run import Resources, TrainingObserver, finetune
+        from app.src.core.finetune.recipe import TrainingObserver
+        from app.src.training.run import Resources, finetune
         from app.src.training.work import Work, next_folder
 
         spec, settings = self._collections.spec_of_table(name), self._parts.settings

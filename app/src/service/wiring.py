@@ -293,7 +293,6 @@ class Parts:
             threads=wanted.threads,
             onnx=self.graph_options(),
             overlap=wanted.overlap,
-            pinned=wanted.pinned,
             graphs=wanted.cuda_graphs,
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
