@@ -331,16 +331,6 @@ def test_where_there_is_an_index_nothing_is_counted(store, pool, statements, han
     assert not [sql for sql in statements if "COUNT(" in sql]
 
 
-def test_a_state_table_of_an_earlier_version_takes_the_checkpoints_of_now(store, pool, run, hana_schema):
-    store.open(NAME, Model())
-    run('ALTER TABLE "OWL_STATE" DROP ("CHECKPOINT")')
-    run('ALTER TABLE "OWL_STATE" ADD ("CHECKPOINT" NVARCHAR(1000))')
-    later, long = HanaStore(pool, hana_schema), Checkpoint(mark={"at": "x" * 2000})
-    later.open(NAME, Model())
-    write(later, ChangeSet(checkpoint=long))
-    assert later.open(NAME, Model()).mark == long.mark
-
-
 def test_an_index_that_somebody_made_is_enough(store, pool, run, hana_schema):
     write(store, ChangeSet([chunk("a")], unit(1)))
     run(f'CREATE HNSW VECTOR INDEX "THEIRS" ON "{TABLE}" ("VEC_VECTOR") SIMILARITY FUNCTION COSINE_SIMILARITY')
