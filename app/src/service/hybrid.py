@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from app.src.access.rows import seen
 from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
-from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.stores.coverage import Coverage, content_words, coverage, parts_of
 from connector.stores.ranking import Backdrop, blend, closeness, units
@@ -36,7 +35,7 @@ class RowFilter:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """`hits`, best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits of each ranking,
-    best first. `words`: those searched for. `keyed`: rows added by numbers in keys. `note`: why words were left out."""
+    best first. `words`: those searched for. `keyed`: rows added by numbers in keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -44,7 +43,6 @@ class Ranked:
     worded: list[Hit] = field(default_factory=list)
     words: tuple[str, ...] = ()
     keyed: int = 0
-    note: str | None = None
 
 
 def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
@@ -83,25 +81,19 @@ class Hybrid:
         depth: int,
         rows: RowFilter,
     ) -> Ranked:
-        """`query`: the text and its vector. A store that cannot search words gives the rows nearest in meaning, and a
-        note. Raises as the store does."""
+        """`query`: the text and its vector. Raises as the store does."""
         (text, vector), serving = query, stored.generation
         name, where, within = stored.collection, rows.where, rows.within
         words = content_words(text)
         near = store.view(name, serving, within).search(vector, depth, where)
-        worded: list[Hit] = []
-        note: str | None = None
-        try:
-            worded = store.view(name, serving, within).keyword(" ".join(words), depth, where) if words else []
-        except WordsNotSearchable as error:
-            note = f"the hits were found by meaning alone: {error}"
+        worded = store.view(name, serving, within).keyword(" ".join(words), depth, where) if words else []
         near, worded = seen(near, within), seen(worded, within)
         chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
         ids = {hit.id for hit in chosen.values()}
         keyed = [hit for hit in self._keyed(store, stored, words, depth, rows) if hit.id not in ids]
         candidates = [*chosen.values(), *keyed]
         if not candidates:
-            return Ranked([], words=words, note=note)
+            return Ranked([], words=words)
         vectors = units(store.view(name, serving).vectors(candidates))
         backdrop = self._backdrop(store, stored, within)
         with single_threaded():
@@ -112,7 +104,7 @@ class Hybrid:
         cosines = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         known = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-        return Ranked(hits, known, near, worded, words, len(keyed), note)
+        return Ranked(hits, known, near, worded, words, len(keyed))
 
     def _keyed(
         self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, rows: RowFilter

@@ -305,7 +305,7 @@ class Search:
         notes = [
             *_notes(spec, request.rows.where, query, request.mode, bool(candidates)),
             *self._note_on_length(request),
-            *(note for note in (ranked.note, reranked.note) if note is not None),
+            *([reranked.note] if reranked.note is not None else []),
         ]
         return Found(found, took, notes, rows="all" if request.rows.within is None else "some", explain=explained)
 
