@@ -13,9 +13,9 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
+from app.src.service.collections import Bounds, SingleFlightCache
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
-from app.src.service.single_flight_cache import Bounds, SingleFlightCache
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
@@ -514,7 +514,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr("app.src.service.hybrid.closeness", closeness)
+    monkeypatch.setattr("app.src.service.search.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
         service.search.run("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}

@@ -55,7 +55,8 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
-    from app.src.training.run import Request, TrainingObserver
+    from app.src.core.finetune.recipe import TrainingObserver
+    from app.src.training.run import Request
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
@@ -321,7 +322,7 @@ def benchmark_peers(
             "environment": name,
             "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
             "made": environments.is_made(name, place),
-            "packages": environments.packages(name),
+            "pip": list(environments.RECIPES[name]),
         }
         for name in chosen
     ]

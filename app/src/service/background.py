@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.src.core.backends.torch.compute_thread import give_back
+from app.src.core.backends.torch.process import give_back
 from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, StateUnusable, Unaccountable
 from app.src.service.collections import Collections
 from app.src.service.quarantine import Quarantine

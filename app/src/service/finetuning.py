@@ -10,7 +10,8 @@ from app.src.service.wiring import Parts
 from connector.model import ModelSource
 
 if TYPE_CHECKING:
-    from app.src.training.run import Report, Request, TrainingObserver
+    from app.src.core.finetune.recipe import TrainingObserver
+    from app.src.training.run import Report, Request
 
 
 class Finetuning:
@@ -25,7 +26,8 @@ class Finetuning:
     ) -> Report:
         """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to create;
         default: the next free one among the models beside the job records. Raises UnknownCollection, WrongOrigin."""
-        from app.src.training.run import Resources, TrainingObserver, finetune
+        from app.src.core.finetune.recipe import TrainingObserver
+        from app.src.training.run import Resources, finetune
         from app.src.training.work import Work, next_folder
 
         spec, settings = self._collections.spec_of_table(name), self._parts.settings

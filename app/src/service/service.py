@@ -58,7 +58,7 @@ class Service:
         self.background = Background(self.parts, self.collections, self.sync, self.quarantine, file)
         self.jobs = self.background.jobs
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
-        self.browse = Browse(self.parts, self.collections, self.rights)
+        self.browse = Browse(self.collections, self.rights)
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
         self.catalog = Catalog(self.parts)
         self.changes = ChangeLogs(self.parts, self.collections)

@@ -286,7 +286,6 @@ class Parts:
                 bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
             ),
             overlap=wanted.overlap,
-            pinned=wanted.pinned,
             graphs=wanted.cuda_graphs,
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
