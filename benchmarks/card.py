@@ -60,7 +60,7 @@ from app.src.benchmark.harness import (  # noqa: E402
 from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends import ModelNotFound  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
-from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
+from app.src.core.backends.torch.process import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
