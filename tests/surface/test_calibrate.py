@@ -81,7 +81,7 @@ def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, st
     assert found["reason"].startswith("refused: mean cosine")
     assert found["calibrated_on"] + found["verdict"]["texts"] <= 175
     assert 0.5 < found["verdict"]["mean_cosine"] < 1
-    assert list((tmp_path / "vectors" / "tensorrt").glob("quantised-*/model.onnx"))
+    assert list((tmp_path / "vectors" / "tensorrt").glob("int8-*/model.onnx"))
 
     lower = {f"OWL_SAP_TENSORRT__LEAST_{bar}": "0" for bar in ("COSINE", "OVERLAP", "INT8_SHARE")}
     accepted = cli("--output", "table", "calibrate", "notifications", "--texts", "140", **hana, **lower)

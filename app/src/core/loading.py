@@ -120,19 +120,10 @@ def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits
 
     The log and `path_reason` give the reason.
     """
-    from .onnx_export.serving import NotAsGraph, Wanted, load_backend
+    from .onnx_export.serving import NotAsGraph, load_backend
 
-    wanted = Wanted(
-        model=options.model,
-        precision=options.precision,
-        device=options.device,
-        threads=options.threads,
-        weights_sha256=options.weights_sha256,
-        revision=options.revision,
-        limits=limits,
-    )
     try:
-        return load_backend(wanted, graphs)
+        return load_backend(options, graphs, limits)
     except NotAsGraph as refused:
         log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
         backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
