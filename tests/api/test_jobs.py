@@ -169,7 +169,7 @@ def test_the_queue_is_bounded(make: Make) -> None:
     until(lambda: jobs.get(first.id).state == "running")
     jobs.begin("b", until_stopped)
     jobs.begin("c", until_stopped)
-    with pytest.raises(QueueFull, match="max_queued"):
+    with pytest.raises(QueueFull, match="wait for their turn"):
         jobs.begin("d", until_stopped)
 
 

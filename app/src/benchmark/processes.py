@@ -8,9 +8,8 @@ import select
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,27 +110,3 @@ def resident_bytes(pid: int | None = None) -> int:
     """Return the resident memory of a process (Linux), by default of this one."""
     pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class HighestMemory:
-    """The highest resident memory of a process while the context is open, read twenty times a second."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.highest = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def _watch(self) -> None:
-        with suppress(OSError, IndexError):
-            while not self._over.wait(0.05):
-                self.highest = max(self.highest, resident_bytes(self._pid))
-
-    def __enter__(self) -> HighestMemory:
-        self.highest = resident_bytes(self._pid)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()

@@ -90,7 +90,7 @@ class Journal:
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
             if waiting >= self._limits.queued:
                 raise QueueFull(
-                    f"{waiting} jobs wait for their turn already ([state] max_queued); try again later",
+                    f"{waiting} jobs wait for their turn already; try again later",
                     seconds=_until_a_place_is_free(db),
                 )
             if wanted.turn is not None and not _take(db, wanted.collection, wanted.turn, now):

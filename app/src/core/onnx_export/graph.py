@@ -74,13 +74,13 @@ def build_graph(
     import torch
 
     from ..backends.torch.architectures import read, refusal
-    from ..backends.torch.packed import Place, load_tensors
+    from ..backends.torch.packed import load_tensors
 
     why_not = refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
     if why_not is not None:
         raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
     try:
-        weights = read(folder, load_tensors(folder, Place.cpu(torch.float32)))
+        weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32))
     except KeyError as error:
         raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
     writer = _Writer(folder.name, precision, plans or {})

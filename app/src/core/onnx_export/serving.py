@@ -28,7 +28,7 @@ from .runtime import BuildOptions as BuildOptions
 from .runtime import Shapes, Site, find_site
 
 if TYPE_CHECKING:
-    from ..loading import EngineOptions
+    from ..backends.torch.backend import TorchOptions
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class NotAsGraph(DeviceUnavailable):
     """No graph of this model can serve here; the message says why and what to do."""
 
 
-def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
+def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
     """Load the calibrated graph for precision int8 (or auto with `enabled`) if its verdict passes; else, on a card with
     `enabled`, the float graph. On a CPU only the calibrated graph serves: in float the packed path is faster. Raises
     NotAsGraph when neither can serve, and the errors of loading a model."""
