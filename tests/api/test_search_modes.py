@@ -492,22 +492,6 @@ def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: ht
     assert client.post(SEARCH, json={"vector": vector, "mode": "hybrid"}).status_code == 422
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
-def test_where_words_cannot_be_looked_for_a_text_is_still_found_by_meaning(
-    client: httpx.Client, synced: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synced.parts.store, "_texts", None)  # as where SQLite has no FTS5
-    for body in ({}, {"mode": "hybrid"}):
-        answer = ask(client, query="pump seal", **body)
-        assert keys(answer)[0] == "5"
-        (note,) = answer["notes"]
-        assert "found by meaning alone" in note
-        assert "FTS5" in note
-    refused = client.post(SEARCH, json={"query": "pump seal", "mode": "keyword"})
-    assert refused.status_code >= 400
-    assert "FTS5" in refused.text
-
-
 def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of BLAS wait for each other: on a busy machine up to a second in every search."""
     source.rows_by_key |= {

@@ -165,6 +165,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     assert mine.exists()
 
 
+@pytest.mark.not_fast
 def test_pip_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(PeerUnavailable, match="environment of usearch could not be made"):

@@ -228,7 +228,7 @@ def test_many_workers_open_at_once(pool, hana_schema):
 
 
 def test_a_hana_without_vectors_is_refused(pool, hana_schema):
-    store = HanaStore(pool, hana_schema, features=HanaFeatures.on_premise())
+    store = HanaStore(pool, hana_schema, features=HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(ConfigurationError, match=r'2\.00\.076.*REAL_VECTOR.*kind = "local"'):
         store.open(NAME, Model())  # type: ignore[arg-type]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import importlib.util
 import shutil
 import socket
@@ -23,7 +22,7 @@ from app.src.observe import Fault, checks, gpu
 from app.src.observe.checks import Checks
 from app.src.observe.gpu import gpu_missing
 from app.src.service.wiring import Parts
-from app.src.settings import ApiSettings, CollectionSettings, EmbeddingSettings, HanaSettings, Settings, proxy_variables
+from app.src.settings import CollectionSettings, EmbeddingSettings, HanaSettings, Settings
 from connector.errors import DatabaseError, LoginRefused, PermissionRefused, StatementFailed, UnknownTable
 from connector.hana.connection import HanaFeatures
 
@@ -109,9 +108,9 @@ def test_in_order_and_all_well(plain_hana: int) -> None:
     done = patient.doctor()
     assert [check for check in done if not check.ok] == []
     assert [check.check for check in done] == [
-        "python", "torch", "gpu", "kernels", "model", "settings", "proxies", "hdbcli",
+        "python", "torch", "gpu", "kernels", "model", "settings", "hdbcli",
         "hana address", "hana dns", "hana tcp", "hana tls",
-        "hana login", "hana rights", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
+        "hana login", "hana rights", "hana clock", "table of a", "vector types", "store writable", "disk",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
 
@@ -380,75 +379,6 @@ def test_torch_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp
     assert device.torch_build() == TorchBuild("unknown", None)
 
 
-def test_proxies_are_named_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {
-        "HTTPS_PROXY": "http://me:canary-83@proxy:3128",
-        "no_proxy": "sap.example, 127.0.0.1",
-        "http_proxy": "",
-    }
-    assert proxy_variables(variables) == (["HTTPS_PROXY"], ["sap.example", "127.0.0.1"])
-    monkeypatch.setattr(checks, "proxy_variables", lambda: proxy_variables(variables))
-    assert "HTTPS_PROXY set" in checks.proxies()
-    assert "canary-83" not in checks.proxies()
-    assert "NO_PROXY" not in checks.proxies()
-    monkeypatch.setattr(checks, "proxy_variables", lambda: proxy_variables({"all_proxy": "x"}))
-    assert "add 127.0.0.1,localhost to NO_PROXY" in checks.proxies()
-    monkeypatch.setattr(checks, "proxy_variables", lambda: proxy_variables({}))
-    assert checks.proxies() == "none set"
-
-
-# ------------------------------------------------------------------------------------------------------------ the port
-
-
-class Web(http.server.BaseHTTPRequestHandler):
-    body = b""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.body:
-            self.send_header("X-Request-Id", "1")
-        self.send_header("Content-Length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def web(answer: bytes) -> Iterator[int]:
-    handler = type("Answering", (Web,), {"body": answer})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-def test_the_port_of_serve() -> None:
-    assert "a free port" in checks.port(ApiSettings(port=0))
-    free = closed_port()
-    assert checks.port(ApiSettings(port=free)) == f"127.0.0.1:{free} is free"
-    with web(b'{"status": "ok", "checks": {}}') as port:
-        assert "an owl-sap service already runs" in checks.port(ApiSettings(port=port))
-    for other in (b"", b"[]", b'{"status": 1}', b"3", b"<html>"):
-        with web(other) as port, pytest.raises(Fault, match="another program") as caught:
-            checks.port(ApiSettings(port=port))
-        assert f"sport = :{port}" in caught.value.fix
-
-
-def test_a_port_that_cannot_be_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        number = silent.getsockname()[1]
-        with pytest.raises(Fault, match="another program"):
-            checks.port(ApiSettings(port=number))
-    with pytest.raises(Fault, match="not an address of this machine"):
-        checks.port(ApiSettings(host="no-such-host.invalid", port=number))
-    with pytest.raises(Fault, match="cannot listen on"):
-        checks.port(ApiSettings(host="192.0.2.1", port=number))
-
-
 # ----------------------------------------------------------------------------------- what is asked of HANA, with fakes
 
 
@@ -482,7 +412,7 @@ LOGIN = {"host": "db.example", "port": 30015, "user": "tech", "password": "canar
 def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> Checks:
     settings = Settings.model_validate({"hana": LOGIN, "embedding": {"model": "hash:8"}} | document)
     monkeypatch.setattr(Parts, "pool", lambda self, section: pool)
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud())
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, True, "4.00.000.00", "2025.15.0"))
     return Checks(Parts(settings))
 
 
@@ -530,9 +460,9 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch, seconds: int, side: str | None)
 def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = probes(monkeypatch, Pool())
     assert examined.probe_vector_types() == "REAL_VECTOR, HALF_VECTOR"
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud("2024.2.0"))
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "4.00.000.00", "2024.2.0"))
     assert "no HALF_VECTOR" in examined.probe_vector_types()
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.on_premise())
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(Fault, match="no REAL_VECTOR") as caught:
         examined.probe_vector_types()
     assert 'kind = "local"' in caught.value.fix

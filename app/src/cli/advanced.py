@@ -63,7 +63,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
     with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
         observer = TrainingObserver(output.say, _Steps(name), interrupted)
-        report = service.finetuning.run(name, request, out, observer)
+        report = service.tuning.finetune(name, request, out, observer)
         whole = not report.stopped
         if generation and whole and not report.worse:
             whole = _build(service, report, interrupted)
@@ -173,12 +173,9 @@ def calibrate(
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
-    from app.src.service.calibration import CalibrationRequest
-
-    request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)
     with opened(loaded_for(ctx)) as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.calibration.calibrate(service.collections.spec_of_table(name), request)
+        found = service.tuning.calibrate(name, texts, None if algorithm is None else algorithm.value, stored=stored)
     if json:
         output.write_json(found)
     else:

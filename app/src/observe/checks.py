@@ -4,14 +4,10 @@ Prints no secret. Add a check in `Checks._steps`.
 
 from __future__ import annotations
 
-import errno
-import http.client
 import importlib.metadata
 import importlib.util
-import json
 import secrets
 import shutil
-import socket
 import ssl
 import sys
 import time
@@ -27,11 +23,11 @@ import numpy as np
 from cryptography import x509
 
 from app.src.access.authentication import Authentication
-from app.src.observe import Fault, gpu, health
+from app.src.observe import Fault, gpu
 from app.src.observe.grants import needed, own_places
 from app.src.observe.metrics import Metrics
 from app.src.observe.network import EXPIRES_SOON, Network, names_of
-from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings, proxy_variables
+from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings
 from connector.errors import (
     DatabaseError,
     LoginRefused,
@@ -235,7 +231,6 @@ class Checks:
         if embedding.expect_gpu:
             yield Step("gpu in use", self.probe_gpu_use, ("model",))
         yield Step("settings", self.probe_choices, ("model",))
-        yield Step("proxies", proxies)
         if settings.hana.configured or settings.synced or store.kind == "hana":
             yield Step("hdbcli", hdbcli)
             yield from self._hana_steps("hana", settings.hana, "HANA")
@@ -253,7 +248,6 @@ class Checks:
         yield Step("disk", lambda: disk(store.path or Path()))
         if settings.api.tls_certificate is not None:
             yield Step("certificate", lambda: certificate(settings.api))
-        yield Step("port", lambda: port(settings.api))
         if settings.access.configured:
             yield Step("access", self.probe_access, (), "see the message; docs/access.md")
 
@@ -500,43 +494,6 @@ def disk(path: Path) -> str:
     if free < MINIMUM_FREE:
         raise Fault(f"{free >> 20} MiB free at {existing}", "free at least 1 GiB, or move to another disk")
     return f"{free >> 30} GiB free at {existing}"
-
-
-def port(api: ApiSettings) -> str:
-    """Check that `serve` can listen. A service of ours that runs already is no fault."""
-    place = f"{api.host}:{api.port}"
-    if api.port == 0:
-        return "serve will choose a free port"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(api.host, api.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        return f"{place} is free"
-    except socket.gaierror:
-        raise Fault(f"{api.host} is not an address of this machine", "correct [api] host") from None
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise Fault(f"cannot listen on {place} ({error.strerror})", "choose another [api] host or port") from None
-    with suppress(OSError, http.client.HTTPException, ValueError, TypeError):
-        _, body = health.ask(api, "/health/live", 2.0)
-        if set(json.loads(body)) >= {"status", "checks"}:
-            return f"an owl-sap service already runs at {place}"
-    raise Fault(
-        f"{place} is used by another program",
-        f"stop it (`ss -ltnp sport = :{api.port}` shows which it is), or choose another [api] port (OWL_SAP_API__PORT)",
-    )
-
-
-def proxies() -> str:
-    """Name the proxy variables, whose values may hold passwords. Never a fault."""
-    names, spared = proxy_variables()
-    if not names:
-        return "none set"
-    told = f"{', '.join(names)} set; SAP's driver ignores it, so HANA must be reachable directly"
-    if not {"127.0.0.1", "*"} & set(spared):
-        told += "; add 127.0.0.1,localhost to NO_PROXY so that curl reaches the local service"
-    return told
 
 
 def user_store(key: str) -> str:

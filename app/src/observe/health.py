@@ -24,37 +24,30 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # as
 _LOG = "its log says more"
 
 
-def ask(api: ApiSettings, path: str, patience: float) -> tuple[int, bytes]:
-    """GET `path` from the service of these settings on this machine. Raises OSError, HTTPException."""
-    host = _ANY.get(api.host, api.host)
-    if api.tls_certificate is None:
-        connection = http.client.HTTPConnection(host, api.port, timeout=patience)
-    else:
-        # Trust exactly this certificate, whoever signed it; the name in it is not loopback's.
-        context = ssl.create_default_context(cafile=api.tls_certificate)
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        connection = http.client.HTTPSConnection(host, api.port, timeout=patience, context=context)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read(10_000)
-    finally:
-        connection.close()
-
-
 def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
     """Ask /health/ready, which needs no key. Raises Fault."""
     if api.port == 0:
         raise Fault("[api] port is 0, so the port of the service is unknown", "set a port")
-    place = f"the service at {_ANY.get(api.host, api.host)}:{api.port}"
+    host = _ANY.get(api.host, api.host)
+    place = f"the service at {host}:{api.port}"
+    connection = http.client.HTTPConnection(host, api.port, timeout=patience)
     try:
-        status, body = ask(api, "/health/ready", patience)
+        if api.tls_certificate is not None:
+            # Trust exactly this certificate, whoever signed it; the name in it is not loopback's.
+            context = ssl.create_default_context(cafile=api.tls_certificate)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            connection = http.client.HTTPSConnection(host, api.port, timeout=patience, context=context)
+        connection.request("GET", "/health/ready")
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read(10_000)
     except FileNotFoundError:
         raise Fault(f"the certificate {api.tls_certificate} cannot be read", _LOG) from None
     except (OSError, http.client.HTTPException) as error:
         why = str(error.verify_message) if isinstance(error, ssl.SSLCertVerificationError) else type(error).__name__
         raise Fault(f"{place} does not answer ({why})", _LOG) from None
+    finally:
+        connection.close()
     if status != http.HTTPStatus.OK:
         failed = ""
         with suppress(ValueError, AttributeError, TypeError):

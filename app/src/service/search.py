@@ -22,7 +22,7 @@ from app.src.service.collections import Bounds, Collections, SingleFlightCache, 
 from app.src.service.generations import Generations
 from app.src.service.rerank import Reranked, Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
-from connector.errors import UnknownRow, WordsNotSearchable
+from connector.errors import UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words, coverage, parts_of
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
@@ -135,7 +135,7 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """`hits`, best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits of each ranking,
-    best first. `words`: those searched for. `keyed`: rows added by numbers in keys. `note`: why words were left out."""
+    best first. `words`: those searched for. `keyed`: rows added by numbers in keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -143,7 +143,6 @@ class Ranked:
     worded: list[Hit] = field(default_factory=list)
     words: tuple[str, ...] = ()
     keyed: int = 0
-    note: str | None = None
 
 
 def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
@@ -179,14 +178,10 @@ class Hybrid:
     def search(
         self, view: VisibleView, text: str, vector: NDArray[np.float32], depth: int, where: Filter | None
     ) -> Ranked:
-        """Return the rows nearest in meaning, and a note, where the store cannot search words."""
-        words, note = content_words(text), None
+        """Rank by meaning and by words together."""
+        words = content_words(text)
         near = view.search(vector, depth, where)
-        worded: list[Hit] = []
-        try:
-            worded = view.keyword(" ".join(words), depth, where) if words else []
-        except WordsNotSearchable as error:
-            note = f"the hits were found by meaning alone: {error}"
+        worded = view.keyword(" ".join(words), depth, where) if words else []
         chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
         # Users paste material numbers, which the template need not contain.
         keyed: dict[str, Hit] = {}
@@ -198,7 +193,7 @@ class Hybrid:
                         keyed.setdefault(row.id, row)
         candidates = [*chosen.values(), *keyed.values()]
         if not candidates:
-            return Ranked([], words=words, note=note)
+            return Ranked([], words=words)
         vectors = units(view.vectors(candidates))
 
         def backdrop() -> Backdrop | None:
@@ -215,7 +210,7 @@ class Hybrid:
         cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-        return Ranked(hits, shown, near, worded, words, len(keyed), note)
+        return Ranked(hits, shown, near, worded, words, len(keyed))
 
 
 def _number(word: str) -> str:
@@ -390,7 +385,7 @@ class Search:
                     "scores": {id_: reranked.scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
                 }
         notes = _notes(spec, request.where, request.query, request.mode, bool(candidates))
-        notes += [note for note in (self._too_long(request), ranked.note, reranked.note) if note is not None]
+        notes += [note for note in (self._too_long(request), reranked.note) if note is not None]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
     def _ranked(self, request: _Request, depth: int) -> Ranked:

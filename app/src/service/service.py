@@ -11,17 +11,14 @@ from app.src.observe.checks import Checks
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.browse import Browse
-from app.src.service.calibration import Calibration
-from app.src.service.catalog import Catalog
-from app.src.service.change_log import ChangeLogs
+from app.src.service.catalog import Catalog, ChangeLogs
 from app.src.service.collections import Collections
 from app.src.service.documents import ClientDocuments
-from app.src.service.finetuning import Finetuning
 from app.src.service.generations import Generations
-from app.src.service.quarantine import Quarantine
 from app.src.service.search import Search
 from app.src.service.status import Status, version
-from app.src.service.sync import Sync
+from app.src.service.sync import Quarantine, Sync
+from app.src.service.tuning import Tuning
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.protocols import Source
@@ -63,8 +60,7 @@ class Service:
         self.catalog = Catalog(self.parts)
         self.changes = ChangeLogs(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
-        self.calibration = Calibration(self.parts)
-        self.finetuning = Finetuning(self.parts, self.collections, file)
+        self.tuning = Tuning(self.parts, self.collections, file)
         self.status = Status(self.parts, self.collections, self.background, self.metrics)
         self.readiness = Checks(self.parts, self.access, self.metrics)
 
