@@ -271,7 +271,8 @@ def test_every_way_to_read_knows_documents_by_the_ids_that_were_given(store: Owl
         for field in service.browse.fields("notes", principal=asker).fields
     }
     assert fields["kind"] == ["FERT", "ROH"]
-    assert sorted(point.id for point in service.browse.map("notes", "kind", principal=asker).points) == IDS
+    points = service.browse.map("notes", "kind", principal=asker)["points"]
+    assert sorted(point["id"] for point in points) == IDS
 
 
 def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_owl: Open) -> None:
@@ -279,7 +280,7 @@ def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_ow
     assert service.search.run("notes", "anything", principal=OPERATOR).hits == []
     assert service.browse.rows("notes", ["a"], principal=OPERATOR) == []
     assert service.browse.fields("notes", principal=OPERATOR).fields == []
-    assert service.browse.map("notes", principal=OPERATOR).points == []
+    assert service.browse.map("notes", principal=OPERATOR)["points"] == []
     with pytest.raises(UnknownRow):
         service.search.run("notes", Like("a"), principal=OPERATOR)
 
