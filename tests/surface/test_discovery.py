@@ -7,15 +7,11 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from app.src.cli import output
-from app.src.cli.discovery import _bars, _seconds
 from app.src.service.sync import notes_on_languages
 from hana_emulator.testing import Emulator, running
 
@@ -257,26 +253,6 @@ def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) 
     assert (small.code, "Did you mean 'SAPDEMO'" in small.err) == (2, True)
     wrong = cli("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
     assert (wrong.code, "canary-91" in wrong.err) == (3, False)
-
-
-def test_the_screen_of_a_plan_fits_eighty_columns() -> None:
-    """With counts of a large table and a bucket without texts between two with some."""
-    bars = _bars({"0-16": 0, "17-32": 1_234_567, "33-64": 0, "65-128": 12_345_678, "129-256": 1, "513+": 0})
-    assert [(bar["tokens"], bar["share"], len(bar[""])) for bar in bars] == [
-        ("17-32", "9%", 4), ("33-64", "0%", 0), ("65-128", "91%", 32), ("129-256", "0%", 1)
-    ]  # fmt: skip
-    screen = Console(width=80, record=True, file=StringIO())
-    screen.print(output._drawn("Lengths of the texts to embed", bars, list(bars[0])))
-    lines = screen.export_text().splitlines()
-    assert len(lines) == len(bars) + 5, "nothing is folded"
-    assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.04, "0.0 s"), (12.34, "12.3 s"), (600, "10 min"), (20_000, "5.6 h"), (900_000, "250.0 h")]
-)
-def test_how_long_in_words(seconds: float, said: str) -> None:
-    assert _seconds(seconds) == said
 
 
 @pytest.mark.parametrize(

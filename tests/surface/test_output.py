@@ -31,7 +31,7 @@ COLUMNS = ("collection", "rows", "last_sync", "model")
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
     monkeypatch.setattr(output, "console", lambda stderr=False: Console(width=width, stderr=stderr))
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
-    output.counts("Collections", ROWS, COLUMNS)
+    output.data(ROWS, "Collections", COLUMNS, json=False)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
     return lines
@@ -44,25 +44,25 @@ def test_a_row_is_a_line_where_there_is_room(
     assert all(text in line for text in ("1,544", "2026-11-21 03:22:58Z", "all-MiniLM-L6-v2@ecbda11b"))
 
 
-@pytest.mark.parametrize(("width", "tables"), [(70, 2), (60, 3)])
+@pytest.mark.parametrize("width", [70, 60])
 def test_on_a_narrow_screen_columns_become_lines_and_no_value_is_broken(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, tables: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
     lines = printed(monkeypatch, capsys, width)
-    assert sum("last sync" in line for line in lines) == tables
+    assert sum("last sync" in line for line in lines) == len(ROWS)
     whole = "\n".join(lines)
     assert whole.count("2026-11-21 03:22:58Z") == whole.count("all-MiniLM-L6-v2@ecbda11b") == len(ROWS)
 
 
 def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    output.counts("Collections", [], COLUMNS)
+    output.data([], "Collections", COLUMNS, json=False)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Collections: nothing\n")
 
 
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
-    output.counts("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
+    output.table("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
     shown = capsys.readouterr().out
     assert "[red]x" in shown
     assert "[bold]" in shown
@@ -73,7 +73,7 @@ def test_values_never_order_the_terminal_about(
 ) -> None:
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
     sent = "\x1b]0;owned\x07 :key: \x9b2J \u202egnp"
-    output.table(sent, [{"text": sent}])
+    output.table(sent, [{"text": sent}], whole=False)
     output.say(sent)
     output.fail(sent)
     captured = capsys.readouterr()
@@ -164,11 +164,8 @@ def test_lines_hold_the_records_and_tables_what_is_for_people(
 ) -> None:
     shown: dict[str, Any] = {"ok": "yes", "text": "short…"}
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.LINES)
-    for show in (output.table, output.counts):
-        show("T", [shown], ("ok",), records=[{"ok": True, "text": "a long text"}])
-        assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
-        show("T", [shown], ("ok",))
-        assert json.loads(capfdbinary.readouterr().out) == shown
+    output.data([{"ok": True, "text": "a long text"}], "T", ("ok",), json=False, rows=[shown])
+    assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
 
 
 def _fails(run: Run) -> dict[str, int]:
@@ -218,7 +215,7 @@ def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
 )
 def test_a_bar_says_finishing_only_when_all_rows_are_read(told: list[tuple[int, int]], names: list[str]) -> None:
     bars = Progress(console=Console(file=io.StringIO()))
-    bar = output._Bar(bars, bars.add_task("m", total=None, rate="-"), "m")
+    bar = output.Watch("m", "rows", bars)
     seen = []
     for done, total in told:
         bar.progress(done, total)
