@@ -49,7 +49,8 @@ from app.src.benchmark.harness import (
 from app.src.benchmark.peers import available
 from app.src.benchmark.search import COLLECTION, SearchOptions, filled, measure
 from app.src.benchmark.workloads import Clusters, exact_best, material_text
-from app.src.service.hybrid import Hybrid, RowFilter
+from app.src.service.collections import VisibleView
+from app.src.service.search import Hybrid
 from connector.model import ChangeSet, Chunk, Filter
 from connector.stores.local.store import LocalStore
 
@@ -215,7 +216,7 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
     assert stored is not None
 
     def hybrid(query: int) -> object:
-        return ranking.search(scene.store, stored, (asked[query], scene.queries[query]), 50, RowFilter(None, None))
+        return ranking.search(VisibleView(scene.store, stored, None), asked[query], scene.queries[query], 50, None)
 
     ways = {"keyword, three words": words, "keyword, a number": number, "keyword, hybrid": hybrid}
     yield from against_product(scene, ways, rounds).values()

@@ -46,10 +46,6 @@ class ModelMismatch(ConfigurationError):
     """The collection holds vectors of another model or dimension."""
 
 
-class WordsNotSearchable(ConfigurationError):
-    """The store cannot search for words on this machine."""
-
-
 class UnknownCollection(ConfigurationError):
     """The store has no such collection."""
 

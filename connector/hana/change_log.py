@@ -19,6 +19,10 @@ ID, OPERATION, MOMENT = "OWL_ID", "OWL_OP", "OWL_AT"
 # Our columns of a log; the others are the key columns of the source.
 _WITH_LENGTH = frozenset({"NVARCHAR", "VARCHAR", "NCHAR", "CHAR", "ALPHANUM", "SHORTTEXT", "VARBINARY", "BINARY"})
 _FLOATING = 34  # the length that the catalogue gives for a DECIMAL without precision
+FIND_TRIGGERS = (
+    "SELECT TRIGGER_NAME, TRIGGER_EVENT, IS_ENABLED, IS_VALID, DEFINITION FROM SYS.TRIGGERS "
+    "WHERE SUBJECT_TABLE_SCHEMA = ? AND SUBJECT_TABLE_NAME = ? ORDER BY TRIGGER_NAME"
+)
 _EVENTS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 WARNING = (
     "Triggers on tables of the ABAP dictionary block activation, conversion and transport of the table (SAP Note "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from connector.hana.capture import FIND_TRIGGERS
 from connector.hana.catalog import FIND_TABLE, describe
-from connector.hana.change_log import WARNING, Installation, installation
+from connector.hana.change_log import FIND_TRIGGERS, WARNING, Installation, installation
 from connector.hana.connection import HanaPool
 from connector.hana.privileges import named, reading
 from connector.model import CollectionSpec

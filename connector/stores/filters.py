@@ -373,11 +373,10 @@ def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
 
 
 def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    match condition:
-        case Guarded(within=within, where=where):
-            return _holds(within, metadata) and (where is None or _holds(where, metadata))
-        case Group(word=word, parts=parts):
-            return (all if word == "AND" else any)(_holds(part, metadata) for part in parts)
+    if isinstance(condition, Guarded):
+        return _holds(condition.within, metadata) and (condition.where is None or _holds(condition.where, metadata))
+    if isinstance(condition, Group):
+        return (all if condition.word == "AND" else any)(_holds(part, metadata) for part in condition.parts)
     value, text = metadata.get(condition.field), None  # as JSON_VALUE gives it
     if isinstance(value, bool):
         text = "true" if value else "false"

@@ -19,7 +19,6 @@ import anyio
 import httpx
 import pytest
 from mcp import Client
-from mcp.shared.exceptions import MCPError
 
 from app.src.service.service import Service
 from app.src.settings import McpSettings
@@ -91,30 +90,6 @@ async def test_what_is_told_of_collections(ground: Ground) -> None:
         (status,) = (await client.call_tool("sync_status", {"collection": "free"})).structured_content["collections"]
         assert (status["state"], status["quarantined"], status["job"]) == ("synced", 0, None)
         assert len((await client.call_tool("sync_status", {})).structured_content["collections"]) == 3
-
-
-async def test_resources_and_the_prompt(ground: Ground) -> None:
-    async with ground.client("fert") as client:
-        listed = (await client.list_resources()).resources
-        assert [each.uri for each in listed] == [
-            f"owl-sap://collections/{name}" for name in ("materials", "free", "never")
-        ]
-        (template,) = (await client.list_resource_templates()).resource_templates
-        assert template.uri_template == "owl-sap://collections/{name}"
-        (content,) = (await client.read_resource("owl-sap://collections/materials")).contents
-        assert "FERT" in content.text  # type: ignore[union-attr]
-        assert "ROH" not in content.text  # type: ignore[union-attr]
-        assert "begin untrusted data" in content.text  # type: ignore[union-attr]
-        for uri in ("owl-sap://collections/other", "file:///etc/passwd", "owl-sap://collections/../materials"):
-            with pytest.raises(MCPError, match="no such resource"):
-                await client.read_resource(uri)
-        with pytest.raises(MCPError, match="never synced"):
-            await client.read_resource("owl-sap://collections/never")
-        (prompt,) = (await client.list_prompts()).prompts
-        made = await client.get_prompt(prompt.name, {"question": "Which bearing?", "collection": "materials"})
-        assert "Which bearing?" in made.messages[0].content.text  # type: ignore[union-attr]
-        with pytest.raises(MCPError, match="needs a question"):
-            await client.get_prompt(prompt.name, {})
 
 
 async def test_a_filter_and_modes(ground: Ground) -> None:
@@ -235,7 +210,14 @@ def test_what_is_no_message(ground: Ground, body: bytes) -> None:
 
 
 def test_messages_that_mean_nothing_here(ground: Ground) -> None:
-    for method in ("nothing/here", "sampling/createMessage", "subscriptions/listen", "logging/setLevel"):
+    for method in (
+        "nothing/here",
+        "resources/list",
+        "prompts/list",
+        "sampling/createMessage",
+        "subscriptions/listen",
+        "logging/setLevel",
+    ):
         answer = post(ground, {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"7QX": 1}})
         assert answer.json()["error"]["code"] in (-32601, -32602)
         assert "7QX" not in answer.text

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from app.src.jobs import JobOptions, Jobs, Limits, Run, Turn
 from app.src.jobs.layout import SCHEMA
-from app.src.service.schedule import Scheduler, next_start
+from app.src.service.background import Scheduler, next_start
 from app.src.settings import ScheduleSettings
 from connector.errors import DatabaseError
 from tests.api.test_jobs import Given, until, wait_for

@@ -65,12 +65,14 @@ def test_an_answer_knows_its_expected_row() -> None:
     assert not Answer(query, hits[:1], None, 1.0).found
 
 
+@pytest.mark.not_fast
 def test_an_emulator_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "emulator_command", lambda: ["/bin/false"])
     with pytest.raises(Unavailable, match="did not start"):
         EmulatorProcess(tmp_path)
 
 
+@pytest.mark.not_fast
 def test_the_emulator_ends_on_request(tmp_path: Path) -> None:
     running = EmulatorProcess(tmp_path)
     pid = running._process.pid

@@ -21,7 +21,7 @@ from fastapi import Request, Response
 from app.src.access.rates import Rates
 from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.api.guard import principal_of
-from app.src.service.readiness import Readiness
+from app.src.observe.checks import Readiness
 from app.src.service.service import Service
 from connector.cancellation import Cancellation, cancelled_by
 from connector.model import Vectors

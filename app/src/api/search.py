@@ -314,7 +314,7 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         a sample of at most 5000 rows, the same until rows change. Fewer than two rows give no points."""
         call = partial(service.browse.map, name, color, limit, principal=caller(request))
         found = await executors.run(partial(_value_errors_as_422, call), request)
-        audit_rows(request, name, hits=len(found.points))
+        audit_rows(request, name, hits=len(found["points"]))
         return Json(found)
 
 

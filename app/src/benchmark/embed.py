@@ -96,7 +96,6 @@ def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: Embed
                     device=engine.profile.kind,
                     threads=threads,
                     cache=str(process.cache / engine.weights_sha256[:16]),
-                    how=dict(process.peer.how),
                 )
                 report.peers[name] = process.versions | loaded.get("about", {})
         for load in texts(options.scale):

@@ -239,7 +239,8 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
     with opened() as service, interruptible() as interrupted:
         wanted = _wanted_keys(service, name, keys)
         with watched(name) as observer:
-            report = service.quarantine.retry(name, wanted, observer, interrupted)
+            ids = service.quarantine.ids(name, wanted)
+            report = service.quarantine.retry(name, ids, observer, interrupted)
     output.data(report.as_dict(), f"{name}: retried", _RETRY_COLUMNS, json=json)
     if report.quarantined:
         output.say(f"{report.quarantined} rows stay in quarantine; for the reasons run: owl-sap quarantine list {name}")

@@ -40,10 +40,9 @@ def grants(
     json: JsonFlag = False,
 ) -> None:
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
-    from app.src.service.grants import Grantee, statements
+    from app.src.observe.grants import statements
 
-    grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
-    found = statements(read_settings().settings, grantee)
+    found = statements(read_settings().settings, user=user, role=role, search_only=search_only, setup=setup)
     if json:
         output.write_json([statement.as_dict() for statement in found])
         return

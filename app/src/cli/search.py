@@ -17,7 +17,7 @@ from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import OK, UsageFault
-from app.src.cli.interrupts import leave_behind_what_hangs, orderly
+from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
 from app.src.settings import no_collections
 from connector.errors import UnknownRow
@@ -368,6 +368,6 @@ def mcp(
     with orderly(OK), opened(loaded) as service:
         if loaded.settings.mcp.write:
             service.background.run(1, schedules=False)  # runs the jobs of start_sync
-        serve(service)
+        serve(service, cancelling)
     leave_behind_what_hangs(OK)
     return OK

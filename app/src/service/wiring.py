@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder as EngineEmbedder
-from app.src.settings import HanaSettings, Settings
+from app.src.settings import Settings
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
 from connector.model import ModelSource
@@ -22,6 +22,7 @@ from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from app.src.core.onnx_export.serving import GraphOptions
     from connector.hana.connection import HanaPool
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ Part = TypeVar("Part")
 
 
 class EnginesScan:
-    """A `VectorScan` for the local store, on the card that the engine computes on. Nothing is loaded before vectors are
-    searched: then the query has just been embedded, so the engine is there."""
+    """A `VectorScan` for the local store, on the card that the engine computes on. Loads nothing before vectors are
+    searched."""
 
     def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
         """`wanted`: a card is asked for, so that having none is an error."""
@@ -41,31 +42,28 @@ class EnginesScan:
         self._found: VectorScan | None = None
 
     def copy(self, dimension: int) -> ScanCopy:
-        with self._lock:
-            if self._found is None:
-                self._found = self._find()
-            return self._found.copy(dimension)
-
-    def _find(self) -> VectorScan:
         from app.src.core.backends import EngineError
         from connector.stores.scan.int8_scan import best_scan
 
-        try:
-            engine = self._engine()
-        except EngineError:
-            if self._wanted:
-                raise
-            return best_scan()  # vectors can be searched without the model
-        if engine.profile.kind == "cuda":
-            from app.src.core.scan import CardScan
+        with self._lock:
+            if self._found is None:
+                found, engine = best_scan(), None
+                try:
+                    engine = self._engine()
+                except EngineError:
+                    if self._wanted:  # otherwise vectors can be searched without the model
+                        raise
+                if engine is not None and engine.profile.kind == "cuda":
+                    from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
-        if self._wanted:
-            raise ConfigurationError(
-                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
-                " use auto or cpu"
-            )
-        return best_scan()
+                    found = CardScan(engine.profile, engine.memory, found)
+                elif engine is not None and self._wanted:
+                    raise ConfigurationError(
+                        f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
+                        " use auto or cpu"
+                    )
+                self._found = found
+            return self._found.copy(dimension)
 
 
 class Parts:
@@ -102,7 +100,7 @@ class Parts:
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self._load_engine)
+        return self._part("engine", self.load)
 
     @property
     def engine_if_loaded(self) -> EmbeddingEngine | None:
@@ -155,16 +153,14 @@ class Parts:
             return there  # also while another model is loaded
         with self._others_lock:  # not the parts' own lock: loading takes seconds
             if key not in self._others:
-                self._others[key] = self._embedder_over(self._load_engine(model))
+                self._others[key] = self._embedder_over(self.load(model))
             return self._others[key]
-
-    def load(self, model: ModelSource) -> EmbeddingEngine:
-        """A model of the caller's own, who closes it. Raises the engine's errors."""
-        return self._load_engine(model)
 
     @property
     def source(self) -> Source:
-        return self._part("source", self._open_source)
+        from connector.hana.source import HanaSource
+
+        return self._part("source", lambda: HanaSource(self.pool("hana")))
 
     @property
     def store(self) -> VectorStore:
@@ -198,7 +194,23 @@ class Parts:
         if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
             missing = "password" if hana.user else "user"
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
-        return self._part(f"pool {section}", lambda: open_pool(hana))
+        from connector.hana.connection import ConnectionOptions, HanaPool
+
+        options = ConnectionOptions(
+            host=hana.host or "",
+            port=hana.port,
+            user=hana.user or "",
+            password="" if hana.password is None else hana.password.get_secret_value(),
+            userkey=hana.userkey or "",
+            schema=hana.schema_name or "",
+            encrypt=hana.encrypt,
+            validate_certificate=hana.validate_certificate,
+            trust_store=hana.trust_store or "",
+            host_name_in_certificate=hana.host_name_in_certificate or "",
+            connect_timeout=hana.connect_timeout,
+            communication_timeout=hana.communication_timeout,
+        )
+        return self._part(f"pool {section}", lambda: HanaPool(options, size=hana.pool_size))
 
     @property
     def store_pool(self) -> HanaPool:
@@ -245,27 +257,28 @@ class Parts:
             part: Part = self._parts[name]
         return part
 
-    def _may_have_card(self) -> bool:
-        """Told without loading a model, which a search by a vector does not need."""
-        from app.src.core.device import torch_build
-
-        wanted = self.settings.embedding
-        if wanted.hashing or wanted.device == "cpu":
-            return False
-        build = torch_build()
-        return build is not None and build.cuda is not None
-
     def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
         wanted = self.settings.embedding
         size = wanted.query_cache_mb << 20
         return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
 
-    def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
-        """The configured model; or another, on the same device within the same limits."""
-        from app.src.core.loading import EngineOptions, load_engine
+    def graph_options(self) -> GraphOptions:
         from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
 
-        wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
+        tensorrt = self.settings.tensorrt
+        return GraphOptions(
+            cache=self.graphs_folder,
+            enabled=tensorrt.enabled,
+            algorithm=tensorrt.algorithm,
+            build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+        )
+
+    def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
+        """Load the configured model, or another on the same device within the same limits; the caller closes it."""
+        from app.src.core.loading import EngineOptions, load_engine
+
+        wanted = self.settings.embedding
         if model is not None:
             pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
             wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
@@ -278,15 +291,8 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
-            onnx=GraphOptions(
-                cache=self.graphs_folder,
-                enabled=tensorrt.enabled,
-                algorithm=tensorrt.algorithm,
-                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
-                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
-            ),
+            onnx=self.graph_options(),
             overlap=wanted.overlap,
-            pinned=wanted.pinned,
             graphs=wanted.cuda_graphs,
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
@@ -306,18 +312,19 @@ class Parts:
             _log.warning("WARNING: %s", gpu_message(missing))
         return engine
 
-    def _open_source(self) -> Source:
-        from connector.hana.source import HanaSource
-
-        return HanaSource(self.pool("hana"))
-
     def _open_store(self) -> VectorStore:
         wanted = self.settings.store
         if wanted.kind == "local":
+            from app.src.core.cards import torch_build
             from connector.stores.local.store import LocalStore
 
-            anywhere = wanted.scan == "gpu" or (wanted.scan == "auto" and self._may_have_card())
-            scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu") if anywhere else None
+            scan = None
+            if wanted.scan != "cpu":
+                embedding, build = self.settings.embedding, torch_build()
+                # Decided without loading a model, which a search by a vector does not need.
+                may_have = build is not None and build.cuda is not None and embedding.device != "cpu"
+                if wanted.scan == "gpu" or (may_have and not embedding.hashing):
+                    scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
             return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
         from connector.stores.hana.store import HanaStore
 
@@ -336,24 +343,3 @@ class Parts:
         from connector.document.document import metadata_names
 
         return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
-
-
-def open_pool(hana: HanaSettings) -> HanaPool:
-    """Connections as the settings say; nothing is connected yet."""
-    from connector.hana.connection import ConnectionOptions, HanaPool
-
-    options = ConnectionOptions(
-        host=hana.host or "",
-        port=hana.port,
-        user=hana.user or "",
-        password="" if hana.password is None else hana.password.get_secret_value(),
-        userkey=hana.userkey or "",
-        schema=hana.schema_name or "",
-        encrypt=hana.encrypt,
-        validate_certificate=hana.validate_certificate,
-        trust_store=hana.trust_store or "",
-        host_name_in_certificate=hana.host_name_in_certificate or "",
-        connect_timeout=hana.connect_timeout,
-        communication_timeout=hana.communication_timeout,
-    )
-    return HanaPool(options, size=hana.pool_size)

@@ -98,7 +98,6 @@ class EmbeddingSettings(Section):
         "refused (HTTP 429)",
     )
     overlap: bool = Field(default=True, description="on a card: launch a batch while the previous one computes")
-    pinned: bool = Field(default=True, description="on a card: copy through pinned memory")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
     )

@@ -87,14 +87,6 @@ def no_collections(file: Path | None) -> str:
 # ------------------------------------------------------------------------------------------------ files and environment
 
 
-def proxy_variables(environ: Mapping[str, str] | None = None) -> tuple[list[str], list[str]]:
-    """Return the names of the set proxy variables (values may hold passwords), and NO_PROXY's hosts."""
-    actual = os.environ if environ is None else environ  # noqa: TID251 - as in _environment
-    proxies = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
-    spared = actual.get("NO_PROXY") or actual.get("no_proxy") or ""
-    return [name for name in proxies if actual.get(name)], [host.strip() for host in spared.split(",") if host.strip()]
-
-
 def _environment(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
     """The environment beats .env; an empty variable counts as unset (compose passes those)."""
     merged: dict[str, tuple[str, str]] = {}

@@ -27,12 +27,12 @@ from connector.stores.words import as_key_value
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """A `View`. `names`: source column to metadata name, None: as stored. `texts_seen`: None without FTS5. The local
+    """A `View`. `names`: source column to metadata name, None: as stored. The local
     store has no foreign rows."""
 
     file: SqliteFile
     indexes: Indexes
-    texts_seen: local_keywords.TextCache | None
+    texts_seen: local_keywords.TextCache
     names: Mapping[str, str] | None
     collection: str
     generation: int | None
@@ -65,8 +65,6 @@ class LocalView:
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """By SQLite's FTS5. A word counts once per text, however often it occurs there."""
-        if self.texts_seen is None:
-            raise local_keywords.unsupported()
         with self._read(where) as (db, found, condition), answering(db, condition, where):
             return local_keywords.KeywordSearch(db, found.id, self.texts_seen)(text, k, condition)
 
