@@ -13,7 +13,7 @@ import pytest
 from httpx import Client
 
 from app.src.jobs import Job, JobOptions, Patience, Run
-from app.src.jobs.patience import FIRST_WAIT
+from app.src.jobs.runner import FIRST_WAIT
 from app.src.service import background
 from app.src.service.service import Service
 from app.src.settings import Settings

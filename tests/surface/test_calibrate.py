@@ -81,7 +81,7 @@ def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, st
     assert found["reason"].startswith("refused: ")
     assert found["calibrated_on"] + found["verdict"]["texts"] <= 175
     assert 0.5 < found["verdict"]["mean_cosine"] < 1
-    assert list((tmp_path / "vectors" / "tensorrt").glob("quantised-*/model.onnx"))
+    assert list((tmp_path / "vectors" / "tensorrt").glob("int8-*/model.onnx"))
 
     again = cli("--output", "table", "calibrate", "notifications", "--texts", "140", **hana)
     assert again.code == 1, again.err

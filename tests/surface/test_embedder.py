@@ -11,7 +11,6 @@ import pytest
 from app.src.core.backends import NonFinite
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.runner import Running
 from app.src.core.tokens import TokenBatch
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder
@@ -94,8 +93,8 @@ def test_errors_are_translated_and_not_remembered(
     runner = engine._runner
     begin = runner.begin
 
-    def ill(batch: TokenBatch, *more: Any) -> Running:
-        return Running(lambda: begin(batch, *more).result() * np.float32(np.nan))
+    def ill(batch: TokenBatch, *more: Any) -> Any:
+        return lambda: begin(batch, *more)() * np.float32(np.nan)
 
     monkeypatch.setattr(runner, "begin", ill)
     with pytest.raises(TextsNotEmbeddable) as caught:

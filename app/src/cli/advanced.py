@@ -255,8 +255,7 @@ def benchmark_sync(
         raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
     with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
-        options = benchmark.SyncBenchmark(rounds, rows)
-        report = benchmark.measure(service.parts.embedder, service.settings.sync, options, output.say)
+        report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
     return _print_benchmark(report, json)
 
 

@@ -19,29 +19,9 @@ from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.core.queue import Lane
+    from app.src.core.queue import Lane, Watcher
 
 QUERY_CACHE_BYTES = 16 << 20
-
-
-class _QueueMetrics:
-    """`core.queue.Watcher`."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def queued(self, lane: Lane, texts: int) -> None:
-        self._metrics.embed_queue.labels(lane).inc(texts)
-
-    def began(self, lane: Lane, waited: float) -> None:
-        self._metrics.embed_wait_seconds.labels(lane).observe(waited)
-
-    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-        self._metrics.embed_batch_texts.labels(lane).observe(texts)
-        self._metrics.embed_batch_tokens.labels(lane).observe(tokens)
-
-    def refused(self) -> None:
-        self._metrics.embed_refused.inc()
 
 
 class EngineEmbedder:
@@ -61,7 +41,7 @@ class EngineEmbedder:
     ) -> None:
         metrics = self._metrics = metrics or Metrics()
         self.engine = engine
-        engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics(metrics))
+        engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
@@ -142,6 +122,27 @@ class EngineEmbedder:
         with self._queries_lock:
             self._metrics.query_cache_bytes.dec(self._queries.bytes)
             self._queries.clear()
+
+
+def _watcher(metrics: Metrics) -> Watcher:
+    """Return what counts the queue's events; core is imported with the engine only."""
+    from app.src.core.queue import Watcher
+
+    class QueueMetrics(Watcher):
+        def queued(self, lane: Lane, texts: int) -> None:
+            metrics.embed_queue.labels(lane).inc(texts)
+
+        def began(self, lane: Lane, waited: float) -> None:
+            metrics.embed_wait_seconds.labels(lane).observe(waited)
+
+        def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+            metrics.embed_batch_texts.labels(lane).observe(texts)
+            metrics.embed_batch_tokens.labels(lane).observe(tokens)
+
+        def refused(self) -> None:
+            metrics.embed_refused.inc()
+
+    return QueueMetrics()
 
 
 @contextmanager
