@@ -74,7 +74,6 @@ def execute(sample: Emulator, *statements: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-@pytest.mark.covers("tables")
 def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     listed = cli("tables", "--json", **hana).json
     assert {"schema": "SAPDEMO", "name": "MAKT", "kind": "table", "comment": "Material descriptions", "columns": 4,
@@ -87,7 +86,6 @@ def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     assert "--offset 2" in shown.err
 
 
-@pytest.mark.covers("tables", "introspect", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -112,7 +110,6 @@ def test_what_is_not_there(
     assert all(word in run.err for word in words), run.err
 
 
-@pytest.mark.covers("tables", "introspect", "plan", errors=True)
 @pytest.mark.parametrize("arguments", [["tables"], ["introspect", "SAPDEMO.MARA"], ["plan", "notifications"]])
 def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments: list[str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
@@ -126,7 +123,6 @@ def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments:
 # ---------------------------------------------------------------------------------------------------------- introspect
 
 
-@pytest.mark.covers("introspect", "plan", "sync")
 @pytest.mark.parametrize("table", ["MARA", "MAKT", "MATERIAL_TEXT", "QMEL", "KNA1", "V_MATERIALS"])
 def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str, str], table: str) -> None:
     proposed = cli("introspect", f"SAPDEMO.{table}", "--name", "tried", **hana)
@@ -140,7 +136,6 @@ def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str,
     assert report["tokens"] == planned.json["tokens"]
 
 
-@pytest.mark.covers("introspect")
 def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
     (block,) = tomllib.loads(document["toml"])["collections"]
@@ -152,7 +147,6 @@ def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
 
 
-@pytest.mark.covers("introspect")
 def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.MARA", "--json", **hana).json
     assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
@@ -163,13 +157,11 @@ def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> 
     assert "WHEN 'D' THEN 1 WHEN 'E' THEN 2 ELSE 3" in german["create_view"]
 
 
-@pytest.mark.covers("introspect")
 def test_a_name_that_is_taken_gets_a_number(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS.replace('"notifications"', '"qmel"'), encoding="utf-8")
     assert cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json["name"] == "qmel-2"
 
 
-@pytest.mark.covers("introspect")
 def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.V_MATERIALS", "--catalog-only", "--json", **hana).json
     assert "where" not in document
@@ -179,7 +171,6 @@ def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
 # ---------------------------------------------------------------------------------------------------------------- plan
 
 
-@pytest.mark.covers("plan")
 @pytest.mark.usefixtures("no_store_left")
 @pytest.mark.parametrize("place", ["local", "hana"])
 def test_a_plan_writes_nothing_and_says_what_sync_does(
@@ -207,7 +198,6 @@ def test_a_plan_writes_nothing_and_says_what_sync_does(
     execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Accident: fall on puddle' WHERE QMNUM = '000010000105'")
 
 
-@pytest.mark.covers("plan")
 def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     run = cli("plan", "notifications", "--samples", "2", **hana)
@@ -226,7 +216,6 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 
 
-@pytest.mark.covers("plan")
 def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     assert cli("sync", "notifications", **hana).code == 0
@@ -238,7 +227,6 @@ def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, h
     assert "--max-deletes 1" in cli("plan", "notifications", "--no-estimate", **hana).err
 
 
-@pytest.mark.covers("plan", errors=True)
 def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     unknown = cli("plan", "notification", **hana)

@@ -35,7 +35,6 @@ def sql(cli: Cli, house: Emulator) -> Cli:
     return lambda *arguments, **more: cli(*started, *arguments, **more)
 
 
-@pytest.mark.covers("emulator sql")
 def test_statements_from_arguments(sql: Cli) -> None:
     run = sql(
         "CREATE TABLE A1 (K INTEGER, T NVARCHAR(20)); INSERT INTO A1 VALUES (1000, 'it''s; here')",
@@ -57,7 +56,6 @@ def test_a_batch_says_once_what_it_changed(sql: Cli) -> None:
     assert sql("DROP TABLE A2").err.splitlines() == ["1 statements done, 0 rows affected"]
 
 
-@pytest.mark.covers("emulator sql")
 def test_statements_from_a_pipe(sql: Cli) -> None:
     text = "-- a comment; with a semicolon\nSELECT 'a;b' AS X FROM DUMMY;\n\n/* ; */ SELECT 2 AS Y\nFROM DUMMY"
     run = sql("--json", stdin=text)
@@ -68,7 +66,6 @@ def test_statements_from_a_pipe(sql: Cli) -> None:
     ]
 
 
-@pytest.mark.covers("emulator sql")
 def test_into_a_pipe_each_row_is_a_line(cli: Cli, house: Emulator) -> None:
     statements = ("SELECT 1 A, HEXTOBIN('FF') B, NULL C FROM DUMMY", "SELECT 2 A, NULL B, 'x' C FROM DUMMY")
     run = cli("emulator", "sql", "--port", str(house.port), *statements)
@@ -102,7 +99,6 @@ def test_a_long_result_is_cut_and_says_so(sql: Cli) -> None:
     assert "only the first 2 rows" in run.err
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 @pytest.mark.parametrize(
     ("statement", "code", "words"),
     [
@@ -120,13 +116,11 @@ def test_hanas_code_and_text_are_shown(sql: Cli, statement: str, code: int, word
     assert "not reached" not in run.out
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_a_line_that_is_dropped(sql: Cli, house: Emulator) -> None:
     run = sql("""ALTER SYSTEM INJECT FAULT '{"match": "FROM DUMMY", "action": "drop_before"}'""", "SELECT 1 FROM DUMMY")
     assert (run.code, "-10807" in run.err) == (3, True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_a_wrong_password_is_tried_once(sql: Cli, house: Emulator) -> None:
     counted = "SELECT FAILURES FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = 'OWL'"
     before = sql("--json", counted).json[0]["rows"]
@@ -155,7 +149,6 @@ def test_hana_settings_that_lead_to_this_machine_are_taken(cli: Cli, house: Emul
     assert cli("emulator", "sql", "SELECT 1 FROM DUMMY", **login).code == 0
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 @pytest.mark.parametrize("host", ["db.example", "10.0.0.1", "localhost.example"])
 def test_a_real_hana_is_never_spoken_to(cli: Cli, host: str) -> None:
     for arguments, variables in ((["--host", host, "--port", "443"], {}), ([], {"HANA_HOST": host})):
@@ -163,19 +156,16 @@ def test_a_real_hana_is_never_spoken_to(cli: Cli, host: str) -> None:
         assert (run.code, run.out, host in run.err) == (2, "", True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_without_an_address_it_says_what_to_give(cli: Cli) -> None:
     run = cli("emulator", "sql", "SELECT 1 FROM DUMMY")
     assert (run.code, "--port" in run.err, "--data" in run.err) == (2, True, True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_options_before_the_name_are_refused(cli: Cli) -> None:
     run = cli("emulator", "--port", "5", "sql", "SELECT 1 FROM DUMMY")
     assert (run.code, "owl-sap emulator sql" in run.err) == (2, True)
 
 
-@pytest.mark.covers("emulator", errors=True)
 def test_a_bad_fault_ends_the_start(cli: Cli) -> None:
     run = cli("emulator", "--fault", '{"match": "x"}')
     assert (run.code, run.out, '"action" must be one of' in run.err) == (2, "", True)
@@ -230,7 +220,6 @@ def test_the_body_of_a_trigger_is_not_cut(text: str, statements: list[str] | Non
     assert found == statements if statements is not None else len(found) == 1
 
 
-@pytest.mark.covers("emulator sql")
 def test_a_trigger_can_be_made_at_the_prompt(sql: Cli) -> None:
     run = sql(
         "--json",

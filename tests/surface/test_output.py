@@ -120,7 +120,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.covers("status")
 def test_a_terminal_gets_tables_and_a_pipe_json_lines(folder: Path, cli: Cli) -> None:
     seen = on_a_terminal(folder, "status")
     assert "Collections" in seen
@@ -138,7 +137,6 @@ def test_the_choice_holds_wherever_the_output_goes(folder: Path, cli: Cli) -> No
     assert "--output" in cli("--help").out
 
 
-@pytest.mark.covers("status", errors=True)
 def test_another_choice_is_a_usage_error(cli: Cli) -> None:
     run = cli("--output", "xml", "status", **LOCAL)
     assert (run.code, run.out) == (2, "")
@@ -151,7 +149,6 @@ def test_no_color_is_honoured(folder: Path) -> None:
     assert not any(f"\x1b[{colour}m" in plain for colour in range(30, 38))
 
 
-@pytest.mark.covers("config show")
 def test_settings_in_lines(folder: Path, cli: Cli) -> None:
     shown = [json.loads(line) for line in cli("config", "show", **LOCAL).out.splitlines()]
     assert {"setting": "embedding.model", "value": "hash:16"} in shown
@@ -172,7 +169,6 @@ def _fails(run: Run) -> dict[str, int]:
     raise RowRejected("a reason that is long enough to need several lines of a narrow terminal " * 2)
 
 
-@pytest.mark.covers("jobs list")
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
     jobs = Jobs(folder / "vectors", _fails, JobOptions(2, (RowRejected,)))
@@ -187,7 +183,6 @@ def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: st
     assert "owl-sap jobs show" in seen
 
 
-@pytest.mark.covers("config show", errors=True)
 def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         run = subprocess.run(
