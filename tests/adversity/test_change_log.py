@@ -82,7 +82,7 @@ def test_what_cannot_be_logged_says_so(scene: Scene) -> None:
     assert "is a view" in refused(scene, "sync", NAME)
 
 
-def test_names_of_tables_and_columns_stand_in_messages_as_they_are(scene: Scene) -> None:
+def test_names_of_tables_and_columns_emulator_messages_as_they_are(scene: Scene) -> None:
     file = scene.folder / "owl-sap.toml"
     collection = (
         f'[[collections]]\nname = "customers"\nsource = "{scene.schema}.CUSTOMER_NAMES"\ntemplate = "{{TXT}}"\n'

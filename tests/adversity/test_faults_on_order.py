@@ -1,4 +1,4 @@
-"""The stand-in fails on order while a sync reads and writes: what HANA's codes and dropped lines make of it, and that
+"""The emulator fails on order while a sync reads and writes: what HANA's codes and dropped lines make of it, and that
 the store equals the source in the end.
 """
 

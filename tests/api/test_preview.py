@@ -1,4 +1,4 @@
-"""The texts of a table through HTTP, over the stand-in and the real driver."""
+"""The texts of a table through HTTP, over the emulator and the real driver."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def alone(synced: Service) -> Iterator[Asking]:
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, emulator: Emulator
 ) -> Iterator[Service]:
-    """Over each kind of store, HANA's on the stand-in."""
+    """Over each kind of store, HANA's on the emulator."""
     source, settings = TableSource(), ruled(tmp_path_factory.mktemp("ruled"))
     with ExitStack() as stack:
         store = None if request.param == "local" else HanaStore(stack.enter_context(in_hana(emulator)), "RULED")

@@ -66,7 +66,7 @@ class SlowSource(TableSource):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, emulator: Emulator) -> Iterator[Served]:
-    """Rows in memory, tables of the stand-in, vectors in a local store, the test embedder; a key is asked for."""
+    """Rows in memory, tables of the emulator, vectors in a local store, the test embedder; a key is asked for."""
     schema = "SCHEMATHESIS"
     with_tables(emulator, schema)
     hana = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}

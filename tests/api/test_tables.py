@@ -1,4 +1,4 @@
-"""The routes about tables, through HTTP, over the stand-in and the real driver."""
+"""The routes about tables, through HTTP, over the emulator and the real driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's own suites over REST where the vectors are in HANA (the stand-in), as in production."""
+"""LangChain's own suites over REST where the vectors are in HANA (the emulator), as in production."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The browser of tables before the stand-in: searching, leafing, a table's proposal and the texts that a template
+"""The browser of tables before the emulator: searching, leafing, a table's proposal and the texts that a template
 makes."""
 
 from __future__ import annotations

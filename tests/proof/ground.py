@@ -1,4 +1,4 @@
-"""A table in the stand-in that changes at random, one collection over it in a store of either kind, and what must hold
+"""A table in the emulator that changes at random, one collection over it in a store of either kind, and what must hold
 of the two. Chance comes from one seed, so that whatever happened can happen again.
 """
 

@@ -1,4 +1,4 @@
-"""`owl-sap calibrate` as a person runs it, against the stand-in with its sample tables and the real model."""
+"""`owl-sap calibrate` as a person runs it, against the emulator with its sample tables and the real model."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _shown_verbs(help_text: str) -> dict[str, list[str]]:
     return panels
 
 
-def test_verbs_stand_in_panels_in_the_order_of_use(cli: Cli) -> None:
+def test_verbs_emulator_panels_in_the_order_of_use(cli: Cli) -> None:
     shown = _shown_verbs(cli("--help").out)
     shown.pop("Options")
     assert shown == {panel: list(names) for panel, names in PANELS.items()}

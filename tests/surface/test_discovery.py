@@ -1,4 +1,4 @@
-"""tables, introspect and plan as a person runs them, against the stand-in with its sample tables."""
+"""tables, introspect and plan as a person runs them, against the emulator with its sample tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def hana(sample: Emulator) -> dict[str, str]:
-    """Variables for the stand-in, the test embedder and a local store that is not there yet."""
+    """Variables for the emulator, the test embedder and a local store that is not there yet."""
     return {
         "HANA_HOST": sample.host,
         "HANA_PORT": str(sample.port),
@@ -57,7 +57,7 @@ def in_hana(hana: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def no_store_left(sample: Emulator) -> Iterator[None]:
-    """The stand-in is shared by tests that run in any order."""
+    """The emulator is shared by tests that run in any order."""
     yield
     with closing(sample.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
         cursor.execute("SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'SAPDEMO' AND TABLE_NAME LIKE 'OWL%'")

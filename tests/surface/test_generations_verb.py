@@ -1,4 +1,4 @@
-"""`owl-sap generations` over the stand-in: from a changed model to the switch and back."""
+"""`owl-sap generations` over the emulator: from a changed model to the switch and back."""
 
 from __future__ import annotations
 

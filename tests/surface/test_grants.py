@@ -1,4 +1,4 @@
-"""`owl-sap grants` on the stand-in: a user with just these rights can do everything, is refused beyond, and misses each
+"""`owl-sap grants` on the emulator: a user with just these rights can do everything, is refused beyond, and misses each
 one that is taken from him.
 """
 

@@ -1,4 +1,4 @@
-"""A wrong password is tried exactly once, whatever the product does: HANA locks users. The stand-in counts."""
+"""A wrong password is tried exactly once, whatever the product does: HANA locks users. The emulator counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ template = "{TEXT}"
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A stand-in with a table and a user who may read it and owns a schema for vectors."""
+    """An emulator with a table and a user who may read it and owns a schema for vectors."""
     with running("--data", str(tmp_path_factory.mktemp("house"))) as emulator:
         run(
             emulator,

@@ -1,4 +1,4 @@
-"""The product over TLS, certificate checked, against a stand-in that was started as a person starts it."""
+"""The product over TLS, certificate checked, against an emulator that was started as a person starts it."""
 
 from __future__ import annotations
 

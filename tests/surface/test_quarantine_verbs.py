@@ -1,4 +1,4 @@
-"""`owl-sap quarantine` over the stand-in and both stores: from a row that cannot be stored to one that is found."""
+"""`owl-sap quarantine` over the emulator and both stores: from a row that cannot be stored to one that is found."""
 
 from __future__ import annotations
 

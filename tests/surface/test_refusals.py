@@ -10,7 +10,7 @@ from tests.surface.conftest import Cli
 LOCAL = {"OWL_SAP_EMBEDDING__MODEL": "hash:16", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
 
 
-def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
+def test_an_emulator_on_a_taken_port(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         run = cli("emulator", "--port", port)
@@ -19,7 +19,7 @@ def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
     assert f"127.0.0.1:{port} is in use; choose another with --port" in run.err
 
 
-def test_a_stand_in_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_an_emulator_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     run = cli("emulator", "--data", "taken")
     assert (run.code, run.out) == (2, "")

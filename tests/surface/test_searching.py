@@ -1,4 +1,4 @@
-"""`owl-sap search` in a child process, over the stand-in's sample tables: every mode and option, both stores."""
+"""`owl-sap search` in a child process, over the emulator's sample tables: every mode and option, both stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`owl-sap worker`, schedules and waiting, as processes on the stand-in: what a deployment does that splits API and
+"""`owl-sap worker`, schedules and waiting, as processes on the emulator: what a deployment does that splits API and
 worker.
 """
 

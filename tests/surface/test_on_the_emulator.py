@@ -1,4 +1,4 @@
-"""The command line against the stand-in, through the real driver: the whole path and every refusal a database gives."""
+"""The command line against the emulator, through the real driver: the whole path and every refusal a database gives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Cli = Callable[..., Any]
 
 
 @contextmanager
-def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+def start_emulator(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Started as a person starts it; SIGTERM reaches it and ends it with 0."""
     command = [sys.executable, "-m", "app", "emulator", "--port", "0", "--data", str(folder / "data"), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
@@ -54,7 +54,7 @@ def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def sapdemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    with stand_in(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
+    with start_emulator(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
         yield greeting
 
 
@@ -65,7 +65,7 @@ def variables(greeting: dict[str, Any], prefix: str = "HANA_") -> dict[str, str]
 
 @pytest.fixture
 def hana(sapdemo: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Variables for the stand-in, the test embedder, and a schema of its own for the vectors."""
+    """Variables for the emulator, the test embedder, and a schema of its own for the vectors."""
     execute(sapdemo, 'CREATE SCHEMA "VECTORS"')
     yield variables(sapdemo) | {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__SCHEMA": "VECTORS"}
     execute(sapdemo, 'DROP SCHEMA "VECTORS" CASCADE')
@@ -160,7 +160,7 @@ def lines(text: str) -> list[Any]:
 
 def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    with stand_in(tmp_path, "--sample") as other:
+    with start_emulator(tmp_path, "--sample") as other:
         both = hana | variables(other, "HANA_STORE_") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
         (report,) = cli("sync", "materials", "--json", **both).json
         assert report["upserted"] > 500
