@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.cards import driver_ceiling, driver_floor
+from app.src.core.cards import builds_for, driver_ceiling
 from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
@@ -168,7 +168,7 @@ def test_the_whole_profile_of_each_generation(
     assert profile.attention_kernels("fp16", masked=True) == ("memory-efficient", "math")
     assert profile.attention_kernels("bf16")[-1] == "math"
     assert ("memory-efficient" in profile.attention_kernels("bf16")) == (capability >= (8, 0))
-    assert (driver_floor(capability), driver_ceiling(capability)) == (floor, ceiling)
+    assert (min(each.driver for each in builds_for(capability)), driver_ceiling(capability)) == (floor, ceiling)
     assert [build.cuda for build in profile.builds] == builds.split()
     assert all(kernels_exist(build.architectures, capability) for build in profile.builds)
 
