@@ -424,6 +424,8 @@ def bound(host: str, port: int) -> socket.socket:
     # TCP is named because asyncio switches Nagle's delay off only then; otherwise each answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Few unsent bytes in the system's buffer, whose megabytes would hide that a slow client reads on.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)
