@@ -23,28 +23,24 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import distributions
-from itertools import chain
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
-from app.src.benchmark.workloads import sap_like_texts  # noqa: E402
-from app.src.core.agreement import agreement  # noqa: E402
-from app.src.core.backends.folder import find_folder, read_folder  # noqa: E402
-from app.src.core.backends.tokenizing import RustTokenizer  # noqa: E402
-from app.src.core.onnx_export.calibrators import Algorithm  # noqa: E402
-from app.src.core.onnx_export.graph import build_graph  # noqa: E402
-from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors  # noqa: E402
-from app.src.core.tokens import TokenIds  # noqa: E402
-from benchmarks.embed import demo_rows  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall
+from app.src.benchmark.workloads import sap_like_texts
+from app.src.core.agreement import agreement
+from app.src.core.backends.folder import find_folder, read_folder
+from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.onnx_export.calibrators import Algorithm
+from app.src.core.onnx_export.graph import build_graph
+from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors
+from app.src.core.tokens import TokenIds
+from hana_emulator.sample import all_rows
+from hana_emulator.sample.tables import TABLES
 
 MODEL = "all-MiniLM-L6-v2"
 JUDGED, HELD_OUT = 400, 84  # of each of the three kinds
@@ -67,6 +63,20 @@ def descriptions() -> list[str]:
     return texts
 
 
+def demo_rows(count: int) -> list[str]:
+    """Return rows of the emulator's sample tables as the demo renders them, numbered to reach `count`."""
+    fields = {table.name: list(table.fields) for table in TABLES}
+    rows = {
+        name: [dict(zip(fields[name], row, strict=True)) for row in found] for name, found in all_rows().tables.items()
+    }
+    long = {(row["MATNR"], row["SPRAS"]): row["LTEXT"] or "" for row in rows["MATERIAL_TEXT"]}
+    found = [f"{row['MAKTX']}. {long.get((row['MATNR'], row['SPRAS']), '')}" for row in rows["MAKT"]]
+    found += [f"{row['QMTXT']}. {row['LTEXT'] or ''} (reported {row['QMDAT']})" for row in rows["QMEL"]]
+    distinct = list(dict.fromkeys(text.strip() for text in found))
+    more = (f"{text} No. {number}" for number in range(1, count) for text in distinct)
+    return random.Random(5).sample([*distinct, *islice(more, max(0, count - len(distinct)))], count)
+
+
 Tokens = Sequence[TokenIds]
 
 
@@ -77,7 +87,7 @@ def material(texts: int) -> tuple[Tokens, Tokens, dict[str, Tokens]]:
     spare = JUDGED + HELD_OUT
     kinds = {
         "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + spare).texts,
+        "demo": demo_rows(wanted["demo"] + spare),
         "generated": sap_like_texts(random.Random(3), wanted["generated"] + spare, 2.8, 0.6, (5, 60)),
     }
     tokenizer = RustTokenizer.load(read_folder(find_folder(MODEL), MODEL))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,19 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from app.src.access.principal import OPERATOR
+from app.src.benchmark.harness import Figure, Report, at_least, interleaved, main
+from app.src.demo import Demo
+from app.src.evaluation.measures import MEASURES, mean
+from app.src.evaluation.queries import read
+from app.src.evaluation.run import EvaluationRequest, Mode, Outcome
+from app.src.service.search import SearchOptions
+from app.src.settings import EmbeddingSettings, Settings
 
-from app.src.access.principal import OPERATOR  # noqa: E402
-from app.src.benchmark.harness import Figure, Report, at_least, interleaved, main  # noqa: E402  # noqa: E402
-from app.src.demo import Demo  # noqa: E402
-from app.src.evaluation.measures import MEASURES, mean  # noqa: E402
-from app.src.evaluation.queries import read  # noqa: E402
-from app.src.evaluation.run import EvaluationRequest, Mode, Outcome  # noqa: E402
-from app.src.service.search import SearchOptions  # noqa: E402
-from app.src.settings import EmbeddingSettings, Settings  # noqa: E402
-
-QUERIES = ROOT / "benchmarks" / "queries"
+QUERIES = Path(__file__).with_name("queries")
 EVERY = 5  # of the queries, one in so many is timed
 BAR = at_least(0.895)
 WAYS: tuple[Mode, ...] = ("vector", "keyword", "hybrid")

@@ -2,73 +2,58 @@
 
     python benchmarks/rest.py [PART ...] [--rounds 7] [--seconds 1.5] [--out benchmarks/results/rest.json]
 
-The server is a child process with one worker (`rest_server.py`); this process asks, on the other core, over keep-alive
-connections on loopback: prepared bytes out, answers counted and thrown away, so that asking is never the limit. CPU
-seconds are those of the whole server process, all threads, by the kernel's clock for it; they and the ratios hold on a
-shared machine too, requests a second on a quiet one only. Rounds take turns; the median counts; `disturbed` says that
-the rounds scatter because something else was running.
+The server is a child process with one worker (`--server`): the product's own application over an embedder that returns
+prepared vectors. This process asks, on the other core, over keep-alive connections on loopback: prepared bytes out,
+answers counted and thrown away. CPU seconds are those of the whole server process; they and the ratios hold on a shared
+machine too, requests a second on a quiet one only. Rounds take turns; the median counts.
 
-    small   requests a second for one short text, and CPU microseconds of each
-            >= 1,500 requests a second over /embed and over OpenAI's route, also where the service wants a key, which
-            each request then carries, counted against its rate (`with a key`)
-            beside it uvicorn alone on the same bytes (`bare`), hash:384 behind the engine's queue (`hashed`), and a
-            search that takes no time
+    small   requests a second for one short text, and CPU microseconds of each, over /embed and OpenAI's route (>= 1,500
+            a second), also where the service requires a key (`with a key`); beside it uvicorn alone (`bare`)
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import selectors
+import signal
 import socket
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import numpy as np
+import uvicorn
 
-from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
-    Figure,
-    Report,
-    at_least,
-    at_most,
-    machine,
-    main,
-)
-from app.src.benchmark.processes import announced  # noqa: E402
+from app.src.access import keys
+from app.src.api.server import serve
+from app.src.benchmark.harness import Figure, Report, at_least, at_most, machine, main
+from app.src.demo import announced
+from app.src.service.service import Service
+from app.src.settings import Settings
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8
 TEXTS, DIMENSION = 256, 384
+MODEL = f"hash:{DIMENSION}"
 MANY = 60  # requests of a round with many texts
-TARGETS = {
-    "small, embed": at_least(1500),
-    "small, embed with a key": at_least(1500),
-    "small, openai": at_least(1500),
-    "small, openai with a key": at_least(1500),
-    "forms, base64, CPU of each": at_most(1.7),
-    "forms, floats, CPU of each": at_most(4.5),
-    "forms, raw, CPU of each": at_most(0.6),
-}
+RATE = at_least(1500)
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
-
-
-# ----------------------------------------------------------------------------------------------------------- requests
-
-
 TOKEN = b"KEY-OF-THE-SERVER"  # in a request, where the server's own key goes
 
 
 def post(path: str, body: Any, accept: str = "application/json") -> bytes:
-    """The bytes of a request as clients send it: the headers of httpx, and a token."""
+    """Return the bytes of a request as clients send it: the headers of httpx, and a token."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {accept}\r\nAccept-Encoding: gzip, deflate\r\n"
@@ -78,40 +63,28 @@ def post(path: str, body: Any, accept: str = "application/json") -> bytes:
     return head.encode() + content
 
 
-def texts(count: int) -> list[str]:
-    """About 20 tokens each."""
-    return [
-        f"hydraulic pump {number}. stainless steel, DIN 933, leaks at the flange, released" for number in range(count)
-    ]
-
-
-OPENAI = {"input": "hydraulic pump leaks", "model": "stub", "encoding_format": "base64"}
+MANY_TEXTS = [f"hydraulic pump {at}. stainless steel, DIN 933, leaks at the flange, released" for at in range(TEXTS)]
+EMBED = post("/embed", {"inputs": "hydraulic pump leaks at the flange"})
+OPENAI = post("/v1/embeddings", {"input": "hydraulic pump leaks", "model": MODEL, "encoding_format": "base64"})
 SMALL = {
-    "bare": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
-    "embed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
-    "embed with a key": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
-    "hashed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
-    "openai": post("/v1/embeddings", OPENAI),
-    "openai with a key": post("/v1/embeddings", OPENAI),
-    "search": post(
-        "/v1/collections/materials/search",
-        {"query": "hydraulic pump leaks at the flange", "k": 10, "mode": "vector"},
-    ),
-    "search by vector": post("/v1/collections/materials/search", {"vector": [0.05103104] * DIMENSION, "k": 10}),
+    "bare": EMBED,
+    "embed": EMBED,
+    "embed with a key": EMBED,
+    "openai": OPENAI,
+    "openai with a key": OPENAI,
 }
 FORMS = {
-    "base64": post("/v1/embeddings", {"input": texts(TEXTS), "encoding_format": "base64"}),
-    "floats": post("/v1/embeddings", {"input": texts(TEXTS)}),
-    "embed floats": post("/embed", {"inputs": texts(TEXTS)}),
-    "raw": post("/embed", {"inputs": texts(TEXTS)}, "application/octet-stream"),
+    "base64": (post("/v1/embeddings", {"input": MANY_TEXTS, "encoding_format": "base64"}), at_most(1.7)),
+    "floats": (post("/v1/embeddings", {"input": MANY_TEXTS}), at_most(4.5)),
+    "raw": (post("/embed", {"inputs": MANY_TEXTS}, "application/octet-stream"), at_most(0.6)),
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- asking
+# --------------------------------------------------------------------------------------------------------- the clients
 
 
-class Asker:
-    """One connection that sends the same request again as soon as its answer is whole."""
+class Connection:
+    """Sends the same request again as soon as its answer is whole."""
 
     def __init__(self, address: tuple[str, int], request: bytes) -> None:
         self.socket = socket.create_connection(address)
@@ -142,24 +115,24 @@ class Asker:
 
 
 def ask(address: tuple[str, int], request: bytes, connections: int, enough: Callable[[int], bool]) -> int:
-    """Ask over so many connections until `enough`(answers so far); how many answers there were."""
+    """Ask over so many connections until `enough`(answers so far); return the number of answers."""
     answers, buffer = 0, memoryview(bytearray(1 << 20))
     with ExitStack() as held, selectors.DefaultSelector() as selector:
         for _ in range(connections):
-            asker = Asker(address, request)
-            held.enter_context(asker.socket)
-            selector.register(asker.socket, selectors.EVENT_READ, asker)
-            asker.ask()
+            connection = Connection(address, request)
+            held.enter_context(connection.socket)
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.ask()
         waiting = connections
         while waiting:
             for key, _ in selector.select():
-                asker = key.data
-                if asker.answered(buffer):
+                connection = key.data
+                if connection.answered(buffer):
                     answers += 1
                     if enough(answers):
                         waiting -= 1
                     else:
-                        asker.ask()
+                        connection.ask()
     return answers
 
 
@@ -169,33 +142,25 @@ class Server:
     address: tuple[str, int]
     key: bytes
 
-    def cpu(self) -> float:
+    def _cpu(self) -> float:
         """CPU seconds of the process so far, all threads. The number of the clock is what clock_getcpuclockid(3) makes
         of a process id on Linux (MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED in the kernel's posix-timers)."""
         return time.clock_gettime((~self.pid << 3) | 2)
 
     def measure(self, request: bytes, connections: int, enough: Callable[[int], bool]) -> tuple[float, float]:
-        """Requests a second, CPU seconds of each."""
-        request = request.replace(TOKEN, self.key)
-        before, start = self.cpu(), time.perf_counter()
-        answers = ask(self.address, request, connections, enough)
-        return answers / (time.perf_counter() - start), (self.cpu() - before) / answers
+        """Return requests a second and CPU seconds of each."""
+        before, start = self._cpu(), time.perf_counter()
+        answers = ask(self.address, request.replace(TOKEN, self.key), connections, enough)
+        return answers / (time.perf_counter() - start), (self._cpu() - before) / answers
 
 
 @contextmanager
 def serving(kind: str) -> Iterator[Server]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "rest_server.py"), kind]
-    with announced(command, ROOT) as (process, greeting):
-        host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
-        yield Server(process.pid, (host, int(port)), greeting["key"].encode())
-
-
-def for_seconds(seconds: float) -> Callable[[int], bool]:
-    end = time.perf_counter() + seconds
-    return lambda _: time.perf_counter() >= end
-
-
-# ---------------------------------------------------------------------------------------------------------- the parts
+    with tempfile.TemporaryDirectory() as folder:  # records of jobs go there
+        command = [sys.executable, str(Path(__file__).resolve()), "--server", kind]
+        with announced(command, Path(folder)) as (process, greeting):
+            host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
+            yield Server(process.pid, (host, int(port)), greeting["key"].encode())
 
 
 def small(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
@@ -203,17 +168,18 @@ def small(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     rates: dict[str, list[float]] = {name: [] for name in SMALL}
     costs: dict[str, list[float]] = {name: [] for name in SMALL}
     with ExitStack() as held:
-        servers = {kind: held.enter_context(serving(kind)) for kind in ("full", "keyed", "bare", "hashed")}
+        servers = {kind: held.enter_context(serving(kind)) for kind in ("full", "keyed", "bare")}
         for turn in range(given.rounds + 1):
             for name, request in SMALL.items():
-                server = servers["keyed" if name.endswith(" with a key") else name if name in servers else "full"]
-                rate, cost = server.measure(request, CONNECTIONS, for_seconds(given.seconds if turn else 0.5))
+                server = servers["keyed" if name.endswith(" with a key") else "bare" if name == "bare" else "full"]
+                end = time.perf_counter() + (given.seconds if turn else 0.5)
+                rate, cost = server.measure(request, CONNECTIONS, lambda _: time.perf_counter() >= end)  # noqa: B023
                 if turn:  # the first warms up
                     rates[name].append(rate)
                     costs[name].append(cost * 1e6)
     least = statistics.median(costs["bare"])
     for name in SMALL:
-        yield Figure(f"small, {name}", rates[name], "requests/s", TARGETS.get(f"small, {name}"))
+        yield Figure(f"small, {name}", rates[name], "requests/s", None if name == "bare" else RATE)
         more = {"over_bare": round(statistics.median(costs[name]) / least, 2)}
         yield Figure(f"small, {name}, CPU of each", costs[name], "µs", more=more)
 
@@ -223,13 +189,59 @@ def forms(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     costs: dict[str, list[float]] = {name: [] for name in FORMS}
     with serving("full") as product:
         for turn in range(given.rounds + 1):
-            for name, request in FORMS.items():
+            for name, (request, _) in FORMS.items():
                 _, cost = product.measure(request, 1, lambda answers: answers >= MANY)
                 if turn:
                     costs[name].append(cost * 1e3)
-    for name, spent in costs.items():
-        label = f"forms, {name}, CPU of each"
-        yield Figure(label, spent, "ms", TARGETS.get(label), more={"texts": TEXTS, "dimension": DIMENSION})
+    for name, (_, target) in FORMS.items():
+        more = {"texts": TEXTS, "dimension": DIMENSION}
+        yield Figure(f"forms, {name}, CPU of each", costs[name], "ms", target, more=more)
+
+
+# ---------------------------------------------------------------------------------------------------------- the server
+
+
+def product(keyed: bool) -> None:
+    """Run `owl-sap serve`, whose embedder returns the same random unit vectors for all texts, past the queue."""
+    settings: dict[str, Any] = {"store": {"kind": "local", "path": "vectors"}, "embedding": {"model": MODEL}}
+    key = "x" * 43
+    if keyed:
+        file = Path("keys.json").absolute()
+        settings["access"] = {"keys": file}
+        _, key = keys.create(file, keys.Grant("rest", ("admin",), rate="100000000/day", concurrency=10_000))
+    found = np.random.default_rng(1).standard_normal((TEXTS, DIMENSION))
+    vectors = (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+    def embed(texts: Sequence[str], **_: Any) -> Any:
+        return vectors[: len(texts)]
+
+    def embed_later(texts: Sequence[str], *, counted: Callable[[list[int]], None] | None = None, **_: Any) -> Any:
+        if counted is not None:
+            counted([4] * len(texts))
+        done: Future[Any] = Future()
+        done.set_result(embed(texts))
+        return done
+
+    with contextlib.closing(Service(Settings.model_validate(settings))) as service:
+        embedder = service.parts.embedder
+        embedder.embed, embedder.embed_later = embed, embed_later  # type: ignore[method-assign]
+        serve(service, "127.0.0.1", 0, lambda url: print(json.dumps({"url": url, "key": key}), flush=True))
+
+
+async def two_bytes(scope: Any, receive: Any, send: Any) -> None:
+    """Read a request and answer it with two bytes: no application on this server can cost less."""
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-length", b"2"), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"[]"})
+
+
+def bare() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(two_bytes, log_level="warning", access_log=False, lifespan="off")
+    print(json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}", "key": "x" * 43}), flush=True)
+    uvicorn.Server(config).run([listening])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -238,4 +250,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main("rest", __doc__ or "", {"small": small, "forms": forms}, add_options)
+    if "--server" in sys.argv:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if sys.argv[-1] == "bare":
+            bare()
+        else:
+            product(keyed=sys.argv[-1] == "keyed")
+    else:
+        main("rest", __doc__ or "", {"small": small, "forms": forms}, add_options)

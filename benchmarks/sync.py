@@ -12,8 +12,6 @@ marked `disturbed`: other work was running.
     unchanged  a sync of unchanged rows, over a bare keyset scan of the same columns  <= 2.5 local, <= 3.5 in HANA
     memory     how much more a process needs for a sync of all rows than of a tenth of them             < 100 MB
     one        seconds of a sync by watermark that finds one changed row among all                            < 1
-    readers    two readers over one, of unchanged rows and of a first sync; predicted: 0.9 and no gain on 2 cores
-    methods    full comparison with hashes made by the server, and rowid, over the ordinary full comparison
 """
 
 from __future__ import annotations
@@ -27,36 +25,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from app.src.benchmark.harness import (  # noqa: E402
+from app.src.benchmark.harness import (
     Figure,
-    Part,
     Report,
     Work,
     at_least,
     at_most,
     interleaved,
-    machine,
     main,
     wall,
 )
-from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator  # noqa: E402
-from app.src.benchmark.workloads import material_text  # noqa: E402
-from app.src.core.engine import EmbeddingEngine  # noqa: E402
-from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
-from app.src.service.wiring import EngineEmbedder  # noqa: E402
-from connector.hana.source import HanaSource  # noqa: E402
-from connector.model import ChangeSpec, CollectionSpec  # noqa: E402
-from connector.stores.hana.store import HanaStore  # noqa: E402
-from connector.stores.local.store import LocalStore  # noqa: E402
-from connector.stores.store import VectorStore  # noqa: E402
-from connector.sync.run import Ends, SyncOptions, SyncReport, sync  # noqa: E402
+from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator
+from app.src.benchmark.workloads import material_text
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
+from app.src.service.wiring import EngineEmbedder
+from connector.hana.source import HanaSource
+from connector.model import ChangeSpec, CollectionSpec
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 # Names in statements are this file's own.
 # ruff: noqa: S608
@@ -144,9 +137,6 @@ def scene(model: str) -> Iterator[Scene]:
         engine = held.enter_context(load_engine(EngineOptions(model, device="cpu")))
         emulator = held.enter_context(MaterialsInEmulator(folder))
         yield Scene(emulator, folder, engine, held)
-
-
-# ---------------------------------------------------------------------------------------------------------- the parts
 
 
 def overlap(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
@@ -250,54 +240,12 @@ def one(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
             yield figure("one", kind, took, "s", rows=rows)
 
 
-def methods(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Syncs of unchanged rows by other change methods, over the full comparison; local store."""
-    ways = {"full": FULL, "server hash": ChangeSpec(hash="server"), "rowid": ChangeSpec(method="rowid")}
-    with scene(HASHING) as stage:
-        again = {name: stage.synced("local", given.rows, changes) for name, changes in ways.items()}
-        works = {name: (lambda run=run: run().seconds) for name, run in again.items()}
-        rounds = interleaved(works, given.rounds, warm=0)
-    for name in list(ways)[1:]:
-        yield rounds.ratio(f"methods, {name}", name, "full", rows=given.rows)
-
-
-def readers(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Two readers over one, of unchanged rows and of first syncs of half as many; local store."""
-    rows = given.rows
-    with scene(HASHING) as stage:
-        spec, ends = stage.spec(rows), stage.ends("local")
-        sync(spec, ends, OPTIONS)
-
-        def again(count: int) -> float:
-            return sync(spec, ends, replace(OPTIONS, readers=count)).seconds
-
-        def first(count: int) -> float:
-            return sync(stage.spec(rows // 2), stage.ends("local"), replace(OPTIONS, readers=count)).seconds
-
-        kinds = {"unchanged": again, "first": first}
-        works = {f"{name} {count}": lambda w=work, c=count: w(c) for name, work in kinds.items() for count in (1, 2)}
-        rounds = interleaved(works, given.rounds)
-    for name in kinds:
-        yield rounds.ratio(f"readers, {name}", f"{name} 2", f"{name} 1", rows=rows)
-
-
 def figure(part: str, kind: str, rounds: Sequence[float], unit: str, **more: Any) -> Figure:
     name = f"{part}, {kind}"
     return Figure(name, rounds, unit, TARGETS.get(name, TARGETS.get(part)), more=more)
 
 
-def with_source(part: Part) -> Part:
-    """Add to the report where the rows came from, and how many at a time."""
-
-    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        report.machine |= machine(("hdbcli", "sqlglot")) | {"source": "the emulator, a child process on the same cores"}
-        report.options |= {"page_rows": OPTIONS.page_rows, "window": OPTIONS.window}
-        yield from part(given, report)
-
-    return run
-
-
-PARTS = {part.__name__: with_source(part) for part in (overlap, rate, unchanged, memory, one, methods, readers)}
+PARTS = {part.__name__: part for part in (overlap, rate, unchanged, memory, one)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ EXAMPLES_MAX = 10
 SLOW_NAMES = frozenset(
     {
         *("subprocess", "Popen", "create_subprocess_exec", "multiprocessing", "fork", "posix_spawn", "start_process"),
+        *("PeerProcess", "StdioServerParameters", "StdioTransport"),
         *("uvicorn", "serve_forever", "sync_playwright", "SentenceTransformer", "sentence_transformers"),
         *("find_folder", "all-MiniLM-L6-v2", "cross_encoder_folder"),
     }
@@ -31,6 +32,7 @@ OWN_FILES = (
     "conftest.py",
     "hana_emulator/tests/",
     "hana_emulator/hana_emulator/testing.py",
+    "hana_emulator/hana_emulator/pytest_plugin.py",
     "owl_sap_client/tests/",
 )
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"})

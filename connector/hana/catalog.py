@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -115,13 +116,14 @@ def tables(
     an unknown schema.
     """
     doing = _LISTING
-    pattern = f"%{_escaped(text)}%"
+    escaped = re.sub(r"([\\%_])", r"\\\1", text)
+    pattern = f"%{escaped}%"
     last = (pattern, pattern, limit, offset)
     found = (
         pool.read(_OF_ALL, last, doing=doing) if schema is None else pool.read(_OF_SCHEMA, (schema, *last), doing=doing)
     )
-    if schema is not None and not found:
-        _check_schema(pool, schema)
+    if schema is not None and not found and (missing := _no_schema(pool, schema)):
+        raise UnknownTable(missing)
     columns: dict[tuple[str, str], int] = {}
     rows: dict[tuple[str, str], int] = {}
     for place in dict.fromkeys(row[0] for row in found):
@@ -193,13 +195,6 @@ def _numbers(pool: HanaPool, sql: str, schema: str, names: Sequence[str]) -> dic
     return numbers
 
 
-def _escaped(text: str) -> str:
-    """For LIKE ... ESCAPE '\\'."""
-    for char in "\\%_":
-        text = text.replace(char, "\\" + char)
-    return text
-
-
 def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
     """Return the unique constraints and indexes over NOT NULL columns (NULL may occur twice), fewest columns first."""
     place = (table.ref.schema, table.ref.name)
@@ -244,11 +239,6 @@ def _unknown(pool: HanaPool, ref: TableRef) -> str:
         or " If it exists, the user lacks SELECT on it: `owl-sap grants` prints the GRANT."
     )
     return f"{ref}: schema {ref.schema!r} has no table or view {ref.name!r} that this user can see.{hint}"
-
-
-def _check_schema(pool: HanaPool, schema: str) -> None:
-    if missing := _no_schema(pool, schema):
-        raise UnknownTable(missing)
 
 
 def _no_schema(pool: HanaPool, schema: str) -> str:

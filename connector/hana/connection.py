@@ -55,33 +55,12 @@ def quote(identifier: str) -> str:
 # -------------------------------------------------------------------------------------------------------- the driver
 
 
-class DriverCursor(Protocol):
-    """The part of a DB-API cursor that we use."""
-
-    rowcount: int
-
-    def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
-    def executemany(self, sql: str, rows: Any, /) -> Any: ...
-    def fetchall(self) -> Sequence[Any]: ...
-
-
-class DriverConnection(Protocol):
-    """The part of a DB-API connection that we use."""
-
-    def cursor(self) -> DriverCursor: ...
-    def setautocommit(self, auto: bool, /) -> Any: ...
-    def commit(self) -> Any: ...
-    def rollback(self) -> Any: ...
-    def cancel(self) -> Any: ...
-    def close(self) -> Any: ...
-
-
 class Driver(Protocol):
-    """hdbcli.dbapi, or a test's own. Its errors carry `errorcode` and `errortext`."""
+    """hdbcli.dbapi (DB-API), or a test's own. Its errors carry `errorcode` and `errortext`."""
 
     Error: type[Exception]
 
-    def connect(self, **properties: Any) -> DriverConnection: ...
+    def connect(self, **properties: Any) -> Any: ...
 
 
 def load_driver() -> Driver:
@@ -140,8 +119,8 @@ class ConnectionOptions:
         waits for ever. `reconnect` is off because a silent reconnect loses the transaction.
         """
         properties: dict[str, str | int] = {
-            "encrypt": _flag(self.encrypt),
-            "sslValidateCertificate": _flag(self.validate_certificate),
+            "encrypt": str(self.encrypt).lower(),
+            "sslValidateCertificate": str(self.validate_certificate).lower(),
             "connectTimeout": str(round(self.connect_timeout * 1000)),
             "communicationTimeout": str(round(self.communication_timeout * 1000)),
             "reconnect": "false",
@@ -165,10 +144,6 @@ class ConnectionOptions:
             raise ConnectionMisconfigured(f"`trust_store` names a file that does not exist: {self.trust_store}")
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
 # --------------------------------------------------------------------------------------------------------- a session
 
 
@@ -181,13 +156,11 @@ class Session:
 
     CURSORS = 24
 
-    def __init__(
-        self, driver: Driver, connection: DriverConnection, on_statement: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, driver: Driver, connection: Any, on_statement: Callable[[str], None] | None) -> None:
         self._driver = driver
         self._connection = connection
         self._on_statement = on_statement
-        self._cursors: OrderedDict[str, DriverCursor] = OrderedDict()
+        self._cursors: OrderedDict[str, Any] = OrderedDict()
         self.broken = False  # True: the connection must not be used again
         self.last_used = time.monotonic()
 
@@ -198,7 +171,7 @@ class Session:
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
         """Return the number of affected rows (-1 when the driver does not say)."""
-        return self._run(sql, parameters, doing).rowcount
+        return int(self._run(sql, parameters, doing).rowcount)
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
         """Execute once per row of parameters, in as few packets as possible.
@@ -210,24 +183,22 @@ class Session:
         if not rows:
             return
         cursor = self._cursor(sql, doing)
-        self._announce(sql)
+        if self._on_statement:
+            self._on_statement(sql)
         self._call(doing, lambda: cursor.executemany(sql, rows))
 
-    def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> DriverCursor:
+    def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> Any:
         # Without parameters nothing is prepared, so all such statements share one cursor.
         cursor = self._cursor(sql if parameters else "", doing)
-        self._announce(sql)
+        if self._on_statement:
+            self._on_statement(sql)
         if parameters:
             self._call(doing, lambda: cursor.execute(sql, tuple(parameters)))
         else:
             self._call(doing, lambda: cursor.execute(sql))
         return cursor
 
-    def _announce(self, sql: str) -> None:
-        if self._on_statement:
-            self._on_statement(sql)
-
-    def _cursor(self, purpose: str, doing: str) -> DriverCursor:
+    def _cursor(self, purpose: str, doing: str) -> Any:
         cursor = self._cursors.pop(purpose, None)
         if cursor is None:
             full = len(self._cursors) >= self.CURSORS
@@ -326,7 +297,9 @@ class HanaPool:
         self._closed = False
         self._changed = threading.Condition()
         self._held = threading.local()
-        self._login = _Login(options, lambda session: self._prepare(session))
+        self._login = threading.Lock()
+        self._failed: tuple[float, ConnectorError] | None = None
+        self._refused: ConnectorError | None = None
 
     def __enter__(self) -> HanaPool:
         return self
@@ -346,7 +319,7 @@ class HanaPool:
 
     def allow_login(self) -> None:
         """Allow another login attempt after a refused one."""
-        self._login.refused = None
+        self._refused = None
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -417,7 +390,7 @@ class HanaPool:
             if session is not None and not self._alive(session):
                 session.close()
                 session = None
-            return session or self._login.connect(self._load_driver(), self.on_statement)
+            return session or self._connect()
         except BaseException:
             self._forget()
             raise
@@ -467,66 +440,42 @@ class HanaPool:
             self._open -= 1
             self._changed.notify()
 
-    def _load_driver(self) -> Driver:
-        if self._driver is None:
-            self._driver = load_driver()
-        return self._driver
-
-    def _prepare(self, session: Session) -> None:
-        if self.options.schema:
-            session.execute(f"SET SCHEMA {quote(self.options.schema)}", doing="setting `schema` as current schema")
-
-
-class _Login:
-    """Connects one thread at a time, so that a wrong password is sent once. A thread that waited while another's
-    attempt failed gets that error instead of trying again.
-    """
-
-    def __init__(self, options: ConnectionOptions, prepare: Callable[[Session], None]) -> None:
-        self._options = options
-        self._prepare = prepare
-        self._turn = threading.Lock()
-        self._failed: tuple[float, ConnectorError] | None = None
-        self.refused: ConnectorError | None = None
-
-    def connect(self, driver: Driver, on_statement: Callable[[str], None] | None) -> Session:
+    def _connect(self) -> Session:
+        """Connect one thread at a time, so that a wrong password is sent once. A thread that waited while another's
+        attempt failed gets that error instead of trying again."""
         asked = time.monotonic()
-        with self._turn:
-            if self.refused:
-                raise _again(self.refused)
-            if self._failed and self._failed[0] >= asked:
-                raise _again(self._failed[1])
+        with self._login:
+            known = self._refused or (self._failed[1] if self._failed and self._failed[0] >= asked else None)
+            if known:  # a copy: one exception object must not be raised in two threads
+                raise make(type(known), str(known), getattr(known, "code", 0))
             try:
-                return self._attempt(driver, on_statement)
+                return self._log_in()
             except ConnectorError as error:
                 self._failed = (time.monotonic(), error)
                 if isinstance(error, LoginRefused):
-                    self.refused = error
+                    self._refused = error
                 raise
 
-    def _attempt(self, driver: Driver, on_statement: Callable[[str], None] | None) -> Session:
-        doing = f"connecting to {self._options.place}"
-        self._options.check_trust_store()
-        connection: DriverConnection | None = None
+    def _log_in(self) -> Session:
+        driver = self._driver = self._driver or load_driver()
+        doing = f"connecting to {self.options.place}"
+        self.options.check_trust_store()
+        connection: Any = None
         failure: ConnectorError | None = None
         try:
-            connection = driver.connect(**self._options.properties())
+            connection = driver.connect(**self.options.properties())
         except driver.Error as error:
             failure = _mapped(error, doing)
         if connection is None:
             raise (failure or Unreachable(f"{doing}: the driver gave no connection")) from None
-        session = Session(driver, connection, on_statement)
+        session = Session(driver, connection, self.on_statement)
         try:
-            self._prepare(session)
+            if self.options.schema:
+                session.execute(f"SET SCHEMA {quote(self.options.schema)}", doing="setting `schema` as current schema")
         except BaseException:
             session.close()
             raise
         return session
-
-
-def _again(error: ConnectorError) -> ConnectorError:
-    """Return a copy: one exception object must not be raised in two threads."""
-    return make(type(error), str(error), getattr(error, "code", 0))
 
 
 # ------------------------------------------------------------------------------------------------ what HANA can do
@@ -542,27 +491,18 @@ class HanaFeatures:
     cloud_version: str | None = None
 
     @classmethod
-    def cloud(cls, cloud_version: str = "2025.15.0") -> HanaFeatures:
-        """Return those of a HANA Cloud: REAL_VECTOR since 2024.2, HALF_VECTOR since 2025.15."""
-        year, quarter = (int(part) for part in cloud_version.split(".")[:2])
-        return cls((year, quarter) >= (2024, 2), (year, quarter) >= (2025, 15), "4.00.000.00", cloud_version)
-
-    @classmethod
-    def on_premise(cls, version: str = "2.00.076.00") -> HanaFeatures:
-        return cls(real_vector=False, half_vector=False, version=version)
-
-    @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
         """Ask the server. The types decide; a version that the user may not see is left empty."""
         doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
-        cloud = _version(pool, "SELECT CLOUD_VERSION FROM SYS.M_DATABASE", doing)
-        return cls(
-            real_vector="REAL_VECTOR" in types,
-            half_vector="HALF_VECTOR" in types,
-            version=_version(pool, "SELECT VERSION FROM SYS.M_DATABASE", doing) or "",
-            cloud_version=cloud or None,
-        )
+        versions = []
+        for column in ("CLOUD_VERSION", "VERSION"):
+            try:
+                rows = pool.read(f"SELECT {column} FROM SYS.M_DATABASE", doing=doing)  # noqa: S608 - one of these two
+            except (UnknownColumn, PermissionRefused):
+                rows = []
+            versions.append(str(rows[0][0] or "") if rows else "")
+        return cls("REAL_VECTOR" in types, "HALF_VECTOR" in types, versions[1], versions[0] or None)
 
 
 def utc_now(pool: HanaPool) -> datetime:
@@ -570,11 +510,3 @@ def utc_now(pool: HanaPool) -> datetime:
     ((moment,),) = pool.read("SELECT CURRENT_UTCTIMESTAMP FROM DUMMY", doing="asking HANA for the time")
     found: datetime = moment
     return found.replace(tzinfo=UTC)
-
-
-def _version(pool: HanaPool, sql: str, doing: str) -> str | None:
-    try:
-        rows = pool.read(sql, doing=doing)
-    except (UnknownColumn, PermissionRefused):
-        return None
-    return str(rows[0][0]) if rows and rows[0][0] is not None else None

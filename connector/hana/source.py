@@ -1,8 +1,11 @@
-"""Read rows of a HANA table or view, page by page in key order (keyset paging, never OFFSET)."""
+"""Read rows of a HANA table or view, page by page in key order (keyset paging, never OFFSET), and changes: a range of a
+watermark column, a token for every row, the log that triggers fill.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from sys import getsizeof
@@ -11,6 +14,8 @@ from typing import Any
 from connector.errors import (
     ConfigurationError,
     ConnectorError,
+    LogMissing,
+    NoKey,
     Overloaded,
     SchemaChanged,
     StatementFailed,
@@ -18,11 +23,12 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import catalog
-from connector.hana.capture import HanaCapture
-from connector.hana.connection import HanaPool, Rows, utc_now
+from connector.hana.change_log import FIND_TRIGGERS, ID, log_gap
+from connector.hana.connection import HanaPool, Rows, Session, quote, utc_now
 from connector.hana.privileges import granted, selecting
-from connector.hana.statement import Statement, check_unique, with_bytes
-from connector.model import Key, KeyRange, Query, Row, Table, TableRef
+from connector.hana.statement import Statement, check_unique, place, with_bytes
+from connector.hana.watermarks import watermark
+from connector.model import Column, Key, KeyRange, LogEntry, Passed, Query, Row, RowIds, Span, Table, TableRef, Token
 from connector.protocols import Capture
 
 _SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the error is in the operator's `where`
@@ -30,6 +36,9 @@ SMALLEST_PAGE = 16  # rows; below this, smaller pages no longer help a HANA that
 PAGE_BYTES = 16 << 20  # read at once, about; pages of large rows have fewer rows
 _ROW_BYTES = 1000  # of a row beside its values: objects around them
 _SAMPLE = 16
+_ROWID = '"$rowid$"'
+_TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+Read = Callable[[Query, str, Sequence[Any], str], Rows]  # query, SQL, parameters, what is being done
 
 
 class HanaSource:
@@ -138,3 +147,192 @@ def size_of_rows(rows: Sequence[Row]) -> int:
 
 def _rows_that_fit(page: Sequence[Row]) -> int:
     return max(SMALLEST_PAGE, len(page) * PAGE_BYTES // max(1, size_of_rows(page)))
+
+
+class HanaCapture:
+    """`protocols.Capture` over a pool. Thread-safe; nothing is held between pages."""
+
+    def __init__(self, pool: HanaPool, read: Read) -> None:
+        self._pool = pool
+        self._read = read
+
+    def table_id(self, table: TableRef) -> int | None:
+        found = self._table(table)
+        return None if found is None else int(found[0])
+
+    def _table(self, table: TableRef) -> Sequence[Any] | None:
+        found = self._pool.read(_TABLE, (table.schema, table.name), doing=f"looking up {table}")
+        return found[0] if found else None
+
+    # -------------------------------------------------------------------------------------------------- watermark
+
+    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
+        """Each page is one statement that begins after the last row of the page before."""
+        statement, mark = Statement(query), watermark(span.column, query.table)
+        name = quote(span.column.name)
+        start = statement.select_with(mark.selected.format(name))
+        order = f" ORDER BY {name},{statement.key_list} LIMIT ?"
+        upto, after, key = mark.bind(span.upto), span.after, span.key
+        pages = _Pages(size)
+        while not pages.ended:
+            behind, parameters = statement.behind(name, mark.bound, mark.bind(after), key)
+            sql = f"{start}{statement.where(f'{behind} AND {name} <= {mark.bound}')}{order}"
+            found = pages.next(self._reading(query, sql, (*parameters, upto), "reading the changes of"))
+            rows = [statement.row(values[:-1]) for values in found]
+            places = [
+                (after, key),
+                *((mark.text(values[-1]), row.key) for values, row in zip(found, rows, strict=True)),
+            ]
+            if any(one == other for one, other in pairwise(places)):
+                raise NoKey(f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}")
+            if rows:
+                after, key = mark.text(found[-1][-1]), rows[-1].key
+                yield Passed(rows, after)
+
+    def highest(self, query: Query, column: Column) -> str | None:
+        statement, mark = Statement(query), watermark(column, query.table)
+        sql = statement.of_all(f"MAX({quote(column.name)})")
+        ((value,),) = self._read(query, sql, (), "looking for the latest change of")
+        return None if value is None else mark.text(value)
+
+    # ----------------------------------------------------------------------------------------------------- tokens
+
+    def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
+        statement = Statement(query if values else Query(query.table, query.key, (), query.where))
+        start = statement.select_with(_tokened(query, token))
+        last: Key | None = None
+        pages = _Pages(size)
+        while not pages.ended:
+            condition, parameters = ("", ()) if last is None else statement.after(last)
+            sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
+            try:
+                found = pages.next(self._reading(query, sql, parameters, "reading tokens of"))
+            except (UnknownColumn, StatementFailed) as error:
+                raise _no_token(query.table, token, error) from None
+            rows = [_with_token(statement.row(row[:-1]), row[-1], values) for row in found]
+            check_unique(query, last, rows, None)
+            if rows:
+                last = rows[-1].key
+                yield rows
+
+    def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
+        statement = Statement(query)
+        found: list[Row] = []
+        for sql, parameters in statement.lookups(statement.select_with(_tokened(query, token)), keys):
+            rows = self._read(query, sql, parameters, "reading rows of")
+            found += [_with_token(statement.row(row[:-1]), row[-1], values=True) for row in rows]
+        return found
+
+    def row_ids(self, query: Query) -> RowIds:
+        found = self._table(query.table)
+        if found is None or found[1] != "TRUE":
+            raise _no_row_ids(query.table)
+        statement = Statement(Query(query.table, query.key, ()))
+        sql = statement.of_all(f"MAX({_ROWID}),COUNT(*)")
+        try:
+            ((highest, rows),) = self._read(query, sql, (), "looking at the row ids of")
+        except UnknownColumn:
+            raise _no_row_ids(query.table) from None
+        return RowIds(int(highest or 0), int(rows))
+
+    # -------------------------------------------------------------------------------------------------------- log
+
+    def check_log(self, query: Query, log: TableRef) -> None:
+        columns = self._pool.read(catalog.FIND_COLUMNS, (log.schema, log.name), doing=f"looking up {log}")
+        doing = f"looking up the triggers of {query.table}"
+        triggers = self._pool.read(FIND_TRIGGERS, (query.table.schema, query.table.name), doing=doing)
+        if gap := log_gap(query, log, {str(row[0]) for row in columns}, triggers):
+            raise LogMissing(gap)
+
+    def log_length(self, log: TableRef) -> int:
+        sql = f"SELECT COUNT(*) FROM {place(log)}"  # noqa: S608 - the name is quoted
+        with _there():
+            ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
+        return int(rows)
+
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
+        names = ",".join(map(quote, query.key))
+        sql = f"SELECT {quote(ID)},{names} FROM {place(log)} WHERE {quote(ID)} > ? ORDER BY {quote(ID)} LIMIT ?"  # noqa: S608
+        with _there():
+            found = self._pool.read(sql, (after, size), doing=f"reading {log}")
+        return [LogEntry(int(row[0]), tuple(row[1:])) for row in with_bytes(found)]
+
+    def forget(self, log: TableRef, ids: Sequence[int]) -> None:
+        sql = f"DELETE FROM {place(log)} WHERE {quote(ID)} = ?"  # noqa: S608
+
+        def delete(session: Session) -> None:
+            session.execute_many(sql, [(number,) for number in ids], doing=f"taking entries off {log}")
+
+        if ids:
+            with _there():
+                self._pool.in_transaction(delete, doing=f"taking entries off {log}")
+
+    def _reading(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Callable[[int], Rows]:
+        return lambda limit: self._read(query, sql, (*parameters, limit), doing)
+
+
+@contextmanager
+def _there() -> Iterator[None]:
+    """Turn errors about a log that existed a moment ago into LogMissing."""
+    try:
+        yield
+    except (UnknownTable, UnknownColumn) as error:
+        raise LogMissing(f"the change log disappeared while it was read: {error}") from None
+
+
+class _Pages:
+    """Read pages, smaller ones while HANA is short of memory."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._count = size
+        self.ended = False
+
+    def next(self, read: Callable[[int], Rows]) -> Rows:
+        while True:
+            try:
+                rows = read(self._count)
+            except Overloaded:
+                if self._count <= SMALLEST_PAGE:
+                    raise
+                self._count = max(self._count // 2, SMALLEST_PAGE)
+                continue
+            self.ended = len(rows) < self._count
+            self._count = min(self._size, self._count * 2)
+            return rows
+
+
+def _tokened(query: Query, token: Token) -> str:
+    return _ROWID if token == "rowid" else hashed(query)
+
+
+def hashed(query: Query) -> str:
+    """Return SQL for one SHA-256 over the query's columns without its key. Each column adds its length and its text, so
+    that different rows never give the same bytes; NULL has a length of its own."""
+    parts: list[str] = []
+    for column in dict.fromkeys(query.columns):
+        text = f"TO_NVARCHAR({quote(column)})"
+        parts.append(f"TO_BINARY(COALESCE(TO_NVARCHAR(LENGTH({text})) || ':', '-'))")
+        parts.append(f"TO_BINARY(COALESCE({text}, ''))")
+    return f"HASH_SHA256({', '.join(parts)})"
+
+
+def _with_token(row: Row, token: Any, values: bool) -> Row:
+    data = token.to_bytes(8, "big") if isinstance(token, int) else bytes(token or b"")
+    return Row(row.key, row.values if values else {}, data)
+
+
+def _no_token(table: TableRef, token: Token, error: Exception) -> Exception:
+    if token == "rowid" and isinstance(error, UnknownColumn) and "rowid" in str(error):
+        return _no_row_ids(table)
+    if token == "hash" and isinstance(error, StatementFailed):
+        return ConfigurationError(
+            f'`changes.hash`: HANA cannot hash the rows of {table}; use hash = "client", the default. {error}'
+        )
+    return error
+
+
+def _no_row_ids(table: TableRef) -> ConfigurationError:
+    return ConfigurationError(
+        f'`changes.method`: {table} has no "$rowid$": only column tables have it; '
+        'use method = "full" with hash = "server"'
+    )

@@ -1,5 +1,6 @@
-"""One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA or
-SQLite (`filter_sql`), or evaluated here in Python. Names are always checked. Knows no SQL.
+"""One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA (in the
+shapes of langchain-hana's HanaDB) or SQLite (over its JSON functions), or evaluated in Python. Values are always
+parameters; the parser checks names.
 
     {"MTART": "FERT"}                              equal; several fields in one object: all of them
     {"PRIO": {"$gte": 2}}                          $eq $ne $lt $lte $gt $gte, one operator per field
@@ -23,13 +24,13 @@ from __future__ import annotations
 
 import math
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from connector.errors import BadFilter
 from connector.model import Filter
@@ -42,10 +43,7 @@ MAX_OPERANDS = 10_000
 MAX_TEXT = 5000
 """Characters; NVARCHAR's limit in HANA."""
 LONGEST_PIECE = 100
-"""Characters between two % of a pattern that a search may try at each place of a text. Longer pieces are found in other
-ways, which know no _: so this is also the most characters of a pattern's pieces with _ between two %."""
-
-T = TypeVar("T")
+"""Characters of a pattern from one % to the next: a database compares them at each place of a text."""
 
 
 # -------------------------------------------------------------------------------------------------------- the tree
@@ -61,52 +59,13 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """`value` is a bool, a finite float, a str, or 'YYYY-MM-DD' for a date."""
-
-    kind: Kind
-    value: bool | float | str
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """`operator` is one of = <> < <= > >=."""
+class Term:
+    """One comparison. `values`: bool, finite float, str, or 'YYYY-MM-DD' for a date, all of one kind; () for null."""
 
     field: str
     operator: str
-    operand: Operand
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    field: str
-    low: Operand
-    high: Operand
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    field: str
-    operands: tuple[Operand, ...]
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class IsNull:
-    field: str
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    field: str
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Contains:
-    field: str
-    phrase: str
+    values: tuple[bool | float | str, ...]
+    kind: Kind = Kind.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +85,6 @@ class Guarded:
     where: Term | Group | None
 
 
-Term = Compare | Between | OneOf | IsNull | Like | Contains
 Condition = Term | Group | Guarded
 
 
@@ -139,23 +97,13 @@ def terms(condition: Condition) -> Iterator[Term]:
             yield from terms(within)
             if where is not None:
                 yield from terms(where)
-        case _:
+        case Term():
             yield condition
-
-
-def kind_of(term: Term) -> Kind:
-    match term:
-        case Compare(operand=operand) | Between(low=operand):
-            return operand.kind
-        case OneOf(operands=operands):
-            return operands[0].kind
-        case _:
-            return Kind.TEXT
 
 
 def not_comparable(condition: Condition) -> BadFilter:
     """Return the error for a stored value that cannot be read as the filter's type."""
-    typed = {f"{term.field} as {kind_of(term).value}" for term in terms(condition) if kind_of(term) is not Kind.TEXT}
+    typed = {f"{term.field} as {term.kind.value}" for term in terms(condition) if term.kind is not Kind.TEXT}
     return BadFilter(
         f"the filter compares {', '.join(sorted(typed)) or 'a field'}, but some stored values cannot be read so: "
         "give a value of the type that is stored (text in quotes, numbers without)"
@@ -167,9 +115,6 @@ def not_comparable(condition: Condition) -> BadFilter:
 _COMPARISONS = {"$eq": "=", "$ne": "<>", "$lt": "<", "$lte": "<=", "$gt": ">", "$gte": ">="}
 _GROUPS = {"$and": "AND", "$or": "OR"}
 _FIELD_OPERATORS = (*_COMPARISONS, "$in", "$nin", "$between", "$like", "$contains")
-_OPERATORS = (*_FIELD_OPERATORS, *_GROUPS)
-_LIKENED = 130
-"""Characters of a wrong name that are compared with known ones: a body may have one of megabytes."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
 
 
@@ -192,33 +137,15 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
     if within is None:
         return asked
     seen = parse(within, names)
-    if seen is None or any(kind_of(term) is not Kind.TEXT for term in terms(seen)):
-        raise ValueError("what may be seen is told by comparisons with texts, at least one: no other is safe")
+    if seen is None or any(term.kind is not Kind.TEXT for term in terms(seen)):
+        raise ValueError("a row filter compares texts, at least one: no other comparison is safe")
     return Guarded(seen, asked)
 
 
-def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list[str]:
-    """Return the metadata names that a filter compares; `names` as for `parse`. Raises BadFilter."""
+def compared(where: Filter | None, names: Mapping[str, str] | None = None) -> list[Term]:
+    """Return the comparisons of a filter; arguments and errors as `parse`."""
     condition = parse(where, names)
-    return [] if condition is None else [term.field for term in terms(condition)]
-
-
-def texts_compared(where: Filter | None, names: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield each text that a filter compares with its metadata name, without patterns and phrases. Raises BadFilter."""
-    condition = parse(where, names)
-    for term in () if condition is None else terms(condition):
-        match term:
-            case Compare(operand=operand):
-                operands: tuple[Operand, ...] = (operand,)
-            case Between(low=low, high=high):
-                operands = low, high
-            case OneOf(operands=several):
-                operands = several
-            case _:
-                operands = ()
-        yield from (
-            (term.field, each.value) for each in operands if each.kind is Kind.TEXT and isinstance(each.value, str)
-        )
+    return [] if condition is None else list(terms(condition))
 
 
 class _Parser:
@@ -242,7 +169,15 @@ class _Parser:
         self._terms += 1
         if self._terms > MAX_TERMS:
             raise _bad(here, f"more than {MAX_TERMS} conditions")
-        return self._term(self._field(key, here), value, here)
+        field, operator = self._names.get(key, key), "$eq"
+        if _NAME.fullmatch(field) is None:
+            raise _bad(here, "a field name has up to 127 letters, digits and _, no digit first")
+        if isinstance(value, Mapping) and "type" not in value:
+            if len(value) != 1:
+                raise _bad(here, "one operator per field: join several with $and, or use $between")
+            operator, value = next(iter(value.items()))
+            here = f"{here}.{str(operator)[:40]}"
+        return self._term(field, operator, value, here)
 
     def _group(self, key: str, value: Any, here: str, depth: int) -> Term | Group:
         if key in _FIELD_OPERATORS:
@@ -256,113 +191,70 @@ class _Parser:
         parts = tuple(self.object(part, f"{here}[{index}]", depth + 1) for index, part in enumerate(value))
         return parts[0] if len(parts) == 1 else Group(_GROUPS[key], parts)
 
-    def _field(self, key: str, here: str) -> str:
-        name = self._names.get(key, key)
-        if _NAME.fullmatch(name) is None:
-            near = get_close_matches(key[:_LIKENED], list(self._names), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise _bad(here, f"a field name has up to 127 letters, digits and _, no digit first{hint}")
-        return name
-
-    def _term(self, field: str, value: Any, here: str) -> Term:
-        if not isinstance(value, Mapping) or "type" in value:
-            return self._compare(field, "$eq", value, here)
-        if len(value) != 1:
-            raise _bad(here, "one operator per field: join several with $and, or use $between")
-        operator, operand = next(iter(value.items()))
-        return self._operation(field, operator, operand, f"{here}.{str(operator)[:40]}")
-
-    def _operation(self, field: str, operator: Any, value: Any, here: str) -> Term:
-        match operator:
-            case str() if operator in _COMPARISONS:
-                return self._compare(field, operator, value, here)
-            case "$in" | "$nin":
-                return OneOf(field, self._operands_of(value, here), operator == "$nin")
-            case "$between":
-                ends = self._operands_of(value, here)
-                if len(ends) != 2 or ends[0].kind is Kind.BOOLEAN:
-                    raise _bad(here, "takes two numbers, texts or dates: [lowest, highest]")
-                return Between(field, ends[0], ends[1])
-            case "$like":
-                return Like(field, self._pattern(value, here))
-            case "$contains":
-                return Contains(field, self._text(value, here, empty=False))
-            case _:
-                raise _unknown_operator(here, operator)
-
-    def _compare(self, field: str, operator: str, value: Any, here: str) -> Term:
+    def _term(self, field: str, operator: Any, value: Any, here: str) -> Term:
+        if operator not in _FIELD_OPERATORS:
+            raise _unknown_operator(here, operator)
         if value is None and operator in ("$eq", "$ne"):
-            return IsNull(field, negated=operator == "$ne")
-        operand = self._operand(value, here)
-        if operand.kind is Kind.BOOLEAN and operator not in ("$eq", "$ne"):
-            raise _bad(here, "true and false have no order: use $eq or $ne")
-        return Compare(field, _COMPARISONS[operator], operand)
-
-    def _operands_of(self, values: Any, here: str) -> tuple[Operand, ...]:
-        if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_IN:
-            raise _bad(here, f"takes a list of 1 to {MAX_IN} values, found {_shown(values)}")
-        operands = tuple(self._operand(value, f"{here}[{index}]") for index, value in enumerate(values))
-        if len({operand.kind for operand in operands}) > 1:
+            return Term(field, operator, ())
+        if operator in ("$like", "$contains"):
+            text = _text(value, here)
+            if operator == "$like" and any(len(piece) > LONGEST_PIECE for piece in text.split("%")[1:]):
+                raise _bad(here, f"at most {LONGEST_PIECE} characters from one % to the next")
+            if operator == "$contains" and not text:
+                raise _bad(here, "takes a non-empty text")
+            return Term(field, operator, (text,))
+        values: Any = (value,)
+        places = [here]
+        if operator in ("$in", "$nin", "$between"):
+            if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_IN:
+                raise _bad(here, f"takes a list of 1 to {MAX_IN} values, found {_shown(value)}")
+            values, places = value, [f"{here}[{index}]" for index in range(len(value))]
+        read = [self._operand(each, place) for each, place in zip(values, places, strict=True)]
+        kind = read[0][0]
+        if any(other is not kind for other, _ in read):
             raise _bad(here, "all values must be of one type")
-        return operands
+        if operator == "$between" and (len(read) != 2 or kind is Kind.BOOLEAN):
+            raise _bad(here, "takes two numbers, texts or dates: [lowest, highest]")
+        if kind is Kind.BOOLEAN and operator in ("$lt", "$lte", "$gt", "$gte"):
+            raise _bad(here, "true and false have no order: use $eq or $ne")
+        return Term(field, operator, tuple(value for _, value in read), kind)
 
-    def _operand(self, value: Any, here: str) -> Operand:
+    def _operand(self, value: Any, here: str) -> tuple[Kind, bool | float | str]:
         self._operands += 1
         if self._operands > MAX_OPERANDS:
             raise _bad(here, f"more than {MAX_OPERANDS} values in one filter")
         match value:
             case bool():
-                return Operand(Kind.BOOLEAN, value)
+                return Kind.BOOLEAN, value
             case int() | float():
-                return Operand(Kind.NUMBER, _finite(value, here))
+                try:
+                    number = float(value)
+                except OverflowError:
+                    number = math.inf
+                if not math.isfinite(number):
+                    raise _bad(here, "a number must be finite")
+                return Kind.NUMBER, number
             case str():
-                return Operand(Kind.TEXT, self._text(value, here))
-            case {"type": "date", **rest} if set(rest) == {"date"}:
-                return Operand(Kind.DATE, _day(rest["date"], here))
+                return Kind.TEXT, _text(value, here)
+            case {"type": "date", "date": str() as day, **rest} if not rest and len(day) == 10:
+                try:
+                    return Kind.DATE, date.fromisoformat(day).isoformat()
+                except ValueError:
+                    raise _bad(here, "not a date of the form 2024-01-31") from None
             case Mapping():
                 raise _bad(here, 'a date is written {"type": "date", "date": "2024-01-31"}; no other object is a value')
             case _:
                 raise _bad(here, f"expected text, a number, true, false or a date, found {_shown(value)}")
 
-    def _pattern(self, value: Any, here: str) -> str:
-        pattern = self._text(value, here)
-        gapped = sum(len(piece) for piece in pattern.split("%")[1:-1] if "_" in piece)
-        if gapped > LONGEST_PIECE:
-            raise _bad(
-                here,
-                f"the parts with _ between two % have {gapped} characters together; at most {LONGEST_PIECE} are "
-                "allowed: write out more characters, or use fewer _",
-            )
-        return pattern
 
-    @staticmethod
-    def _text(value: Any, here: str, *, empty: bool = True) -> str:
-        if not isinstance(value, str) or (not value and not empty):
-            raise _bad(here, f"takes {'a' if empty else 'a non-empty'} text, found {_shown(value)}")
-        if len(value) > MAX_TEXT:
-            raise _bad(here, f"a text of more than {MAX_TEXT} characters")
-        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
-            raise _bad(here, "a text with NUL or half a character in it")
-        return value
-
-
-def _finite(value: float, here: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise _bad(here, "a number must be finite")
-    return number
-
-
-def _day(value: Any, here: str) -> str:
-    try:
-        if isinstance(value, str) and len(value) == 10:
-            return date.fromisoformat(value).isoformat()
-    except ValueError:
-        pass
-    raise _bad(here, "not a date of the form 2024-01-31")
+def _text(value: Any, here: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(here, f"takes a text, found {_shown(value)}")
+    if len(value) > MAX_TEXT:
+        raise _bad(here, f"a text of more than {MAX_TEXT} characters")
+    if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
+        raise _bad(here, "a text with NUL or half a character in it")
+    return value
 
 
 def _bad(path: str, message: str) -> BadFilter:
@@ -370,10 +262,7 @@ def _bad(path: str, message: str) -> BadFilter:
 
 
 def _unknown_operator(path: str, operator: Any) -> BadFilter:
-    wanted = str(operator)[:_LIKENED].lower()
-    near = get_close_matches(wanted if wanted.startswith("$") else f"${wanted}", _OPERATORS, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return _bad(path, f"unknown operator {str(operator)[:40]!r}; {hint}known are {' '.join(_OPERATORS)}")
+    return _bad(path, f"unknown operator {str(operator)[:40]!r}; known are {' '.join((*_FIELD_OPERATORS, *_GROUPS))}")
 
 
 def _shown(value: Any) -> str:
@@ -386,7 +275,7 @@ def _shown(value: Any) -> str:
         case int() | float():
             return "a number"
         case str():
-            return "a text" if value else "an empty text"
+            return "a text"
         case Mapping():
             return "an object" if value else "an empty object"
         case list() | tuple():
@@ -395,7 +284,7 @@ def _shown(value: Any) -> str:
             return type(value).__name__
 
 
-# ------------------------------------------------------------------------------------------------------ reading values
+# ---------------------------------------------------------------------------------------- reading values, in Python
 
 # A run of digits can be matched in one way only: with two, a long run that does not match takes quadratic time.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -408,19 +297,6 @@ class Unreadable(ValueError):
     """A stored value is not of the filter's kind."""
 
 
-def json_text(value: Any) -> str | None:
-    """A metadata value as JSON_VALUE gives it."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return value
-        case _:
-            return None
-
-
 def read_number(text: str) -> float:
     number = float(text) if _NUMBER.fullmatch(text.strip()) else math.inf
     if not math.isfinite(number):
@@ -428,14 +304,14 @@ def read_number(text: str) -> float:
     return number
 
 
-def read_boolean(text: str) -> bool:
+def _read_boolean(text: str) -> bool:
     value = _BOOLEANS.get(text.strip().lower())
     if value is None:
         raise Unreadable
     return value
 
 
-def read_date(text: str) -> str:
+def _read_date(text: str) -> str:
     found = _DATE.match(text.strip())
     if found is None:
         raise Unreadable
@@ -445,103 +321,46 @@ def read_date(text: str) -> str:
         raise Unreadable from None
 
 
-_READERS: dict[Kind, Callable[[str], Any]] = {
-    Kind.BOOLEAN: read_boolean,
-    Kind.NUMBER: read_number,
-    Kind.TEXT: str,
-    Kind.DATE: read_date,
-}
-
-
+@lru_cache(maxsize=16)
 def _spaced(text: str) -> str:
-    """The words of a text, each between blanks, which no word holds; "" without any."""
+    """Return the words of a text, each between blanks, which no word holds; "" without any. Remembered for the next
+    condition of the same filter: a hundred of them may look at one text."""
     words = _WORD.findall(text.casefold())
     return f" {' '.join(words)} " if words else ""
 
 
-@lru_cache(maxsize=2 * MAX_TERMS)
-def _phrase(text: str) -> str:
-    return _spaced(text)
-
-
-@lru_cache(maxsize=64)
-def _held(text: str) -> str:
-    """Remembered for the next condition of the same filter: a hundred of them may look at one text."""
-    return _spaced(text)
-
-
-_held_long = lru_cache(maxsize=1)(_spaced)
-"""The same for a text of any length: one at a time."""
-
-
 def contains(phrase: str, text: str) -> bool:
     """Return whether `text` contains the words of `phrase` as adjacent whole words; False for an empty phrase."""
-    wanted = _phrase(phrase)
-    return bool(wanted) and wanted in (_held if len(text) <= MAX_TEXT else _held_long)(text)
+    wanted = _spaced(phrase)
+    return bool(wanted) and wanted in _spaced(text)
 
 
 def like(pattern: str, text: str) -> bool:
-    """SQL's LIKE without escape. Each piece of the pattern is taken where it first fits behind the piece before it, so
-    the time grows with the length of the text, not with that times the length of the pattern."""
-    first, *middle = _pieces(pattern)
-    if not middle:
-        return len(first.text) == len(text) and first.stands_at(0, text)
-    *middle, last = middle
-    place, end = len(first.text), len(text) - len(last.text)
-    if place > end or not (first.stands_at(0, text) and last.stands_at(end, text)):
-        return False
-    for piece in middle:
-        place = piece.find(text, place, end)
-        if place < 0:
-            return False
-        place += len(piece.text)
-    return True
+    """SQL's LIKE without escape. Each piece is taken where it first fits, without going back."""
+    first, *pieces = (".".join(map(re.escape, piece.split("_"))) for piece in pattern.split("%"))
+    between = "".join(f"(?>.*?{piece})" for piece in pieces[:-1])
+    last = f".*{pieces[-1]}" if pieces else ""
+    return re.fullmatch(first + between + last, text, re.DOTALL) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The part of a pattern between two %."""
-
-    text: str
-    gapped: re.Pattern[str] | None
-    """For a piece with _."""
-
-    def stands_at(self, place: int, text: str) -> bool:
-        if self.gapped is None:
-            return text.startswith(self.text, place)
-        return self.gapped.match(text, place) is not None
-
-    def find(self, text: str, start: int, end: int) -> int:
-        """-1 where it is not within `text[start:end]`."""
-        if self.gapped is None:
-            return text.find(self.text, start, end)
-        found = self.gapped.search(text, start, end)
-        return -1 if found is None else found.start()
-
-
-@lru_cache(maxsize=2 * MAX_TERMS)
-def _pieces(pattern: str) -> tuple[_Piece, ...]:
-    return tuple(_Piece(piece, _gapped(piece) if "_" in piece else None) for piece in pattern.split("%"))
-
-
-def _gapped(piece: str) -> re.Pattern[str]:
-    return re.compile(".".join(map(re.escape, piece.split("_"))), re.DOTALL)
-
-
-def is_short(pattern: str) -> bool:
-    """Whether a search that tries each piece at each place of a text is as fast as `like`."""
-    return all(len(piece) <= LONGEST_PIECE for piece in pattern.split("%")[1:])
-
-
-# -------------------------------------------------------------------------------------------------------- in Python
-
+_READERS: dict[Kind, Callable[[str], Any]] = {
+    Kind.BOOLEAN: _read_boolean,
+    Kind.NUMBER: read_number,
+    Kind.TEXT: str,
+    Kind.DATE: _read_date,
+}
 _TESTS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda left, right: bool(left == right),
-    "<>": lambda left, right: bool(left != right),
-    "<": lambda left, right: bool(left < right),
-    "<=": lambda left, right: bool(left <= right),
-    ">": lambda left, right: bool(left > right),
-    ">=": lambda left, right: bool(left >= right),
+    "$eq": lambda value, given: value == given[0],
+    "$ne": lambda value, given: value != given[0],
+    "$lt": lambda value, given: value < given[0],
+    "$lte": lambda value, given: value <= given[0],
+    "$gt": lambda value, given: value > given[0],
+    "$gte": lambda value, given: value >= given[0],
+    "$in": lambda value, given: value in given,
+    "$nin": lambda value, given: value not in given,
+    "$between": lambda value, given: given[0] <= value <= given[1],
+    "$like": lambda value, given: like(given[0], value),
+    "$contains": lambda value, given: contains(given[0], value),
 }
 
 
@@ -557,26 +376,156 @@ def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
     if isinstance(condition, Guarded):
         return _holds(condition.within, metadata) and (condition.where is None or _holds(condition.where, metadata))
     if isinstance(condition, Group):
-        test = all if condition.word == "AND" else any
-        return test(_holds(part, metadata) for part in condition.parts)
-    text = json_text(metadata.get(condition.field))
-    if isinstance(condition, IsNull):
-        return (text is None) is not condition.negated
-    return text is not None and _term_holds(condition, text)
+        return (all if condition.word == "AND" else any)(_holds(part, metadata) for part in condition.parts)
+    value, text = metadata.get(condition.field), None  # as JSON_VALUE gives it
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, int | float | str):
+        text = str(value)
+    if not condition.values:
+        return (text is None) is (condition.operator == "$eq")
+    return text is not None and _TESTS[condition.operator](_READERS[condition.kind](text), condition.values)
 
 
-def _term_holds(term: Term, text: str) -> bool:
-    value = _READERS[kind_of(term)](text)
-    match term:
-        case Compare(operator=operator, operand=operand):
-            return _TESTS[operator](value, operand.value)
-        case Between(low=low, high=high):
-            return bool(low.value <= value <= high.value)
-        case OneOf(operands=operands, negated=negated):
-            return any(value == operand.value for operand in operands) is not negated
-        case Like(pattern=pattern):
-            return like(pattern, text)
-        case Contains(phrase=phrase):
-            return contains(phrase, text)
-        case IsNull():
-            raise AssertionError("handled by the caller")
+# --------------------------------------------------------------------------------------------------------- bound SQL
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must offer as
+    columns, under the names that `projection` gives (HANA's SCORE takes columns only)."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    projected: tuple[str, ...] = ()
+
+    @property
+    def projection(self) -> str:
+        """The columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
+        return ", ".join(f'{_json_value(name)} AS "META_{place}"' for place, name in enumerate(self.projected))
+
+
+def _json_value(field: str) -> str:
+    return f"JSON_VALUE(\"VEC_META\", '$.{field}')"
+
+
+def _joined(condition: Term | Group, compiled: Callable[[Term], str]) -> str:
+    if isinstance(condition, Group):
+        return f" {condition.word} ".join(f"({_joined(part, compiled)})" for part in condition.parts)
+    return compiled(condition)
+
+
+def _plain_term(term: Term, field: str, value: str) -> str:
+    """Return a shape that both databases share, given how to read the field and how to write a value."""
+    if not term.values:
+        return f"{field} IS {'NOT ' if term.operator == '$ne' else ''}NULL"
+    match term.operator:
+        case "$in" | "$nin":
+            word = "NOT IN" if term.operator == "$nin" else "IN"
+            return f"{field} {word} ({', '.join([value] * len(term.values))})"
+        case "$between":
+            return f"{field} BETWEEN {value} AND {value}"
+        case "$like":
+            return f"{field} LIKE {value}"
+        case _:
+            return f"{field} {_COMPARISONS[term.operator]} {value}"
+
+
+_HANA_VALUES = {
+    Kind.BOOLEAN: "TO_BOOLEAN(?)",
+    Kind.NUMBER: "TO_DOUBLE(?)",
+    Kind.TEXT: "TO_NVARCHAR(?)",
+    Kind.DATE: "TO_DATE(?)",
+}
+
+
+def to_hana(condition: Condition) -> Compiled:
+    """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
+    if not isinstance(condition, Guarded):
+        return _in_hana(condition, None)
+    within = _in_hana(condition.within, None)
+    if condition.where is None:
+        return within
+    where = _in_hana(condition.where, within)
+    return Compiled(f"({within.sql}) AND ({where.sql})", within.parameters + where.parameters, where.projected)
+
+
+def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
+    """HANA evaluates the parts of a WHERE in any order. So a term that can fail at a value of another kind reads no
+    value of a row outside `within`: neither its result nor its failure depends on those rows."""
+    projected = tuple(sorted({term.field for term in terms(condition) if term.operator == "$contains"}))
+    parameters: list[Any] = []
+
+    def compiled(term: Term) -> str:
+        if term.operator == "$contains":
+            parameters.extend(term.values)
+            return f"SCORE(TO_NVARCHAR(?) IN (\"META_{projected.index(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
+        field = _json_value(term.field)
+        if within is not None and term.kind is not Kind.TEXT:
+            field = f"CASE WHEN {within.sql} THEN {field} END"
+            parameters.extend(within.parameters)
+        boolean = term.kind is Kind.BOOLEAN
+        parameters.extend(("true" if value else "false") if boolean else value for value in term.values)
+        return _plain_term(term, field, _HANA_VALUES[term.kind])
+
+    sql = _joined(condition, compiled)
+    return Compiled(sql, tuple(parameters), projected)
+
+
+_SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "owl_number": (1, read_number),
+    "owl_boolean": (1, _read_boolean),
+    "owl_date": (1, _read_date),
+    "owl_real_text": (1, repr),
+    "owl_contains": (2, contains),
+}
+_SQLITE_READS = {
+    Kind.NUMBER: "CASE {kind} WHEN 'integer' THEN CAST({value} AS REAL) WHEN 'real' THEN {value} "
+    "ELSE owl_number({text}) END",
+    Kind.BOOLEAN: "CASE {kind} WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE owl_boolean({text}) END",
+    Kind.DATE: "owl_date({text})",
+    Kind.TEXT: "{text}",
+}
+_GLOB = str.maketrans({"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"})
+
+
+def register(connection: sqlite3.Connection) -> None:
+    """The functions that `to_sqlite` relies on. They give NULL for NULL."""
+
+    def strict(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *values: None if None in values else function(*values)
+
+    for name, (arguments, function) in _SQLITE_FUNCTIONS.items():
+        connection.create_function(name, arguments, strict(function), deterministic=True)
+
+
+def is_unreadable(error: sqlite3.Error) -> bool:
+    """Whether SQLite failed because a stored value could not be read as the filter's kind."""
+    return isinstance(error, sqlite3.OperationalError) and "user-defined function raised exception" in str(error)
+
+
+def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
+    """A condition over the JSON in `column`, for a connection that went through `register`."""
+    parameters: list[Any] = []
+
+    def compiled(term: Term) -> str:
+        value, kind = f"json_extract({column}, '$.{term.field}')", f"json_type({column}, '$.{term.field}')"
+        text = (
+            f"CASE {kind} WHEN 'text' THEN {value} WHEN 'integer' THEN CAST({value} AS TEXT) "
+            f"WHEN 'real' THEN owl_real_text({value}) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' END"
+        )
+        if term.operator == "$like":  # as GLOB, which is case-sensitive
+            parameters.append(str(term.values[0]).translate(_GLOB))
+            return f"({text}) GLOB ?"
+        parameters.extend(int(value) if term.kind is Kind.BOOLEAN else value for value in term.values)
+        if term.operator == "$contains":
+            return f"owl_contains(?, {text})"
+        return _plain_term(term, f"({_SQLITE_READS[term.kind].format(kind=kind, value=value, text=text)})", "?")
+
+    if not isinstance(condition, Guarded):
+        sql = _joined(condition, compiled)
+        return Compiled(sql, tuple(parameters))
+    within = _joined(condition.within, compiled)
+    where = "1" if condition.where is None else _joined(condition.where, compiled)
+    # The order of an AND is SQLite's to choose; of a CASE it is not: `where` is never evaluated outside.
+    return Compiled(f"CASE WHEN {within} THEN {where} ELSE 0 END", tuple(parameters))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -120,10 +119,6 @@ class Switch:
             )
         epoch = max(row.epoch for row in rows) + 1  # no earlier lease of either name has it
         return cls(target, [row for row in rows if row.state == "active"], epoch)
-
-
-def metadata_names_text(names: Mapping[str, Mapping[str, str]], collection: str) -> str:
-    return json.dumps(dict(names.get(collection, {})))
 
 
 def changed(collection: str, expected: int, active: int) -> GenerationChanged:

@@ -98,8 +98,7 @@ class View(Protocol):
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """As `search`, by BM25 over the words of `text` (`stores/words.py`): whole words, any case, any of them. Scores
-        are comparable within one result only. `text` has no query syntax. Raises WordsNotSearchable where the store
-        has no word index."""
+        are comparable within one result only. `text` has no query syntax."""
         ...
 
     def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:

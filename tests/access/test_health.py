@@ -10,7 +10,7 @@ import pytest
 
 from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable
-from app.src.observe.doctor import Fault
+from app.src.observe import Fault
 from app.src.service.service import Service
 from app.src.settings import Settings
 

@@ -18,7 +18,7 @@ from app.src.access.authentication import Authentication
 from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
-from app.src.settings import AccessSettings
+from app.src.settings import AccessSettings, JwtSettings
 from tests.access.issuer import (
     AUDIENCE,
     ISSUER,
@@ -79,11 +79,14 @@ def test_audiences_may_be_several(ask: Callable[..., Principal]) -> None:
 
 
 @pytest.mark.parametrize("late", [{"exp": -20}, {"nbf": 20}, {"iat": 20}])
-def test_clocks_may_differ_a_little(ask: Callable[..., Principal], late: dict[str, int]) -> None:
+def test_clocks_may_differ_a_little(
+    ask: Callable[..., Principal], late: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = signed(claims(**{name: int(time.time()) + seconds for name, seconds in late.items()}), RSA)
     assert ask(token).name == "somebody"
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
     with pytest.raises(Unauthenticated):
-        ask(token, leeway=0)
+        ask(token)
 
 
 # ---------------------------------------------------------------------------------------------------------- forged ones
@@ -118,21 +121,18 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "an endless kid": (lambda: signed(claims(), RSA, "k" * 300), "malformed_token"),
     "a kid that is no text": (lambda: _with_kid(7), "malformed_token"),
     "a key for encryption": (lambda: signed(claims(), rsa_key(4), "for-encryption"), "unknown_kid"),
-    "a short key": (lambda: signed(claims(), rsa_key(5, bits=1024), "short"), "unknown_kid"),
+    "a short key": (lambda: signed(claims(), rsa_key(5, bits=1024), "short"), "algorithm"),
     "a key bound to another algorithm": (lambda: signed(claims(), rsa_key(3), "for-pss"), "unknown_kid"),
     "an algorithm that is not allowed": (lambda: signed(claims(), RSA, alg="RS512"), "algorithm"),
-    "ES256 named for an RSA key": (lambda: signed(claims(), RSA, "one", alg="ES256"), "algorithm"),
-    "an EC signature under an RSA key's name": (lambda: signed(claims(), EC, "one"), "algorithm"),
-    "RS256 named for an EC key": (lambda: signed(claims(), RSA, "two"), "algorithm"),
+    "ES256 named for an RSA key": (lambda: signed(claims(), RSA, "one", alg="ES256"), "unknown_kid"),
+    "an EC signature under an RSA key's name": (lambda: signed(claims(), EC, "one"), "unknown_kid"),
+    "RS256 named for an EC key": (lambda: signed(claims(), RSA, "two"), "unknown_kid"),
     "expired": (lambda: signed(claims(exp=_now(-120)), RSA), "expired_token"),
     "not yet valid": (lambda: signed(claims(nbf=_now(120)), RSA), "early_token"),
     "issued in the future": (lambda: signed(claims(iat=_now(120)), RSA), "early_token"),
     "no end": (lambda: signed(claims(exp=None), RSA), "incomplete_token"),
-    "an end that is text": (lambda: signed(claims(exp=str(_now(300))), RSA), "incomplete_token"),
     "an end that is true": (lambda: signed(claims(exp=True), RSA), "expired_token"),
     "an end that never comes": (lambda: signed(claims(exp=float("inf")), RSA), ""),
-    "an end beyond all numbers": (lambda: signed(claims(exp=10**400), RSA), "incomplete_token"),
-    "an end in another age": (lambda: signed(claims(exp=1e300), RSA), "incomplete_token"),
     "another issuer": (lambda: signed(claims(iss="https://issuer.example.evil"), RSA), "issuer"),
     "the issuer with a slash": (lambda: signed(claims(iss=ISSUER + "/"), RSA), "issuer"),
     "no issuer": (lambda: signed(claims(iss=None), RSA), "incomplete_token"),
@@ -319,34 +319,29 @@ def test_ias_of_somebody_else(ask: Callable[..., Principal], change: dict[str, A
 
 
 def test_presets_know_where_keys_are() -> None:
-    from app.src.access.tokens import token_rules
-    from app.src.settings import JwtSettings
+    from app.src.access.tokens import Tokens
 
-    assert token_rules(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
-    known = token_rules(JwtSettings.model_validate(IAS | {"audience": "a"}))
-    assert known.jwks_url == "https://tenant.accounts.ondemand.com/oauth2/certs"
-
-
-# -------------------------------------------------------------------------------------------------- remembered, changed
+    assert Tokens(JwtSettings.model_validate(XSUAA)).keys.source == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
+    known = Tokens(JwtSettings.model_validate(IAS | {"audience": "a"}))
+    assert known.keys.source == "https://tenant.accounts.ondemand.com/oauth2/certs"
 
 
-def test_a_remembered_token_ends_with_its_key_and_with_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# --------------------------------------------------------------------------------------------------------- changed keys
+
+
+def test_a_token_ends_with_its_key_and_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = tmp_path / "jwks.json"
     shown.write_bytes(SHOWN)
-    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown, "leeway": 0}
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
+    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     authentication = Authentication(AccessSettings.model_validate({"jwt": settings}))
     authentication.open()
     monkeypatch.setattr("app.src.access.jwks._LOOK_AGAIN", 0.0)
     token, short = signed(claims(), RSA), signed(claims(exp=_now(120)), RSA)
 
     async def asked() -> str:
-        for each in (token, token, short, short):
+        for each in (token, short):
             await authentication.principal(each)
-        checked = _counting(monkeypatch)
-        await authentication.principal(token)
-        assert checked == []  # remembered
         with monkeypatch.context() as clock:
             at(clock, time.time() + 121)
             with pytest.raises(Unauthenticated, match="expired"):
@@ -364,46 +359,14 @@ def test_a_remembered_token_ends_with_its_key_and_with_its_time(
 
 
 def at(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Our clock and PyJWT's, which is one of its own, show this time since the epoch."""
+    """PyJWT's clock shows this time since the epoch."""
 
     class Then(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Then:
             return cls.fromtimestamp(seconds, tz)
 
-    patch.setattr("app.src.access.tokens.time.time", lambda: seconds)
     patch.setattr("jwt.api_jwt.datetime", Then)
-
-
-def _counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    import jwt
-
-    calls: list[str] = []
-    real = jwt.decode
-
-    def decode(token: str, *args: Any, **options: Any) -> Any:
-        calls.append(token)
-        return real(token, *args, **options)
-
-    monkeypatch.setattr(jwt, "decode", decode)
-    return calls
-
-
-def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.src.access.tokens._REMEMBERED", 3)
-    shown = tmp_path / "jwks.json"
-    shown.write_bytes(SHOWN)
-    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
-    authentication = Authentication(AccessSettings.model_validate({"jwt": settings}))
-    authentication.open()
-
-    async def asked() -> None:
-        for number in range(6):
-            await authentication.principal(signed(claims(sub=f"user {number}"), RSA))
-
-    asyncio.run(asked())
-    assert authentication._tokens is not None
-    assert len(authentication._tokens._remembered) == 3
 
 
 @pytest.mark.parametrize(
@@ -415,6 +378,7 @@ def test_a_key_set_that_is_none_ends_the_start(
     shown = tmp_path / "jwks.json"
     if content is not None:
         shown.write_bytes(content)
+    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     monkeypatch.setattr(module, "LOOKS", 1)
     with pytest.raises(AccessUnusable, match="jwks_path"):
@@ -451,8 +415,8 @@ def test_a_key_set_that_could_not_be_read_for_a_moment_is_read_again(
         """The keys are read in a thread while the token is checked by those in hand."""
         for _ in range(3):
             assert (await made.principal(signed(claims(), RSA))).name == "somebody"
-            assert made._fetching is not None
-            await made._fetching
+            assert made._tokens is not None
+            await asyncio.wrap_future(made._tokens.keys.refresh())
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")

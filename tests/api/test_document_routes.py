@@ -270,16 +270,10 @@ def wide(service: Service, tmp_path: Path, source: TableSource) -> Iterator[Serv
     wide.close()
 
 
-def test_documents_keep_their_model_which_is_said_once(
-    service: Service, wide: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_documents_keep_their_model(service: Service, wide: Service) -> None:
     service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
     for number in range(2):
         wide.documents.put("notes", [NewDocument(f"b{number}", "gear box")], principal=OPERATOR)
-    told = [record.getMessage() for record in caplog.records if record.name == "app.src.service.documents"]
-    assert len(told) == 1
-    assert "embedded by hash:64" in told[0]
-    assert "settings name hash:128" in told[0]
     hits = wide.search.run("notes", "garden hose", 1, principal=OPERATOR).hits
     assert [hit.key for hit in hits] == [{"id": "a"}]
     assert wide.status.collections(["notes"])[0]["dimension"] == 64

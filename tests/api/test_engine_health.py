@@ -17,7 +17,7 @@ from httpx import Client
 from app.src.api import requests, server
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.queue import WorkerDied
-from app.src.service import readiness as probes
+from app.src.observe import checks as probes
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving

@@ -299,7 +299,7 @@ def test_other_methods_of_a_route_are_405_for_who_is_known(client: httpx.Client,
 
 def test_health_says_nothing_of_details_to_strangers(client: httpx.Client, guarded: Guarded) -> None:
     def broken(*_: object) -> Any:
-        from app.src.service.readiness import Readiness
+        from app.src.observe.checks import Readiness
 
         return Readiness(
             {"engine": True, "store": False, "access": True}, "10.1.2.3:30015 is away", "a note on 10.1.2.3"

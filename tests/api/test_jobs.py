@@ -29,8 +29,7 @@ from app.src.jobs import (
     UnknownJob,
 )
 from app.src.jobs import journal as journal_module
-from app.src.jobs.journal import Journal, Wanted
-from app.src.jobs.presence import Presence, is_alive
+from app.src.jobs.journal import Journal, Presence, is_alive
 from app.src.jobs.record import Outcome
 from connector.errors import ConnectorError, DatabaseError
 
@@ -169,7 +168,7 @@ def test_the_queue_is_bounded(make: Make) -> None:
     until(lambda: jobs.get(first.id).state == "running")
     jobs.begin("b", until_stopped)
     jobs.begin("c", until_stopped)
-    with pytest.raises(QueueFull, match="max_queued"):
+    with pytest.raises(QueueFull, match="wait for their turn"):
         jobs.begin("d", until_stopped)
 
 
@@ -340,7 +339,7 @@ def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -
 def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
     """A job that kills its process must not come back for ever; one that outlives many deployments may."""
     with closing(Journal(tmp_path, Limits(attempts=3))) as journal:
-        job = journal.add(Wanted("a"))
+        job = journal.add("a")
         assert job is not None
         for number in range(10):
             assert journal.claim(f"1-ended-{number}", None) is not None
@@ -485,7 +484,6 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     jobs: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress is dropped, the end is written as soon as that is possible again."""
-    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
     full = DatabaseError("no room left on the disk")
     finish = Journal.finish
     broken, ended = threading.Event(), threading.Event()
@@ -518,7 +516,6 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
 
 def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next process would do it again."""
-    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
     finish, broken = Journal.finish, threading.Event()
     jobs, later = make(), make()
 
@@ -589,20 +586,20 @@ def test_a_full_queue_says_when_there_may_be_room(tmp_path: Path) -> None:
     with closing(Journal(tmp_path, Limits(queued=1), lambda: now)) as journal:
         me = "me"
         for seconds in (30.0, 50.0):
-            job = journal.add(Wanted("a"))
+            job = journal.add("a")
             assert job is not None
             journal.claim(me, None)
             now += seconds
             journal.finish(job.id, me, Outcome("succeeded", {}))
-        journal.add(Wanted("waits"))
+        journal.add("waits")
         with pytest.raises(QueueFull) as unknown:
-            journal.add(Wanted("b"))
+            journal.add("b")
         assert unknown.value.seconds is None, "none runs, so none will end"
         with closing(Presence(tmp_path)) as alive:
             assert journal.claim(alive.id, None) is not None
-            journal.add(Wanted("waits too"))
+            journal.add("waits too")
             with pytest.raises(QueueFull) as full:
-                journal.add(Wanted("b"))
+                journal.add("b")
     assert full.value.seconds == pytest.approx(40)
     assert retry_after(full.value) == "40"
 

@@ -13,7 +13,7 @@ import pytest
 from httpx import Client
 
 from app.src.jobs import Job, JobOptions, Patience, Run
-from app.src.jobs.patience import FIRST_WAIT
+from app.src.jobs.runner import FIRST_WAIT
 from app.src.service import background
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -288,7 +288,7 @@ def test_a_verify_waits_too(client: Client, synced: Service, source: TableSource
 def test_a_report_that_does_not_add_up_is_no_success(
     client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch, verb: str, field: str
 ) -> None:
-    doer, doing = (synced.sync, "run") if verb == "sync" else (synced.quarantine, "retry_ids")
+    doer, doing = (synced.sync, "run") if verb == "sync" else (synced.quarantine, "retry")
     right = getattr(doer, doing)
 
     def wrong(*values: Any) -> Any:

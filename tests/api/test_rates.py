@@ -131,8 +131,7 @@ def test_memory_is_bounded_whoever_asks(clock: Clock) -> None:
     rates = Rates("1/day", clock=clock, most=100)
     for number in range(1000):
         enter(rates, Principal(f"user {number}", frozenset()))
-    storage: Any = rates._limiter._windows.storage
-    assert len(storage._counts) == 100
+    assert len(rates._windows._counts) == 100
     with pytest.raises(RateExceeded):
         rates.enter(Principal("user 999", frozenset()))
 

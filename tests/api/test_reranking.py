@@ -185,7 +185,7 @@ def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableS
 @pytest.mark.parametrize(
     ("rerank", "model", "says"),
     [
-        (f"{MODULE}:score", "hash:64", f'did you mean "{MODULE}:scores"'),
+        (f"{MODULE}:score", "hash:64", f'the module "{MODULE}" has no "score"'),
         ("no_such_module_here:scores", "hash:64", "cannot be imported"),
         (f"{MODULE}:__name__", "hash:64", "is not a function"),
         ("/no/such/folder", "hash:64", "no folder with a config.json"),
@@ -199,10 +199,9 @@ def test_what_the_settings_name_must_be_there_at_the_start(
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "message"), [("late-interaction", "was removed"), ("cross", "must be off, a folder")])
-def test_a_name_without_a_reranker_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        SearchSettings(rerank=name)
+def test_a_name_without_a_reranker_is_refused() -> None:
+    with pytest.raises(ValidationError, match="must be off, a folder"):
+        SearchSettings(rerank="cross")
 
 
 def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableSource) -> None:

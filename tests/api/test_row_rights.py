@@ -19,8 +19,7 @@ from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
 from app.src.mcp import answers
-from app.src.mcp.refusals import Refused
-from app.src.mcp.tools import Tools
+from app.src.mcp.tools import Refused, Tools
 from app.src.service import browse as browsing
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service

@@ -13,9 +13,9 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
+from app.src.service.collections import Bounds, SingleFlightCache
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
-from app.src.service.single_flight_cache import Bounds, SingleFlightCache
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
@@ -492,22 +492,6 @@ def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: ht
     assert client.post(SEARCH, json={"vector": vector, "mode": "hybrid"}).status_code == 422
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
-def test_where_words_cannot_be_looked_for_a_text_is_still_found_by_meaning(
-    client: httpx.Client, synced: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synced.parts.store, "_texts", None)  # as where SQLite has no FTS5
-    for body in ({}, {"mode": "hybrid"}):
-        answer = ask(client, query="pump seal", **body)
-        assert keys(answer)[0] == "5"
-        (note,) = answer["notes"]
-        assert "found by meaning alone" in note
-        assert "FTS5" in note
-    refused = client.post(SEARCH, json={"query": "pump seal", "mode": "keyword"})
-    assert refused.status_code >= 400
-    assert "FTS5" in refused.text
-
-
 def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of BLAS wait for each other: on a busy machine up to a second in every search."""
     source.rows_by_key |= {
@@ -530,7 +514,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr("app.src.service.hybrid.closeness", closeness)
+    monkeypatch.setattr("app.src.service.search.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
         service.search.run("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.observe.doctor import Fault
+from app.src.observe import Fault
 from app.src.service.search import unit_vector
 from app.src.service.service import Service
 from app.src.service.sync import SyncRequest

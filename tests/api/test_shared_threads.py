@@ -18,7 +18,7 @@ from app.src.access.keys import Grant, create
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.cancellation import Cancellation
-from connector.stores import filter_sql
+from connector.stores import filters
 from tests.api.conftest import TableSource, serving, settings_in
 
 SEARCH = "/v1/collections/materials/search"
@@ -49,7 +49,7 @@ class Filter:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Filter]:
     made = Filter()
-    monkeypatch.setitem(filter_sql._SQLITE_FUNCTIONS, "owl_contains", (2, made))
+    monkeypatch.setitem(filters._SQLITE_FUNCTIONS, "owl_contains", (2, made))
     yield made
     made.go.set()
 

@@ -22,7 +22,7 @@ import trustme
 from cryptography import x509
 
 from app.src.api import tls
-from app.src.observe.doctor import Fault, certificate
+from app.src.observe import Fault, checks
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
 from tests.surface.test_serve import VARIABLES
@@ -152,10 +152,9 @@ def test_a_new_certificate_is_taken_up_and_a_bad_one_is_not(
         return shaken(certificate.context, authority, name)
 
     def told() -> tuple[float, float | None]:
-        (figures,) = certificate.reading().values()
-        ends = figures["ends"]
+        (_, _, ends), (_, _, refused) = certificate.samples()
         assert ends is not None
-        return round((ends - NOW.timestamp()) / 86400), figures["refused"]
+        return round((ends - NOW.timestamp()) / 86400), refused
 
     first = after_a_while()
     assert told() == (10, 0.0)
@@ -201,23 +200,23 @@ def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.C
             tls.certificate_of(api)
         assert "PRIVATE" not in str(refused.value)
         with pytest.raises(Fault):
-            certificate.of_service(api)
+            checks.certificate(api)
     with pytest.raises(ValueError, match="must be set together"):
         ApiSettings(tls_certificate=good.tls_certificate)
 
 
 def test_doctor_says_how_long_it_will_do(tmp_path: Path, authority: trustme.CA) -> None:
     good = issued(authority, tmp_path)
-    assert "localhost, 127.0.0.1" in certificate.of_service(good)
+    assert "localhost, 127.0.0.1" in checks.certificate(good)
     for days, words in ((13.5, "in 13 days"), (-1, "ended on")):
         with pytest.raises(Fault, match=words) as fault:
-            certificate.of_service(issued(authority, tmp_path, days))
+            checks.certificate(issued(authority, tmp_path, days))
         assert "renew" in fault.value.fix
     good = issued(authority, tmp_path)
     assert good.tls_key is not None
     good.tls_key.chmod(0o644)
     with pytest.raises(Fault, match="everybody") as fault:
-        certificate.of_service(good)
+        checks.certificate(good)
     assert "chmod" in fault.value.fix
     good.tls_key.chmod(stat.S_IRUSR | stat.S_IRGRP)
-    assert certificate.of_service(good)
+    assert checks.certificate(good)

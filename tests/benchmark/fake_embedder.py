@@ -1,5 +1,5 @@
-"""A worker for tests, run by the worker protocol: vectors without a model. `how` is not used; the model's name says how
-long they are (hash:N), and what shall go wrong."""
+"""A worker for tests, run by the worker protocol: vectors without a model, as long as its name says
+(hash:N)."""
 
 from __future__ import annotations
 

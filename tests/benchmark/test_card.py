@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from app.src.benchmark.harness import Figure, Report
 from app.src.core import loading as engines
 from app.src.core.agreement import agreement
 from app.src.core.device import DeviceError, DeviceProfile
-from benchmarks import card, card_models
-from benchmarks.card import Peer, Setting, switched_off
-from benchmarks.card_models import LOADS, SHAPES, TINY, Words, lengths_of
+from benchmarks import card
+from benchmarks.card import LOADS, SHAPES, TINY, Peer, lengths_of, texts_of
 
 ROOT = Path(__file__).parents[2]
-T4, P4, P100 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4", "P100"))
+T4, P4 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4"))
 
 
 def given(**more: Any) -> argparse.Namespace:
@@ -40,7 +39,7 @@ def given(**more: Any) -> argparse.Namespace:
 
 def test_operations_are_those_of_the_products() -> None:
     """One layer over one text of 3 tokens, counted by hand: a product (m, k) x (k, n) has 2 m n k."""
-    shape = card_models.Shape(layers=1, hidden=4, heads=2, wide=16)
+    shape = card.Shape(layers=1, hidden=4, heads=2, wide=16)
     projections = 4 * (2 * 3 * 4 * 4)
     wide_and_narrow = 2 * (2 * 3 * 4 * 16)
     scores_and_values = 2 * (2 * 3 * 3 * 4)
@@ -66,73 +65,32 @@ def test_texts_have_so_many_tokens_and_both_sides_the_same_vectors(
 ) -> None:
     """Also where no package brings a tokenizer."""
     if not packaged:
-        monkeypatch.setattr(card_models, "_packaged", lambda: None)
-    model = card_models.make(tmp_path, "bert-base", TINY)
-    assert model.weights == "random"
+        monkeypatch.setattr(card, "PACKAGED", str(tmp_path / "none"))
+    folder = tmp_path / "bert-base"
+    assert card.make(folder, TINY["bert-base"]) == "random"
     lengths = [16, 300, 512, 40]
-    texts = Words.of(model).texts(lengths)
-    tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+    texts = texts_of(folder, lengths)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     assert [len(tokenizer.encode(text)) for text in texts] == lengths
     if packaged:
         return
-    with engines.load_engine(engines.EngineOptions(str(model.folder), device="cpu", precision="fp32")) as engine:
+    with engines.load_engine(engines.EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
         assert engine.path == "packed"
-        assert engine.max_tokens + card_models.SPECIAL == card_models.POSITIONS
+        assert engine.max_tokens + card.SPECIAL == card.POSITIONS
         ours = engine.embed(texts)
-    assert agreement(ours, Peer(model.folder, DeviceProfile.cpu()).exact(texts)).least_cosine > 0.99999
-
-
-def test_products_become_ratios() -> None:
-    def row(dtype: str, m: int, tflops: float | None) -> dict[str, Any]:
-        return {"dtype": dtype, "m": m, "n": 8, "k": 8, "tflops": tflops}
-
-    matmul = [row("fp32", 8, 2.0), row("fp16", 8, 9.0), row("fp16", 7, 5.0), row("tf32", 8, None), row("fp16", 8, 1.0)]
-    sustained = [{"dtype": "fp16", "tflops": 6.0, "burst_tflops": 9.0, "course": [1, 2]}]
-    found = list(card.product_figures({"matmul": matmul, "sustained": sustained}))
-    assert [(figure.name, figure.rounds) for figure in found] == [
-        ("products, fp16 / fp32, 8 x 8 x 8", [4.5]),
-        ("products, fp16, sustained", [6.0]),
-    ]
-    assert "course" not in found[1].more
+    assert agreement(ours, Peer(folder, DeviceProfile.cpu()).exact(texts)).least_cosine > 0.99999
 
 
 # ------------------------------------------------------------------------------------------------- encode at its best
 
 
-class FakePeer(Peer):
-    """Takes as long as it is told, and has memory for batches of so many."""
-
-    def __init__(self, profile: DeviceProfile, took: dict[tuple[str, int], float]) -> None:
-        super().__init__(Path("nowhere"), profile)
-        self.took, self.asked = took, list[tuple[str, int]]()
-
-    def _seconds(self, texts: Sequence[str], setting: Setting) -> float | None:
-        self.asked.append((setting.precision, setting.batch_size))
-        return self.took.get(self.asked[-1])
-
-    def encode(self, texts: Sequence[str], setting: Setting) -> Any:
-        return None
-
-
-def test_the_best_setting_is_looked_for_among_sizes_and_precisions() -> None:
-    h100 = DeviceProfile.of_card("NVIDIA H100")
-    took = {("fp16", 32): 3.0, ("fp16", 64): 2.0, ("fp16", 128): 2.5, ("bf16", 64): 1.5}
-    peer = FakePeer(h100, took)
-    setting, tried = peer.best(["a"] * 600)
-    assert setting == Setting("bf16", 64)
-    assert peer.asked == [*(("fp16", size) for size in (32, 64, 128, 256, 512)), ("bf16", 64)]
-    assert tried == {"fp16, batch 32": 3.0, "fp16, batch 64": 2.0, "fp16, batch 128": 2.5, "bf16, batch 64": 1.5}
-
-
 @pytest.mark.parametrize(
-    ("profile", "precisions"),
-    [(T4, ["fp16"]), (P4, ["fp32"]), (P100, ["fp32", "fp16"]), (DeviceProfile.cpu(), ["fp32"])],
-    ids=["T4", "P4", "P100", "CPU"],
+    ("profile", "precision"), [(T4, "fp16"), (P4, "fp32"), (DeviceProfile.cpu(), "fp32")], ids=["T4", "P4", "CPU"]
 )
-def test_precisions_of_the_peer_are_those_that_its_card_has(profile: DeviceProfile, precisions: list[str]) -> None:
-    assert Peer(Path("nowhere"), profile).precisions == precisions
+def test_the_precision_of_the_peer_is_the_best_of_its_card(profile: DeviceProfile, precision: str) -> None:
+    assert Peer(Path("nowhere"), profile).precision == precision
 
 
 def test_a_batch_that_memory_does_not_hold_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,39 +100,12 @@ def test_a_batch_that_memory_does_not_hold_is_no_setting(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
 
     class Full(Peer):
-        def encode(self, texts: Sequence[str], setting: Setting) -> Any:
-            if setting.batch_size > 64:
+        def encode(self, texts: Sequence[str], batch_size: int, precision: str | None = None) -> Any:
+            if batch_size > 64:
                 raise torch.OutOfMemoryError("full")
 
-    setting, tried = Full(Path("nowhere"), T4).best(["a"] * 600)
-    assert setting.batch_size <= 64
-    assert set(tried) == {"fp16, batch 32", "fp16, batch 64"}
+    assert Full(Path("nowhere"), T4).best_batch_size(["a"] * 600) <= 64
     assert len(emptied) == 3
-
-
-# --------------------------------------------------------------------------------------------------- what it judges
-
-
-def test_only_cards_are_judged() -> None:
-    assert card._target(T4, card.SHARE) is card.SHARE
-    assert card._target(DeviceProfile.cpu(), card.SHARE) is None
-    assert str(card.FASTER) == ">= 3"
-    assert str(card.SHARE) == ">= 0.6"
-
-
-@dataclass(frozen=True)
-class _Options:
-    model: str = ""
-    overlap: bool = True
-    graphs: str = "auto"
-
-
-def test_switches_are_found_by_what_the_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "EngineOptions", _Options)
-    assert switched_off() == {"overlap": False, "graphs": "off"}
-    report = Report("card", {})
-    assert card._switches_there(report) == {"overlap": False, "graphs": "off"}
-    assert report.notes == ["this version has no switch for pinned"]
 
 
 def test_products_are_timed_on_the_card_that_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +187,7 @@ def test_it_needs_no_more_than_it_says() -> None:
 def test_a_whole_quick_run_without_a_card(tmp_path: Path) -> None:
     found = whole(tmp_path, "cpu")
     assert found["options"]["device"] == "cpu"
-    assert "no card: measured on the CPU, and judged against no bar" in found["notes"]
+    assert "no card: measured on the CPU, without goals" in found["notes"]
     assert {figure["verdict"] for figure in found["figures"]} == {None}, "a CPU is not judged"
     assert "card" not in found["machine"]
 
@@ -288,10 +219,7 @@ def whole(folder: Path, device: str) -> dict[str, Any]:
                 assert names[f"{model}, {load}: {what}"]["median"] > 0
             assert names[f"{model}, {load}: cosine"]["median"] > 0.99
             assert names[f"{model}, {load}: ours"]["tokens_per_second"] > 0
-    assert any(name.startswith("products, ") for name in names)
-    for model in card.SWITCHED:
-        for switch in switched_off():
-            assert names[f"switches, {model}: without {switch} / with"]["median"] > 0
+    for model in ("minilm", "bert-base"):
         assert names[f"latency, {model}, 1 x 16 tokens"]["median"] > 0
     assert found["details"]["models"]["bert-large"]["weights"] == "random"
     return found

@@ -60,6 +60,7 @@ def by_name(report: Report) -> dict[str, Figure]:
     return {figure.name: figure for figure in report.figures}
 
 
+@pytest.mark.not_fast
 @pytest.mark.parametrize(
     ("calls", "how", "words"),
     [
@@ -81,16 +82,19 @@ def test_its_figure_says_why_and_the_others_are_there(tmp_path: Path, calls: int
         assert "least_cosine" in figure.more
 
 
+@pytest.mark.not_fast
 def test_the_last_one_that_fails_leaves_a_figure_too(tmp_path: Path) -> None:
     (figure,) = measured(failing_embedder(tmp_path, 3, "raise RuntimeError('no')")).figures
     assert figure.error == "failing: RuntimeError: no"
 
 
+@pytest.mark.not_fast
 def test_one_that_fails_before_anything_was_measured_ends_it(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailable, match="RuntimeError: no"):
         measured(failing_embedder(tmp_path, 0, "raise RuntimeError('no')"))
 
 
+@pytest.mark.not_fast
 def test_one_that_cannot_be_tuned_later_keeps_what_was_measured(tmp_path: Path) -> None:
     """Six calls are all of the first workload."""
     report = measured(failing_embedder(tmp_path, 6, "raise RuntimeError('no')"))
@@ -98,6 +102,7 @@ def test_one_that_cannot_be_tuned_later_keeps_what_was_measured(tmp_path: Path) 
     assert report.notes == ["left out: failing: RuntimeError: no"]
 
 
+@pytest.mark.not_fast
 def test_a_search_that_fails(tmp_path: Path) -> None:
     file = tmp_path / "failing.py"
     file.write_text(

@@ -1,5 +1,5 @@
-"""The clients of benchmarks/load.py see what they are there to see: wrong answers, refusals, lost connections, bodies
-that are too large. Against a service of this process, some tens of connections.
+"""The clients of benchmarks/load.py see what they are there to see: wrong answers, refusals, lost connections.
+Against a service of this process, some tens of connections.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from app.src.service.service import Service
-from benchmarks import load, load_clients
-from benchmarks.load_clients import Address, Answer, Crowd, Huge, Question, Slow, Tally
+from benchmarks import load
+from benchmarks.load import Address, Crowd, Question, Tally
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in
 
 Result = TypeVar("Result")
@@ -90,14 +90,14 @@ def test_hits_are_compared_with_the_true_nearest(service: Service, known: load.K
 def test_what_comes_is_counted() -> None:
     tally = Tally()
     question = Question("embed", b"", lambda body: body == b"right")
-    for status, head, body in (
-        (200, b"", b"right"),
-        (200, b"", b"wrong"),
-        (429, b"HTTP/1.1 429 x\r\nretry-after: 3\r\n", b""),
-        (429, b"HTTP/1.1 429 x\r\n", b""),
-        (503, b"HTTP/1.1 503 x\r\nretry-after: 3\r\n", b""),
+    for head, body in (
+        (b"HTTP/1.1 200 x\r\n", b"right"),
+        (b"HTTP/1.1 200 x\r\n", b"wrong"),
+        (b"HTTP/1.1 429 x\r\nretry-after: 3\r\n", b""),
+        (b"HTTP/1.1 429 x\r\n", b""),
+        (b"HTTP/1.1 503 x\r\nretry-after: 3\r\n", b""),
     ):
-        tally.count(question, Answer(status, head, body), 0.5)
+        tally.count(question, head, body, 0.5)
     assert (tally.wrong, tally.seconds, tally.refused) == (1, [0.5, 0.5], [0.5])
     assert tally.failures == ["embed: status 429", "embed: status 503"]
 
@@ -187,51 +187,3 @@ def test_a_crowd_sees_connections_that_are_closed() -> None:
 
     tally = run(come)
     assert tally.lost == len(tally.failures) >= 2
-
-
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
-@pytest.mark.covers("POST /embed", errors=True)
-def test_huge_bodies_are_refused_before_they_have_come(address: Address, declared: bool) -> None:
-    huge, size = Huge(), 10**8
-
-    async def send() -> None:
-        await load_clients.send_huge(address, load.head("/embed", ()), size, declared=declared, huge=huge)
-
-    run(send)
-    assert huge.unanswered == []
-    assert huge.sent[0] < size / 2
-
-
-def test_a_body_that_is_taken_is_told() -> None:
-    huge = Huge()
-
-    async def come() -> None:
-        async with curt(b"HTTP/1.1 200 OK\r\n\r\n") as address:
-            await load_clients.send_huge(address, load.head("/embed", ()), 10**6, declared=True, huge=huge)
-
-    run(come)
-    assert huge.unanswered == ["HTTP/1.1 200 OK\r\n"]
-
-
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search")
-@pytest.mark.proves(27)
-def test_others_are_answered_beside_slow_clients(service: Service, address: Address, known: load.Known) -> None:
-    large = load.post("/v1/collections/materials/search", {"query": "pump", "k": 4})
-    slow = Slow(address, load.head("/embed", ()), large)
-
-    async def both() -> None:
-        await slow.run({"header": 5, "body": 5, "reader": 5}, 1.2)
-
-    async def whole() -> Tally:
-        beside = asyncio.create_task(both())
-        crowd = Crowd(address, questions(service, known), 0)
-        await crowd.connect(2)
-        tally = await crowd.ask(0.4)
-        await beside
-        crowd.close()
-        return tally
-
-    tally = run(whole)
-    assert tally.seconds
-    assert (tally.wrong, tally.failures) == (0, [])
-    assert sum(slow.held.values()) + sum(slow.closed.values()) == 15

@@ -32,7 +32,7 @@ def test_a_worker_loads_tunes_and_embeds(tmp_path: Path) -> None:
     with process(tmp_path) as worker:
         assert worker.versions["python"] == sys.version.split()[0]
         assert worker.versions["numpy"] == np.__version__
-        loaded = worker.ask("load", model="hash:8", device="cpu", threads=1, cache=str(tmp_path), how={})
+        loaded = worker.ask("load", model="hash:8", device="cpu", threads=1, cache=str(tmp_path))
         assert loaded["about"] == {"precision": "fp64"}
         tuned = worker.ask("tune", texts=str(texts))
         assert tuned["setting"] in tuned["tried"]
@@ -47,7 +47,7 @@ def test_a_worker_loads_tunes_and_embeds(tmp_path: Path) -> None:
 
 def test_an_error_is_told_and_the_worker_goes_on(tmp_path: Path) -> None:
     with process(tmp_path) as worker:
-        wish = {"device": "cpu", "threads": 1, "cache": str(tmp_path), "how": {}}
+        wish = {"device": "cpu", "threads": 1, "cache": str(tmp_path)}
         with pytest.raises(PeerUnavailable, match="ValueError: no model other"):
             worker.ask("load", model="other", **wish)
         with pytest.raises(PeerUnavailable, match="KeyError: 'dance'"):
@@ -150,7 +150,7 @@ def test_another_recipe_makes_an_environment_anew(tmp_path: Path, monkeypatch: p
     assert ran[0][:3] == [sys.executable, "-m", "venv"]
     assert ran[1][-2:] == ["usearch", "numpy"]
     assert python_of(PEERS["usearch"], tmp_path) == tmp_path / "usearch" / "bin" / "python"
-    monkeypatch.setitem(environments.RECIPES, "usearch", environments.Recipe(("usearch==1",)))
+    monkeypatch.setitem(environments.RECIPES, "usearch", ("install usearch==1",))
     assert not is_made("usearch", tmp_path)
     with pytest.raises(PeerUnavailable, match="--make"):
         python_of(PEERS["usearch"], tmp_path)
@@ -165,6 +165,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     assert mine.exists()
 
 
+@pytest.mark.not_fast
 def test_pip_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(PeerUnavailable, match="environment of usearch could not be made"):

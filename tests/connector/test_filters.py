@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from connector.errors import BadFilter
 from connector.stores import filters
-from connector.stores.filter_sql import is_unreadable, register, to_hana, to_sqlite
-from connector.stores.filters import Compare, Group, IsNull, Kind, OneOf, Operand, matches, parse
+from connector.stores.filters import Group, Kind, Term, is_unreadable, matches, parse, register, to_hana, to_sqlite
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +56,13 @@ def test_the_tree():
     assert parse(where) == Group(
         "AND",
         (
-            Compare("A", "=", Operand(Kind.TEXT, "x")),
+            Term("A", "$eq", ("x",)),
             Group(
                 "OR",
                 (
-                    Compare("B", ">=", Operand(Kind.NUMBER, 2.0)),
-                    IsNull("C", negated=False),
-                    OneOf("D", (Operand(Kind.NUMBER, 1.0), Operand(Kind.NUMBER, 2.5)), negated=True),
+                    Term("B", "$gte", (2.0,), Kind.NUMBER),
+                    Term("C", "$eq", ()),
+                    Term("D", "$nin", (1.0, 2.5), Kind.NUMBER),
                 ),
             ),
         ),
@@ -71,8 +70,8 @@ def test_the_tree():
 
 
 def test_true_is_no_number():
-    assert parse({"A": True}) == Compare("A", "=", Operand(Kind.BOOLEAN, True))
-    assert parse({"A": 1}) == Compare("A", "=", Operand(Kind.NUMBER, 1.0))
+    assert parse({"A": True}) == Term("A", "$eq", (True,), Kind.BOOLEAN)
+    assert parse({"A": 1}) == Term("A", "$eq", (1.0,), Kind.NUMBER)
 
 
 def test_a_group_of_one_is_that_one():
@@ -87,9 +86,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ("A = 1", "the top", "an object"),
     ([], "the top", "an object"),
     ({1: 2}, "the top", "field name must be text"),
-    ({"A": {"$eqq": 1}}, "A.$eqq", "did you mean $eq?"),
-    ({"A": {"gte": 1}}, "A.gte", "did you mean $gte?"),
-    ({"A": {"$BETWEEN": [1, 2]}}, "A.$BETWEEN", "did you mean $between?"),
+    ({"A": {"$eqq": 1}}, "A.$eqq", "known are $eq $ne"),
+    ({"A": {"gte": 1}}, "A.gte", "unknown operator"),
     ({"A": {"$regex": "x"}}, "A.$regex", "known are $eq $ne"),
     ({"A": {}}, "A", "one operator"),
     ({"A": {"$gt": 1, "$lt": 2}}, "A", "join several with $and"),
@@ -113,6 +111,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"A": {"$like": 5}}, "A.$like", "text"),
     ({"A": {"$like": None}}, "A.$like", "text"),
     ({"A": {"$contains": ""}}, "A.$contains", "non-empty"),
+    ({"A": {"$like": "%" + "a" * 101}}, "A.$like", "100 characters"),
     ({"A": [1, 2]}, "A", "a list of 2"),
     ({"A": float("nan")}, "A", "finite"),
     ({"A": float("inf")}, "A", "finite"),
@@ -121,8 +120,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"A": {"type": "date"}}, "A", "a date is written"),
     ({"A": {"type": "time", "date": "2024-01-01"}}, "A", "a date is written"),
     ({"A": {"type": "date", "date": "2024-02-30"}}, "A", "not a date"),
-    ({"A": {"type": "date", "date": "20240201"}}, "A", "not a date"),
-    ({"A": {"type": "date", "date": 20240201}}, "A", "not a date"),
+    ({"A": {"type": "date", "date": "20240201"}}, "A", "a date is written"),
+    ({"A": {"type": "date", "date": 20240201}}, "A", "a date is written"),
     ({"A": {"type": "date", "date": "2024-01-01", "x": 1}}, "A", "a date is written"),
     ({"A": "x\0y"}, "A", "NUL"),
     ({"A": "\ud800"}, "A", "half a character"),
@@ -169,19 +168,8 @@ def test_messages_never_hold_values():
 def test_mapped_names():
     names = {"/BIC/AZD": "_BIC_AZD", "MTART": "MTART"}
     assert parse({"/BIC/AZD": 1}, names) == parse({"_BIC_AZD": 1}, names) == parse({"_BIC_AZD": 1})
-    with pytest.raises(BadFilter, match="did you mean '/BIC/AZD'"):
+    with pytest.raises(BadFilter, match="a field name has"):
         parse({"/BIC/AZ": 1}, names)
-
-
-def test_a_wrong_name_of_megabytes_is_not_compared_whole(monkeypatch):
-    """That would take a tenth of a second for each, in which nobody else is served."""
-    compared: list[int] = []
-    monkeypatch.setattr(filters, "get_close_matches", lambda word, *_: compared.append(len(word)) or [])
-    for where in ({"a b" * 100_000: 1}, {"$" + "in" * 100_000: 1}, {"A": {"$" + "in" * 100_000: 1}}):
-        with pytest.raises(BadFilter):
-            parse(where, {"MTART": "MTART"})
-    assert len(compared) == 3
-    assert max(compared) < 200
 
 
 # -------------------------------------------------------------------------------------------------------- semantics
@@ -330,21 +318,6 @@ def test_like_is_what_a_regular_expression_says(pattern, text):
     assert filters.like(pattern, text) is bool(wanted.fullmatch(text))
 
 
-@settings(max_examples=200, deadline=None)
-@given(pieces=st.lists(st.text("ab_", max_size=4), min_size=1, max_size=5), text=st.text("ab", max_size=40))
-def test_long_pieces_are_found_as_short_ones_are(db, pieces, text):
-    """Every character fifty times: SQLite then asks Python instead of GLOB."""
-    pattern, long = "%".join(pieces), "".join(char * 50 for char in text)
-    wanted = "%".join("".join(char * 50 if char != "_" else char for char in piece) for piece in pieces)
-    try:
-        given = in_sqlite(db, {"A": {"$like": wanted}}, {"A": long})
-    except BadFilter:
-        assume(False)
-        raise
-    regular = "".join({"%": ".*", "_": "."}.get(char, char) for char in wanted)
-    assert given is bool(re.fullmatch(regular, long, re.DOTALL)) is filters.like(wanted, long), pattern
-
-
 def cost(call: Callable[[], object]) -> float:
     """Seconds of the processor, the least of three."""
 
@@ -354,20 +327,6 @@ def cost(call: Callable[[], object]) -> float:
         return time.thread_time() - start
 
     return min(once() for _ in range(3))
-
-
-@pytest.mark.parametrize("piece", ["a", "a%", "a_", "aaaaaaa%"])
-def test_the_time_does_not_grow_with_the_pattern(db, piece):
-    """Of "%aaa...b" each of 4,999 characters was compared at each of 20,000 places: 200 times as long as ten."""
-    text = "a" * 20_000
-    short, long = (f"%{piece * count}b"[-length:] for count, length in ((10, 20), (5000, 4999)))
-    if piece == "a_":  # at most so many in one pattern
-        long = f"%{piece * 45}%{'a' * 4000}b%"
-    costs = [
-        cost(lambda wanted=wanted: in_sqlite(db, {"A": {"$like": f"%{wanted}"}}, {"A": text}))
-        for wanted in (short, long)
-    ]
-    assert costs[1] < 30 * costs[0] + 0.01
 
 
 def test_the_time_to_read_a_number_grows_with_its_length_only():
@@ -381,17 +340,8 @@ def test_the_time_to_read_a_number_grows_with_its_length_only():
     assert long < 150 * short, "20 times is proportional, 400 times is the square"
 
 
-@pytest.mark.parametrize("pattern", ["%" + "a_" * 60 + "%", "%" + "a_" * 30 + "%x%" + "_b" * 30 + "%"])
-def test_many_gaps_between_two_percent_signs_are_refused(pattern):
-    with pytest.raises(
-        BadFilter, match=r"^filter at A\.\$like: the parts with _ between two % have 120 characters.*100"
-    ):
-        parse({"A": {"$like": pattern}})
-    assert parse({"A": {"$like": pattern.replace("%", "")}}) is not None, "at a fixed place they cost nothing"
-
-
 def test_hostile_patterns_take_no_time(db):
-    pattern, text = "%a" * 500 + "b", "a" * 2000
+    pattern, text = "%a" * 500 + "%" + "a_" * 49 + "b", "a" * 5000
     start = time.perf_counter()
     assert not filters.like(pattern, text)
     assert not in_sqlite(db, {"A": {"$like": pattern}}, {"A": text})

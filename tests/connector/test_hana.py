@@ -696,9 +696,3 @@ def test_on_premise_has_no_cloud_version_column():
     driver = ScriptedDriver(execute=[0, 260, 258])
     with pool_over(driver) as pool:
         assert HanaFeatures.probe(pool) == HanaFeatures(False, False, "", None)
-
-
-def test_features_made_for_tests():
-    assert not HanaFeatures.on_premise().real_vector
-    assert HanaFeatures.cloud("2024.2.0") == HanaFeatures(True, False, "4.00.000.00", "2024.2.0")
-    assert HanaFeatures.cloud().half_vector

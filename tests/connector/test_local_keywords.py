@@ -3,7 +3,6 @@ done without where SQLite has no FTS5."""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
+from connector.errors import RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
-from connector.stores.local import filter_cache
 from connector.stores.local import keywords as local_keywords
+from connector.stores.local import search as filter_cache
 from connector.stores.local import store as local
 from connector.stores.local.store import LocalStore
 from connector.stores.words import Word
@@ -49,30 +48,6 @@ def found(store: LocalStore, text: str, k: int = 1000) -> set[str]:
     return {hit.id for hit in store.view(NAME).keyword(text, k)}
 
 
-def without_index(folder: Path) -> None:
-    """The file as versions before keyword search left it."""
-    with closing(sqlite3.connect(folder / local.FILE)) as db:
-        for name in ("keywords_inserted", "keywords_deleted", "keywords_changed"):
-            db.execute(f"DROP TRIGGER {name}")
-        db.execute("DROP TABLE keywords")
-        db.commit()
-
-
-def test_an_older_store_gets_its_index_and_loses_nothing(store: LocalStore, tmp_path: Path):
-    write(store, {"a": "steel pump", "b": "garden hose"})
-    before = [record for page in store.records(NAME) for record in page]
-    store.close()
-    without_index(tmp_path)
-    with closing(LocalStore(tmp_path)) as again:
-        assert found(again, "pump") == {"a"}
-        after = [record for page in again.records(NAME) for record in page]
-        assert [(one.id, one.text, one.content_hash) for one in after] == [
-            (one.id, one.text, one.content_hash) for one in before
-        ]
-        write(again, {"c": "pump"}, deleted=("a",))
-        assert found(again, "pump") == {"c"}
-
-
 def test_versions_without_keyword_search_keep_the_index_in_step(store: LocalStore, tmp_path: Path):
     """They know nothing of it: the triggers do it."""
     write(store, {"a": "pump", "b": "hose"})
@@ -96,7 +71,6 @@ def test_random_writes_leave_the_index_as_if_made_anew(store: LocalStore, tmp_pa
     asked = [*vocabulary, "pump hose", "Öl 4711 valve"]
     before = {text: store.view(NAME).keyword(text, 99) for text in asked}
     store.close()
-    without_index(tmp_path)
     with closing(LocalStore(tmp_path)) as again:
         for text in asked:
             after = again.view(NAME).keyword(text, 99)
@@ -161,41 +135,6 @@ def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):
     write(store, texts)
     assert [hit.id for hit in store.view(NAME).keyword("pump", 3, {"T": {"$ne": "pump"}})] == ["long"]
     assert [hit.id for hit in store.view(NAME).keyword("pump", 3)] == ["k0000", "k0001", "k0002"], "ties by id"
-
-
-def _open_and_search(folder: str) -> set[str]:
-    with closing(LocalStore(Path(folder))) as store:
-        return found(store, "pump")
-
-
-def test_two_processes_make_the_index_once(store: LocalStore, tmp_path: Path):
-    write(store, {"a": "pump"})
-    store.close()
-    without_index(tmp_path)
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.map(_open_and_search, [str(tmp_path)] * 4) == [{"a"}] * 4
-
-
-def test_without_fts5_all_but_words_works(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write(store, {"a": "pump"})
-    store.close()
-    monkeypatch.setattr(local_keywords, "_has_fts5", lambda db: False)
-    with closing(LocalStore(tmp_path)) as poor:
-        write(poor, {"b": "pump"}, deleted=("a",))
-        assert [hit.id for hit in poor.view(NAME).search(QUERY, 5)] == ["b"]
-        with pytest.raises(ConfigurationError, match=r"FTS5.*vector search"):
-            poor.view(NAME).keyword("pump", 5)
-    monkeypatch.undo()
-    with closing(LocalStore(tmp_path)) as again:
-        assert found(again, "pump") == {"b"}, "made anew"
-
-
-def test_a_new_store_without_fts5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local_keywords, "_has_fts5", lambda db: False)
-    with closing(LocalStore(tmp_path / "new")) as poor:
-        poor.open(NAME, Model())
-        write(poor, {"b": "pump"})
-        assert [hit.id for hit in poor.view(NAME).search(QUERY, 5)] == ["b"]
 
 
 def test_what_is_remembered_of_texts_is_what_a_new_look_finds(

@@ -228,7 +228,7 @@ def test_many_workers_open_at_once(pool, hana_schema):
 
 
 def test_a_hana_without_vectors_is_refused(pool, hana_schema):
-    store = HanaStore(pool, hana_schema, features=HanaFeatures.on_premise())
+    store = HanaStore(pool, hana_schema, features=HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(ConfigurationError, match=r'2\.00\.076.*REAL_VECTOR.*kind = "local"'):
         store.open(NAME, Model())  # type: ignore[arg-type]
 
@@ -329,16 +329,6 @@ def test_where_there_is_an_index_nothing_is_counted(store, pool, statements, han
     statements.clear()
     large.optimise(NAME)
     assert not [sql for sql in statements if "COUNT(" in sql]
-
-
-def test_a_state_table_of_an_earlier_version_takes_the_checkpoints_of_now(store, pool, run, hana_schema):
-    store.open(NAME, Model())
-    run('ALTER TABLE "OWL_STATE" DROP ("CHECKPOINT")')
-    run('ALTER TABLE "OWL_STATE" ADD ("CHECKPOINT" NVARCHAR(1000))')
-    later, long = HanaStore(pool, hana_schema), Checkpoint(mark={"at": "x" * 2000})
-    later.open(NAME, Model())
-    write(later, ChangeSet(checkpoint=long))
-    assert later.open(NAME, Model()).mark == long.mark
 
 
 def test_an_index_that_somebody_made_is_enough(store, pool, run, hana_schema):

@@ -41,13 +41,11 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.stores import filter_sql
+from connector.stores import filters
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import generations as local_generations
 from connector.stores.local import search as local_search
-from connector.stores.local import snapshot
 from connector.stores.local import store as local
-from connector.stores.local.filter_cache import FILTERS
+from connector.stores.local.search import FILTERS
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.store import LocalStore
 from connector.stores.local.tables import SCHEMA, known
@@ -377,13 +375,13 @@ def test_killed_in_the_middle_of_writing(store, folder):
 
 def test_only_what_is_new_is_read_again(store, monkeypatch):
     loaded: list[int] = []
-    append = snapshot.Buffer._append
+    append = local_search.Buffer._append
 
-    def counting(self: snapshot.Buffer, rows: Any) -> Any:
+    def counting(self: local_search.Buffer, rows: Any) -> Any:
         loaded.append(len(rows))
         return append(self, rows)
 
-    monkeypatch.setattr(snapshot.Buffer, "_append", counting)
+    monkeypatch.setattr(local_search.Buffer, "_append", counting)
     add(store, range(100))
     for _ in range(3):
         assert found(store) == keys(range(100))
@@ -475,7 +473,7 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
     found(store)
     add(store, range(10, 20))
     with monkeypatch.context() as broken:
-        broken.setattr(snapshot.Buffer, "_append", lambda self, rows: 1 / 0)
+        broken.setattr(local_search.Buffer, "_append", lambda self, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             found(store)
     assert found(store) == keys(range(20))
@@ -528,7 +526,10 @@ class Churned:
     def check(self, query: np.ndarray, k: int, group: int | None) -> None:
         asked = unit_query(query, DIMENSION)
         best = [
-            (-float(exact_scores(snapshot.unit_rows([one.tobytes() for one in own], DIMENSION)[0], asked).max()), id_)
+            (
+                -float(exact_scores(local_search.unit_rows([one.tobytes() for one in own], DIMENSION)[0], asked).max()),
+                id_,
+            )
             for id_, (own, its) in self.rows.items()
             if group is None or its == group
         ]
@@ -637,7 +638,7 @@ def test_a_search_that_nobody_waits_for_is_interrupted(folder, monkeypatch):
         call.cancel()
         return False
 
-    monkeypatch.setitem(filter_sql._SQLITE_FUNCTIONS, "owl_contains", (2, contains))
+    monkeypatch.setitem(filters._SQLITE_FUNCTIONS, "owl_contains", (2, contains))
     with closing(LocalStore(folder)) as store:
         store.open(NAME, Model())
         add(store, range(400), KIND="a pump of steel")
@@ -760,36 +761,14 @@ def test_metadata_is_readable_json_in_the_file(store, file):
     assert json.loads(meta) == {"N": 0, "ÄÖ": "ü"}
 
 
-def test_a_file_of_the_first_layout_is_taken_over(folder, file):
-    """What an earlier version wrote: without the columns of generations."""
-    file.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(file)) as database:
-        first = replace(SCHEMA, migrations=SCHEMA.migrations[:1])
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute(f"PRAGMA application_id = {first.application_id:d}")
-        for statement in first.migrations[0].split(";\n\n"):
-            database.execute(statement)
-        database.execute(
-            "INSERT INTO collections (name, model, fingerprint, dimension) VALUES (?, 'm@1', 'f', ?)", (NAME, DIMENSION)
-        )
-        database.execute("PRAGMA user_version = 1")
-        database.commit()
-    with closing(LocalStore(folder, read_only=True)) as reader:
-        assert [(each.number, each.recipe, each.created) for each in reader.generations.all(NAME)] == [(1, None, None)]
-    with closing(LocalStore(folder)) as store:
-        assert [(each.number, each.state) for each in store.generations.all(NAME)] == [(1, "active")]
-    with closing(sqlite3.connect(file)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA.version,)
-
-
 def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeypatch):
     add(store, range(10))
     beside = store.generations.begin(NAME, Other(), RECIPE)
     with store.lease(beside, "writer", 5) as lease:
         store.apply(lease, ChangeSet(chunks(range(20)), unit(20), checkpoint=Checkpoint(20)))
-    monkeypatch.setattr(local_generations, "DELETE_PAGE", 7)
+    monkeypatch.setattr(local, "DELETE_PAGE", 7)
     deletions = iter([True, False])
-    delete_page = local_generations.LocalGenerations._delete_page
+    delete_page = local.LocalGenerations._delete_page
 
     def dying(self: Any, lease: Lease) -> bool:
         if not next(deletions):
@@ -797,7 +776,7 @@ def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeyp
         return delete_page(self, lease)
 
     with monkeypatch.context() as patched:
-        patched.setattr(local_generations.LocalGenerations, "_delete_page", dying)
+        patched.setattr(local.LocalGenerations, "_delete_page", dying)
         with pytest.raises(KeyboardInterrupt):
             store.generations.drop(NAME, 2)
     (_, left) = store.generations.all(NAME)

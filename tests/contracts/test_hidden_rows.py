@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.service.hybrid import Hybrid, RowFilter, explanation
+from app.src.service.collections import VisibleView
+from app.src.service.search import Hybrid, explanation
 from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.model import ChangeSet, Chunk, Filter, Hit
+from connector.model import ChangeSet, Chunk, CollectionStatus, Filter, Hit
 from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
@@ -114,7 +115,7 @@ def assert_same_answers(stores: tuple[VectorStore, VectorStore], seed: int, with
         k, where = chosen.choice([1, 3, 10, 1000]), chosen.choice([None, None, {"N": {"$gte": 3}}])
         asked = [store.view(NAME, row_filter=within).keyword(query, k, where) for store in stores]
         assert told(asked[0]) == told(asked[1]), (query, k, where)
-        blended = [explained(store, query, vector, k, RowFilter(where, within)) for store in stores]
+        blended = [explained(VisibleView(store, status_of(store), within), query, vector, k, where) for store in stores]
         assert blended[0] == blended[1], (query, k, where)
     for k in (1, 7, 1000):
         near = [store.view(NAME, row_filter=within).search(vector, k) for store in stores]
@@ -124,14 +125,18 @@ def assert_same_answers(stores: tuple[VectorStore, VectorStore], seed: int, with
     assert len({store.view(NAME, row_filter=within).sample(10).rows for store in stores}) == 1
 
 
-def explained(store: VectorStore, query: str, vector: np.ndarray, k: int, narrow: RowFilter) -> dict[str, Any]:
-    """Hybrid search and how it came about. Where rows have much in common that is a mean over them in the order of
-    their records' numbers, so scores agree up to rounding."""
+def status_of(store: VectorStore) -> CollectionStatus:
     stored = store.status(NAME)
     assert stored is not None
-    ranked = Hybrid().search(store, stored, (query, vector), max(k, 50), narrow)
+    return stored
+
+
+def explained(view: VisibleView, query: str, vector: np.ndarray, k: int, where: Filter | None) -> dict[str, Any]:
+    """Hybrid search and how it came about. Where rows have much in common that is a mean over them in the order of
+    their records' numbers, so scores agree up to rounding."""
+    ranked = Hybrid().search(view, query, vector, max(k, 50), where)
     hits = ranked.hits[:k]
-    found = explanation(ranked, hits, [hit.id for hit in hits], store.view(NAME).index_use(k, narrow.where))
+    found = explanation(ranked, hits, [hit.id for hit in hits], view.index_use(k, where))
     for hit in found["hits"]:
         hit["score"], hit["cosine"] = round(hit["score"], 9), round(hit["cosine"], 9)
     return found

@@ -719,18 +719,17 @@ def test_long_patterns_and_texts(store, name):
     text = "ab" * 4000 + "c"
     write(store, name, changes(chunk("long", 0, T=text), chunk("short", 0, T="ab" * 100)))
     wanted: dict[str, set[str]] = {
-        "%" + "ab" * 2000 + "c": {"long"},
-        "%" + "ab" * 2000 + "%": {"long"},
-        "ab%" + "ab" * 90 + "%" + "ab" * 5: {"short"},
-        "%" + "ab" * 60 + "%b_": {"long"},
-        "%" + "ab" * 2000 + "b%": set(),
-        "%" + "ba" * 60 + "%": {"long", "short"},
+        "ab" * 2000 + "%c": {"long"},
+        "%" + "ab" * 50 + "%": {"long", "short"},
+        "ab%" + "ab" * 45 + "%" + "ab" * 5: {"short"},
+        "%" + "ab" * 45 + "%b_": {"long"},
+        "ab" * 2000 + "b%": set(),
     }
     assert {pattern: ids(store, name, {"T": {"$like": pattern}}) for pattern in wanted} == wanted
 
 
 def test_bad_filters_are_refused_before_anything_is_asked(store, filled):
-    with pytest.raises(BadFilter, match=r"\$eqq.*did you mean \$eq"):
+    with pytest.raises(BadFilter, match=r"\$eqq.*known are \$eq"):
         store.view(filled).search(unit(DIMENSION), 5, {"T": {"$eqq": 1}})
 
 

@@ -19,9 +19,8 @@ from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.torch import architectures
 from app.src.core.backends.torch.architectures import ARCHITECTURES, PairBias, refusal, relative_buckets
-from app.src.core.backends.torch.packed import PackedEncoder, Place
-from app.src.core.backends.torch.padded import PaddedEncoder
-from app.src.core.backends.torch.target import Target
+from app.src.core.backends.torch.encoders import PaddedEncoder, Target
+from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.device import DeviceProfile
 from app.src.core.loading import EngineOptions, load_engine
 from tests.core.conftest import module, write
@@ -118,7 +117,7 @@ def least_cosine(ours: Any, theirs: Any) -> float:
 def test_every_length_and_order_in_fp32(saved: Callable[[str], Path], name: str, pooling: str) -> None:
     folder = replace(read_folder(saved(name), "tiny"), pooling=pooling)
     assert refusal(folder) is None
-    encoder, reference = PackedEncoder.load(folder, Place.cpu(torch.float32)), PaddedEncoder(folder, CPU)
+    encoder, reference = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32), PaddedEncoder(folder, CPU)
     batch = sequences()
     with torch.inference_mode():
         wanted = torch.cat([reference(batch.select([place])) for place in range(len(batch))])
@@ -135,7 +134,7 @@ def test_bf16_is_near(saved: Callable[[str], Path], name: str) -> None:
     batch = sequences()
     with torch.inference_mode():
         exact = PaddedEncoder(folder, CPU)(batch)
-        ours = least_cosine(PackedEncoder.load(folder, Place.cpu(torch.bfloat16))(batch), exact)
+        ours = least_cosine(PackedEncoder.load(folder, DeviceProfile.cpu(), torch.bfloat16)(batch), exact)
         theirs = least_cosine(PaddedEncoder(folder, Target(DeviceProfile.cpu(), "bf16"))(batch), exact)
     assert 1 - ours <= 2.5 * (1 - theirs) + 1e-3, (ours, theirs)
     assert ours >= 0.98
@@ -174,7 +173,7 @@ def damaged(name: str) -> Callable[[Any, Any], Any]:
             "positions": {"positions": None},
             "order of counting": {"padding_id": 5 if weights.padding_id is None else None},
             "a layer": {"layers": layers[:-1]},
-            "attention": {"attentions": [architectures.Attention() for _ in weights.attentions]},
+            "attention": {"attentions": [architectures.Extras() for _ in weights.attentions]},
             "epsilon": {"epsilon": 0.5},
             "heads": {"heads": 2},
         }

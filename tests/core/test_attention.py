@@ -10,14 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends.torch import attention
-from app.src.core.backends.torch.attention import (
-    Attention,
+from app.src.core.backends.torch import packed
+from app.src.core.backends.torch.packed import (
     Bias,
     EqualRuns,
     Layout,
     MemoryEfficient,
-    PaddedRows,
     Run,
     Varlen,
     candidates,
@@ -66,15 +64,8 @@ def test_each_way_is_attention_by_its_definition(lengths: list[int], seed: int, 
     table = torch.randn(HEADS, 40, 40, generator=torch.Generator().manual_seed(seed + 1))
     bias = (lambda length: table[:, :length, :length]) if biased else None
     wanted = by_definition(qkv, lengths, bias)
-    for make in (EqualRuns, PaddedRows):
-        found = make(HEADS)(qkv, layout_of(lengths, qkv.device), bias)
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
-def test_a_kernel_without_bias_says_so(make: type[Attention]) -> None:
-    with pytest.raises(NotImplementedError, match="bias"):
-        make(HEADS)(torch.zeros(1, 3 * WIDTH), layout_of([1], torch.device("cpu")), lambda length: None)
+    found = EqualRuns(HEADS)(qkv, layout_of(lengths, qkv.device), bias)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- what card, which
@@ -103,13 +94,13 @@ def test_with_a_bias_and_on_a_cpu_there_are_runs() -> None:
 
 def test_the_choice_says_what_was_tried_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of cards do not run on a CPU: so each fails its trial, and what works is taken."""
-    monkeypatch.setattr(attention, "candidates", lambda *_a, **_b: [Varlen, MemoryEfficient, Wrong, EqualRuns])
-    chosen = choose(CPU, HEADS, WIDTH, torch.float32)
-    assert isinstance(chosen.attention, EqualRuns)
-    tried = chosen.reason.split("; ")
+    monkeypatch.setattr(packed, "candidates", lambda *_a, **_b: [Varlen, MemoryEfficient, Wrong, EqualRuns])
+    chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
+    assert type(chosen) is EqualRuns
+    tried = reason.split("; ")
     assert [part.split(":")[0] for part in tried[:3]] == ["varlen_attn", "memory-efficient attention", "wrong"]
     assert "off by" in tried[2]
-    assert tried[3] == "runs of equal length gives the right numbers here"
+    assert tried[3] == "runs of equal length"
 
 
 class Wrong(EqualRuns):
@@ -120,17 +111,6 @@ class Wrong(EqualRuns):
     def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
         first, second, *others = [run.length for run in layout.runs for _ in range(run.count)]
         return super().__call__(qkv, layout_of([first + second, *others], qkv.device), bias)
-
-
-def test_where_nothing_works_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "candidates", lambda *_a, **_b: [Wrong])
-    with pytest.raises(RuntimeError, match="wrong: off by"):
-        choose(CPU, HEADS, WIDTH, torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_passes_the_trial(dtype: torch.dtype) -> None:
-    assert isinstance(choose(CPU, 12, 384, dtype).attention, EqualRuns)
 
 
 # ----------------------------------------------------------------------------------------- what is sent to the kernels
@@ -158,7 +138,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
-def test_kernels_get_heads_borders_and_the_longest(make: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_get_heads_borders_and_the_longest(make: type[EqualRuns], monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [random.Random(4).randrange(1, 30) for _ in range(9)]
     way: Any = make(HEADS)
     stub = Recorded()
@@ -174,7 +154,7 @@ def test_kernels_get_heads_borders_and_the_longest(make: type[Attention], monkey
 
 
 @pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
-def test_this_torch_has_the_signatures(make: type[Attention]) -> None:
+def test_this_torch_has_the_signatures(make: type[EqualRuns]) -> None:
     """A CPU refuses the operators for want of a kernel, not for their arguments."""
     qkv = torch.zeros(3, 3 * WIDTH)
     with pytest.raises(NotImplementedError, match=r"CPU|backend"):
@@ -187,5 +167,5 @@ def test_the_card_passes_its_trial(dtype: torch.dtype) -> None:
     from app.src.core.device import detect
 
     profile = detect("cuda")
-    chosen = choose(profile, 12, 384, dtype)
-    assert chosen.attention.any_layout, chosen.reason
+    chosen, reason = choose(profile, 12, 384, dtype)
+    assert chosen.any_layout, reason

@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
-from app.src.core.backends.torch.backend import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
-from app.src.core.backends.torch.compute_thread import on_compute_thread
-from app.src.core.backends.torch.encoders import _on_card
-from app.src.core.backends.torch.graphs import CudaRecorder, Trials, with_graphs
-from app.src.core.backends.torch.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
-from app.src.core.backends.torch.target import Target
+from app.src.core.backends.torch.backend import Landing, TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.backends.torch.encoders import Target, with_card_graphs
+from app.src.core.backends.torch.graphs import CudaRecorder, GraphedEncoder, with_graphs
+from app.src.core.backends.torch.process import on_compute_thread
+from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions
@@ -30,7 +29,7 @@ from tests.core.conftest import MINILM, ScriptedBackend
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
 
 
-class HereAndNow:
+class HereAndNow(CudaCard):
     """A card whose queues do everything at once, in the host's memory."""
 
     class Queue:
@@ -52,7 +51,7 @@ class HereAndNow:
     def on(self, stream: object) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()
 
-    def host(self, count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((count,), -1, dtype=dtype)
 
     def sent(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -66,22 +65,22 @@ class HereAndNow:
     def keep_for(self, tensor: torch.Tensor, stream: object) -> None: ...
 
 
-def by_way_of_a_card(packed: bool, pinned: bool) -> tuple[TorchBackend, HereAndNow]:
+def by_way_of_a_card(packed: bool) -> tuple[TorchBackend, HereAndNow]:
     """The packaged model on the CPU, as if its numbers went to a card and back."""
     backend = TorchBackend.load(TorchOptions(MINILM, precision="fp32", device="cpu", packed=packed))
     card = HereAndNow()
     encoder: Any = backend._loaded()
-    encoder._uploads = CardUploads(card, pinned=pinned)
-    backend._downloads = CardDownloads(card) if pinned else PageableDownloads(card)
+    encoder._uploads = CardUploads(card)
+    backend._downloads = Downloads(card)
     backend.ahead, backend.pauses = 1, 0
     return backend, card
 
 
-@pytest.mark.parametrize(("packed", "pinned"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("packed", [True, False])
 def test_a_model_whose_numbers_go_by_way_of_a_card_gives_the_same_vectors(
-    minilm: EmbeddingEngine, packed: bool, pinned: bool
+    minilm: EmbeddingEngine, packed: bool
 ) -> None:
-    backend, card = by_way_of_a_card(packed, pinned)
+    backend, card = by_way_of_a_card(packed)
     with EmbeddingEngine(backend) as engine:
         engine.memory.shrink(512)  # many batches
         texts = TEXTS[:24]
@@ -186,8 +185,9 @@ def test_what_comes_late_is_the_engines_error() -> None:
         def result(self) -> Vectors:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
+    late: Any = Late()
     with pytest.raises(OutOfMemory):
-        _Mapped(Late(), lambda: None).result()
+        Landing(late).result()
 
 
 # ----------------------------------------------------------------------------------------------------- a token's cost
@@ -267,12 +267,12 @@ def test_a_small_vocabulary_is_not_exceeded(monkeypatch: pytest.MonkeyPatch, on_
 
 
 def test_closing_lets_go_of_the_buffers_and_leaves_what_is_on_its_way() -> None:
-    backend, _card = by_way_of_a_card(packed=True, pinned=True)
+    backend, _card = by_way_of_a_card(packed=True)
     batch = backend.tokenize(TEXTS[:3])
     wanted = backend.forward(batch)
     pending = backend.launch(batch)
-    assert isinstance(backend._downloads, CardDownloads)
-    buffers = [weakref.ref(slot.buffer) for slot in backend._downloads._slots]
+    assert isinstance(backend._downloads, Downloads)
+    buffers = [weakref.ref(buffer) for buffer in backend._downloads._buffers]
     backend.close()
     np.testing.assert_array_equal(pending.result(), wanted)
     del pending
@@ -362,7 +362,7 @@ class FakeGraphs:
 def test_a_recording_is_warmed_up_and_made_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeGraphs(monkeypatch)
     recording, found = CudaRecorder(torch.device("cuda", 1))(cuda.work)
-    assert recording == "graph"  # type: ignore[comparison-overlap]
+    assert recording == "graph"
     assert found.shape == (2,)
     assert cuda.ran_on == ["beside"] * 4
     assert cuda.told == ["device cuda:1"], "torch.cuda.graph waits for the current device, whichever that is"
@@ -396,9 +396,9 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
     assert isinstance(backend, TorchBackend)
     encoder: Any = backend._loaded()
     target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs="off")
-    chosen = _on_card(target, encoder, "because", 1000)
-    assert chosen.encoder is encoder
-    assert chosen.reason.endswith("CUDA graphs are switched off")
+    chosen, reason = with_card_graphs(target, encoder, "because", 1000)
+    assert chosen is encoder
+    assert reason.endswith("CUDA graphs are switched off")
 
 
 def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,10 +411,10 @@ def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
         raise OutOfMemory("far enough")
 
     monkeypatch.setattr(TorchBackend, "load", load)
-    for overlap, pinned, graphs in ((True, True, "auto"), (False, True, "on"), (True, False, "off")):
+    for overlap, graphs in ((True, "auto"), (False, "on"), (True, "off")):
         with pytest.raises(OutOfMemory):
-            engine_module.load_engine(EngineOptions(overlap=overlap, pinned=pinned, graphs=graphs))
-        assert (given[-1].overlap, given[-1].pinned, given[-1].graphs) == (overlap, pinned, graphs)
+            engine_module.load_engine(EngineOptions(overlap=overlap, graphs=graphs))
+        assert (given[-1].overlap, given[-1].graphs) == (overlap, graphs)
 
 
 def test_graphs_are_tried_within_a_small_vocabulary() -> None:
@@ -432,27 +432,10 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
         raise RuntimeError("no graphs here")
 
     for words in (60, 500, 30_522):
-        with_graphs(Model(), record, HostUploads(), lambda: None, Trials(words))  # type: ignore[arg-type]
+        model: Any = Model()
+        with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, words)
         assert 0 < max(seen) < words
         seen.clear()
-
-
-@pytest.mark.parametrize(("pinned", "way"), [(True, CardDownloads), (False, PageableDownloads)])
-def test_pinned_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, pinned: bool, way: type) -> None:
-    from app.src.core.backends.torch import staging
-
-    card = HereAndNow()
-    monkeypatch.setattr(staging, "CudaCard", lambda device: card)
-    asked: list[bool] = []
-
-    def host(count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-        asked.append(pinned)
-        return torch.empty(count)
-
-    monkeypatch.setattr(card, "host", host)
-    assert isinstance(staging.downloads_for(torch.device("cuda", 0), pinned=pinned), way)
-    staging.uploads_for(torch.device("cuda", 0), pinned=pinned)
-    assert set(asked) == {pinned}
 
 
 # ------------------------------------------------------------------------------------------------------------ on a card
@@ -461,7 +444,7 @@ def test_pinned_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, pinn
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "switches",
-    [{}, {"overlap": False}, {"pinned": False}, {"graphs": "off"}, {"graphs": "on"}, {"packed": False}],
+    [{}, {"overlap": False}, {"graphs": "off"}, {"graphs": "on"}, {"packed": False}],
     ids=str,
 )
 def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, switches: dict[str, Any]) -> None:
@@ -486,13 +469,13 @@ def test_a_card_that_overlaps_is_launched_ahead() -> None:
     with load_engine(EngineOptions(MINILM, device="cuda", precision="fp32")) as engine:
         begin = engine._runner.begin
         batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)
-        begin(batch).result()
+        begin(batch)()
         torch.cuda.synchronize()
         started = time.perf_counter()
         running = [begin(batch) for _ in range(2)]
         launched = time.perf_counter() - started
         for each in running:
-            each.result()
+            each()
         assert launched < (time.perf_counter() - started) * 0.9
 
 
@@ -575,12 +558,13 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
         def replay(self) -> None:
             clock[0] += 1e-3 + 1e-6 * self._tokens
 
+    model: Any = Model()
     rungs = iter((32, 128, 512, 1024, 384))
 
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         return Recorded(next(rungs)), work()
 
-    best, reason = with_graphs(Model(), record, HostUploads(), lambda: None, Trials(1000))
+    best, reason = with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, 1000)
     assert "up to 512 tokens" in reason
     assert best.recorded == [32, 128, 512]
     best(TokenBatch.of([[1] * 300]))

@@ -16,7 +16,7 @@ from app.src.core import engine as engine_module
 from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, Pause, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.runner import usable
+from app.src.core.queue import usable
 from app.src.core.tokens import padded, plan_batches
 
 WORDS = [

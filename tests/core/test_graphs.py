@@ -15,30 +15,17 @@ from hypothesis import strategies as st
 
 from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import read_folder
-from app.src.core.backends.torch.attention import Bias, Choice, Inputs, Layout, layout_of
-from app.src.core.backends.torch.graphs import (
-    KEPT,
-    LADDER,
-    SEQUENCES,
-    GraphedEncoder,
-    Recording,
-    Trials,
-    rung_for,
-    with_graphs,
-)
-from app.src.core.backends.torch.packed import PackedEncoder, Place
+from app.src.core.backends.torch.graphs import LADDER, SEQUENCES, GraphedEncoder, rung_for, with_graphs
+from app.src.core.backends.torch.packed import Bias, EqualRuns, Inputs, Layout, PackedEncoder, layout_of
 from app.src.core.backends.torch.staging import HostUploads, uploads_for
+from app.src.core.device import DeviceProfile
 
 
-class ByBorders:
+class ByBorders(EqualRuns):
     """Attention that knows sequences by their borders on the device only, as the kernels of cards do."""
 
     name = "by borders"
-    takes_bias = False
     any_layout = True
-
-    def __init__(self, heads: int) -> None:
-        self._heads = heads
 
     def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
         assert int((layout.cumulative[1:] - layout.cumulative[:-1]).max()) <= layout.longest
@@ -66,7 +53,7 @@ class Recorder:
         self.recorded = 0
         self.fail: Exception | None = None
 
-    def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+    def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         if self.fail:
             raise self.fail
         self.recorded += 1
@@ -76,8 +63,8 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def encoder(minilm_folder: Path) -> PackedEncoder:
-    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), Place.cpu(torch.float32))
-    loaded.attention = Choice(ByBorders(12), "a test's")
+    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), DeviceProfile.cpu(), torch.float32)
+    loaded.attention = ByBorders(12)
     return loaded
 
 
@@ -105,6 +92,10 @@ class Counting:
     def compute(self, inputs: Inputs) -> torch.Tensor:
         borders = inputs.layout.cumulative
         return torch.stack([borders[1:], borders[:-1]], dim=1).float()
+
+
+def tried(encoder: Any, record: Recorder, words: int, **named: Any) -> tuple[Any, str]:
+    return with_graphs(GraphedEncoder(encoder, record, HostUploads()), lambda: None, words, **named)
 
 
 def texts(*lengths: int) -> TokenBatch:
@@ -152,7 +143,7 @@ def test_a_result_outlives_the_next_replay(encoder: PackedEncoder) -> None:
 def test_every_token_of_a_rung_is_in_some_sequence(lengths: list[int]) -> None:
     """Those of the batch first; what fills up is never longer than the model takes."""
     recorder = Recorder()
-    stub = Counting()
+    stub: Any = Counting()
     graphed = GraphedEncoder(stub, recorder, HostUploads())
     if rung_for(sum(lengths), len(lengths)) is None:
         return
@@ -168,20 +159,10 @@ def test_every_token_of_a_rung_is_in_some_sequence(lengths: list[int]) -> None:
     assert int(rung.numbers[rung.tokens : 3 * rung.tokens].max()) < stub.longest
 
 
-def test_recordings_are_made_once_and_the_one_used_longest_ago_goes() -> None:
-    recorder = Recorder()
-    graphed = GraphedEncoder(Counting(), recorder, HostUploads(), kept=3)
-    for tokens in (16, 32, 16, 48, 16, 64):
-        graphed(texts(*[min(tokens, 40)] * (tokens // 40), tokens % 40 or 40)[: 1 + tokens // 40])
-    assert len(graphed.recorded) <= 3
-    assert 16 in graphed.recorded
-    assert recorder.recorded == 4
-    assert len(LADDER) == KEPT, "making one anew takes longer than computing"
-
-
 def test_what_cannot_be_recorded_is_computed_for_good() -> None:
     recorder, stub = Recorder(), Counting()
-    graphed = GraphedEncoder(stub, recorder, HostUploads())
+    encoder: Any = stub
+    graphed = GraphedEncoder(encoder, recorder, HostUploads())
     graphed(texts(5))
     assert (graphed.recorded, stub.batches) == ([16], 0)
     recorder.fail = RuntimeError("operation not permitted when stream is capturing")
@@ -193,7 +174,7 @@ def test_what_cannot_be_recorded_is_computed_for_good() -> None:
 
 
 def test_a_large_batch_is_computed_and_running_out_of_memory_gives_recordings_back() -> None:
-    stub = Counting()
+    stub: Any = Counting()
     graphed = GraphedEncoder(stub, Recorder(), HostUploads())
     graphed(texts(5))
     graphed(texts(*[40] * 110))
@@ -235,7 +216,7 @@ def test_graphs_are_used_where_they_measure_faster(
             return encoder.compute(inputs)
 
     class Timed(Recorder):
-        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
             recording, found = super().__call__(work)
             replay = recording.replay
 
@@ -243,21 +224,21 @@ def test_graphs_are_used_where_they_measure_faster(
                 clock.now += replaying
                 replay()
 
-            recording.replay = later  # type: ignore[method-assign]
+            recording.replay = later
             return recording, found
 
     stub = Slow()
-    best, reason = with_graphs(stub, Timed(), HostUploads(), lambda: None, Trials(1000, probes=(24,)))
+    best, reason = tried(stub, Timed(), 1000, probes=(24,))
     assert isinstance(best, GraphedEncoder) is used
     assert f"{computing / replaying:.2f} x" in reason
 
 
 def test_graphs_that_give_other_vectors_are_not_used(encoder: PackedEncoder) -> None:
     class Wrong(Recorder):
-        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
             return super().__call__(lambda: work().roll(1, dims=1))
 
-    best, reason = with_graphs(encoder, Wrong(), HostUploads(), lambda: None, Trials(1000))
+    best, reason = tried(encoder, Wrong(), 1000)
     assert best is encoder
     assert "other vectors" in reason
 
@@ -265,7 +246,7 @@ def test_graphs_that_give_other_vectors_are_not_used(encoder: PackedEncoder) -> 
 def test_where_nothing_can_be_recorded_the_encoder_stays(encoder: PackedEncoder) -> None:
     recorder = Recorder()
     recorder.fail = RuntimeError("no graphs here")
-    assert with_graphs(encoder, recorder, HostUploads(), lambda: None, Trials(1000))[0] is encoder
+    assert tried(encoder, recorder, 1000)[0] is encoder
 
 
 def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +255,7 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
     monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
 
     class Full(Recorder):
-        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
             if self.recorded == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().__call__(work)
@@ -290,7 +271,7 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
             return torch.ones(len(inputs.layout.cumulative) - 1, 2)
 
     slow = Slow()
-    best, reason = with_graphs(slow, Full(), HostUploads(), lambda: None, Trials(1000, probes=(24, 128, 512)))
+    best, reason = tried(slow, Full(), 1000, probes=(24, 128, 512))
     assert best is slow
     assert "cannot be recorded for 512 tokens" in reason
 
@@ -302,8 +283,7 @@ def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
 
     profile = detect("cuda")
     device = torch.device(profile.torch_name)
-    place = Place(profile, torch.float16)
-    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), place)
+    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
     graphed = GraphedEncoder(loaded, CudaRecorder(device), uploads_for(device))
     with torch.inference_mode():
         for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):

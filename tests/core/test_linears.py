@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from app.src.core.backends.torch import linears
-from app.src.core.backends.torch.linears import Affine, PlainLinears, PrepackedLinears
+from app.src.core.backends.torch.linears import Affine, Linears, PrepackedLinears
 
 
 def layer(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> tuple[Affine, torch.Tensor, torch.Tensor]:
@@ -24,10 +24,10 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("make", [PlainLinears(), PrepackedLinears()], ids=["plain", "prepacked"])
+@pytest.mark.parametrize("make", [Linears(), PrepackedLinears()], ids=["plain", "prepacked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
-def test_they_are_torchs(make: linears.Linears, dtype: torch.dtype, bias: bool) -> None:
+def test_they_are_torchs(make: Linears, dtype: torch.dtype, bias: bool) -> None:
     numbers, x, residual = layer(dtype, bias=bias)
     wanted = F.linear(x, numbers.weight, numbers.bias)
     close(make.linear(numbers)(x), wanted)

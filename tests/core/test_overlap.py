@@ -18,8 +18,7 @@ from app.src.core import queue as queue_module
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, TokenBatch, Vectors
 from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.queue import LANES, Lane, WorkerDied
-from app.src.core.runner import BatchRunner
+from app.src.core.queue import LANES, BatchRunner, Lane, WorkerDied
 from tests.core.conftest import ScriptedBackend
 
 PATIENCE = 20.0
@@ -183,22 +182,22 @@ def test_closing_refuses_the_next_launch_and_leaves_what_was_launched(remote: Re
     tokens = remote.tokenize(many(3))
     running = runner.begin(tokens)
     runner.close()
-    np.testing.assert_array_equal(running.result(), remote.forward(tokens))
+    np.testing.assert_array_equal(running(), remote.forward(tokens))
     with pytest.raises(EngineClosed):
-        runner.begin(tokens).result()
+        runner.begin(tokens)()
     assert remote.closed == 1
 
 
 def test_the_time_of_two_batches_at_once_counts_once(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched at 0 and 1, ended at 10 and 14: busy for 14 seconds, not for 23."""
     now = iter([0.0, 1.0, 10.0, 14.0])
-    monkeypatch.setattr("app.src.core.runner.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("app.src.core.queue.time.perf_counter", lambda: next(now))
     runner = BatchRunner(remote)
     tokens = remote.tokenize(many(3))
     first, second = runner.begin(tokens), runner.begin(tokens)
-    first.result()
+    first()
     assert runner.stats().compute_seconds == 10.0
-    second.result()
+    second()
     assert runner.stats().compute_seconds == 14.0
 
 

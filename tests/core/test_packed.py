@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.torch.attention import Layout, layout_of
-from app.src.core.backends.torch.packed import FEW_TOKENS, PackedEncoder, Place, counted_positions, filled, places_of
+from app.src.core.backends.torch.packed import (
+    FEW_TOKENS,
+    Layout,
+    PackedEncoder,
+    counted_positions,
+    filled,
+    layout_of,
+    places_of,
+)
+from app.src.core.device import DeviceProfile
 from app.src.core.tokens import TokenBatch
 
 
@@ -40,7 +48,7 @@ def folder(minilm_folder: Path) -> Folder:
 
 
 def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
-    encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
+    encoder = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)
     numbers = (5, 1, 5, 3, 1, 0)
     batch = TokenBatch.of([101, 2000 + number, 3000, *range(4000, 4000 + number), 102] for number in numbers)
     with torch.inference_mode():
@@ -72,7 +80,7 @@ def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
 
 
 def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
+    encoder = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)
     batch = TokenBatch.of([[101, 2000, 102], [101, *range(3000, 3040), 102]])
     with torch.inference_mode():
         longer = encoder(batch)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.src.core.backends.torch import probe
-from app.src.core.backends.torch.probe import BUDGET, LEAST_ROUNDS, ROUNDS, gain
+from app.src.core.backends.torch import linears
+from app.src.core.backends.torch.linears import BUDGET, LEAST_ROUNDS, ROUNDS, gain
 from app.src.core.device import BF16_PAYS, DeviceProfile, choose_precision
 from app.src.core.loading import EngineOptions, load_engine
 
@@ -75,7 +75,7 @@ def test_a_clock_that_stands_still_is_survived() -> None:
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_known", None)
+    monkeypatch.setattr(linears, "_known", None)
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -86,17 +86,17 @@ def test_emulation_is_found_by_a_small_product_and_no_large_one_is_tried(monkeyp
         sizes.append(rows)
         return lambda: None
 
-    monkeypatch.setattr(probe, "_product", product)
-    monkeypatch.setattr(probe, "gain", lambda *_works: 0.01)
-    assert probe.bf16_gain() == 0.01
+    monkeypatch.setattr(linears, "_product", product)
+    monkeypatch.setattr(linears, "gain", lambda *_works: 0.01)
+    assert linears.bf16_gain() == 0.01
     assert sizes == [32, 32]
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_torch_without_the_operators_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "prepacked", lambda _layer: None)
-    assert probe.bf16_gain() == 0
-    assert choose_precision(DeviceProfile.cpu(), "auto", probe.bf16_gain)[0] == "fp32"
+    monkeypatch.setattr(linears, "prepacked", lambda _layer: None)
+    assert linears.bf16_gain() == 0
+    assert choose_precision(DeviceProfile.cpu(), "auto", linears.bf16_gain)[0] == "fp32"
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -108,9 +108,9 @@ def test_it_is_measured_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> No
         time.sleep(0.02)
         return 1.7
 
-    monkeypatch.setattr(probe, "_measured", slowly)
+    monkeypatch.setattr(linears, "_measured", slowly)
     found: list[float] = []
-    threads = [threading.Thread(target=lambda: found.append(probe.bf16_gain())) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(linears.bf16_gain())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -122,7 +122,7 @@ def test_it_is_measured_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("forgotten")
 def test_this_machine_is_measured() -> None:
     started = time.perf_counter()
-    found = probe.bf16_gain()
+    found = linears.bf16_gain()
     assert 0 <= found < 30
     assert time.perf_counter() - started < 30 + 2 * BUDGET, (
         "the first calls included, on a machine that does other work"
@@ -142,7 +142,7 @@ def test_this_machine_is_measured() -> None:
 def test_the_engine_takes_what_the_probe_allows_and_says_why(
     monkeypatch: pytest.MonkeyPatch, gain: float, precision: str, reason: str
 ) -> None:
-    monkeypatch.setattr(probe, "_known", gain)
+    monkeypatch.setattr(linears, "_known", gain)
     with load_engine(EngineOptions(device="cpu")) as engine:
         assert engine.precision == precision
         assert reason in engine.precision_reason
@@ -150,8 +150,8 @@ def test_the_engine_takes_what_the_probe_allows_and_says_why(
 
 
 def test_who_asks_for_a_precision_is_not_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_measured", lambda: pytest.fail("measured"))
-    monkeypatch.setattr(probe, "_known", None)
+    monkeypatch.setattr(linears, "_measured", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(linears, "_known", None)
     for asked in ("fp32", "bf16"):
         with load_engine(EngineOptions(device="cpu", precision=asked)) as engine:
             assert (engine.precision, engine.precision_reason) == (asked, "asked for")

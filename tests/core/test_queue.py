@@ -19,7 +19,7 @@ from app.src.core import queue as queue_module
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, SilentWatcher, WorkerDied
+from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, Watcher, WorkerDied
 from tests.core.conftest import ScriptedBackend
 
 PATIENCE = 20.0
@@ -75,7 +75,7 @@ class Gated(ScriptedBackend):
         return self.now
 
 
-class Told:
+class Told(Watcher):
     """A watcher that keeps count."""
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ def test_a_query_passes_between_the_layers_of_a_real_model(
         "in as many batches as the machine's speed asks"
     )
     assert minilm._runner.steps == 7
-    minilm.configure_queue(watcher=SilentWatcher())
+    minilm.configure_queue(watcher=Watcher())
     np.testing.assert_allclose(found, minilm.embed(texts), atol=1e-5)
     np.testing.assert_allclose(queries[0].result(PATIENCE), minilm.embed(["who waits"]), atol=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core.queue import RUN_SECONDS, WINDOW, LaneQueue, LaneTurns, Piece, Request, Speed
+from app.src.core.queue import WINDOW, LaneQueue, Piece, Request, Speed
 from app.src.core.tokens import TokenBatch, plan_batches
 
 BUDGET = 32
@@ -119,43 +119,14 @@ def test_drained_is_whoever_waits() -> None:
     assert queue.take(plan, BUDGET, BUDGET) == []
 
 
-@pytest.mark.parametrize(
-    ("interactive", "bulk", "lane"),
-    [(False, False, None), (True, False, "interactive"), (False, True, "bulk"), (True, True, "interactive")],
-)
-def test_interactive_first(interactive: bool, bulk: bool, lane: str | None) -> None:
-    assert LaneTurns().choose(interactive=interactive, bulk=bulk) == lane
-
-
-def test_bulk_has_its_turn_under_endless_interactive_work() -> None:
-    turns, order = LaneTurns(), ""
-    for _ in range(40):
-        lane = turns.choose(interactive=True, bulk=True)
-        assert lane is not None
-        turns.ran(lane, 0.03, bulk=True)
-        order += lane[0]
-    share = math.ceil(RUN_SECONDS / 0.03)
-    assert order.startswith("i" * share + "b" + "i" * share + "b")
-    assert order.count("b") == 40 // (share + 1)
-
-
-def test_interactive_work_while_nobody_waits_costs_no_turn() -> None:
-    turns = LaneTurns()
+def test_speed_follows_the_last_large_batches() -> None:
+    speed = Speed()
+    assert (speed.wait(1000), speed.tokens_in(1)) == (0, math.inf)
+    speed.ran(10, 1.0)  # too small to show it
+    assert speed.tokens_in(1) == math.inf
+    speed.ran(100, 1.0)
+    assert speed.wait(1000) == 10
     for _ in range(100):
-        turns.ran("interactive", 1.0, bulk=False)
-    assert turns.choose(interactive=True, bulk=True) == "interactive"
-
-
-def test_pace_follows_the_last_batches() -> None:
-    pace = Speed()
-    assert pace.seconds_for("bulk", 1000) == 0
-    assert pace.tokens_in("bulk", 1) == math.inf
-    pace.ran("interactive", 100, 1.0)
-    assert pace.seconds_for("bulk", 1000) == 10  # nothing better is known
-    for _ in range(100):
-        pace.ran("bulk", 1000, 1.0)
-    assert pace.tokens_in("bulk", 0.5) == pytest.approx(500)
-    for _ in range(100):
-        pace.ran("bulk", 100, 1.0)
-    assert pace.seconds_for("bulk", 100) == pytest.approx(1, rel=0.01)
-    assert pace.seconds_for("interactive", 100) == pytest.approx(1)
+        speed.ran(1000, 1.0)
+    assert speed.tokens_in(0.5) == pytest.approx(500, rel=0.01)
+    assert speed.wait(2000) == pytest.approx(2, rel=0.01)

@@ -16,14 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import Pending, Vectors
+from app.src.core.backends import Vectors
 from app.src.core.backends.torch.staging import (
-    CardDownloads,
+    Arriving,
     CardUploads,
     CudaCard,
+    Downloads,
     HostUploads,
-    PageableDownloads,
-    downloads_for,
     uploads_for,
 )
 
@@ -60,7 +59,7 @@ class SimulatedStream:
         self.queue.append((lambda: event.reached, lambda: None))
 
 
-class SimulatedCard:
+class SimulatedCard(CudaCard):
     """Device tensors are tensors whose memory turns to garbage when the last reference is gone, as soon as the stream
     that it belongs to, and those it is kept for, have done what is queued there by then."""
 
@@ -71,7 +70,7 @@ class SimulatedCard:
         self._current: list[SimulatedStream] = []
         self._kept: dict[int, list[SimulatedStream]] = {}
         self.broken: Exception | None = None
-        self.pinned: list[bool] = []
+        self.made = 0
 
     # -- what staging asks for
 
@@ -88,8 +87,8 @@ class SimulatedCard:
         yield
         self._current.pop()
 
-    def host(self, count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-        self.pinned.append(pinned)
+    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        self.made += 1
         return torch.full((count,), GARBAGE, dtype=dtype)
 
     def sent(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -167,17 +166,14 @@ SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, m
     seed=st.integers(0, 10_000),
     slots=st.integers(1, 3),
     lag=st.integers(0, 5),
-    pinned=st.booleans(),
 )
-def test_everybody_gets_his_own_numbers_back(
-    shapes: list[tuple[int, int]], seed: int, slots: int, lag: int, pinned: bool
-) -> None:
+def test_everybody_gets_his_own_numbers_back(shapes: list[tuple[int, int]], seed: int, slots: int, lag: int) -> None:
     """`lag`: how many batches later one is asked for; more than there are buffers, too. Each third is never asked
     for."""
     card = SimulatedCard(seed)
-    uploads = CardUploads(card, pinned=pinned, slots=slots)
-    downloads = CardDownloads(card, slots=slots) if pinned else PageableDownloads(card)
-    pending: deque[tuple[int, Pending]] = deque()
+    uploads = CardUploads(card, slots=slots)
+    downloads = Downloads(card, slots=slots)
+    pending: deque[tuple[int, Arriving]] = deque()
 
     def ask() -> None:
         number, one = pending.popleft()
@@ -193,7 +189,6 @@ def test_everybody_gets_his_own_numbers_back(
             ask()
     while pending:
         ask()
-    assert set(card.pinned) <= {pinned}
 
 
 @settings(max_examples=60, deadline=None)
@@ -202,7 +197,7 @@ def test_numbers_that_a_recording_reads_are_written_when_it_has_read_the_last_on
     seed: int, batches: int, slots: int
 ) -> None:
     card = SimulatedCard(seed)
-    uploads, downloads = CardUploads(card, slots=slots), CardDownloads(card, slots=slots)
+    uploads, downloads = CardUploads(card, slots=slots), Downloads(card, slots=slots)
     room = uploads.room(6)
     room[:] = 0
     numbers = uploads.send()
@@ -220,7 +215,7 @@ def test_numbers_that_a_recording_reads_are_written_when_it_has_read_the_last_on
 def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
     """Neither direction waits for what computes, and the host waits for nothing."""
     card = SimulatedCard()
-    uploads, downloads = CardUploads(card), CardDownloads(card)
+    uploads, downloads = CardUploads(card), Downloads(card)
     blocked = SimulatedEvent(card)
     card.computing().wait_event(blocked)
     first = downloads.fetch(computed(card, uploads, 0, (2, 2)))
@@ -236,24 +231,22 @@ def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
 
 def test_buffers_are_used_again_and_grow_seldom() -> None:
     card = SimulatedCard()
-    uploads, downloads = CardUploads(card), CardDownloads(card)
+    uploads, downloads = CardUploads(card), Downloads(card)
     for number in range(50):
         downloads.fetch(computed(card, uploads, number, (1 + number % 7, 3))).result()
-    made = len(card.pinned)
+    made = card.made
     for number in range(50):
         downloads.fetch(computed(card, uploads, number, (7, 3))).result()
     assert made <= 6 + 18  # six empty ones, each grown at most three times
-    assert len(card.pinned) == made
+    assert card.made == made
 
 
 def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks() -> None:
     card = SimulatedCard()
-    uploads, downloads = CardUploads(card), CardDownloads(card, slots=1)
+    uploads, downloads = CardUploads(card), Downloads(card, slots=1)
     first = downloads.fetch(computed(card, uploads, 0, (2, 2)))
     card.broken = RuntimeError("an illegal memory access was encountered")
-    slot = downloads._slots[0].arriving
-    assert slot is not None
-    slot.read()  # as who needs the buffer again does; it is not his error
+    first.read()  # as who needs the buffer again does; it is not his error
     card.broken = None
     second = downloads.fetch(computed(card, uploads, 1, (2, 2)))
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -263,7 +256,7 @@ def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks() -> None:
 
 def test_a_result_may_be_asked_for_again() -> None:
     card = SimulatedCard()
-    pending = CardDownloads(card).fetch(computed(card, CardUploads(card), 3, (2, 2)))
+    pending = Downloads(card).fetch(computed(card, CardUploads(card), 3, (2, 2)))
     np.testing.assert_array_equal(pending.result(), pending.result())
 
 
@@ -291,10 +284,9 @@ def device() -> torch.device:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pinned", [True, False])
-def test_numbers_come_back_from_a_card(device: torch.device, pinned: bool) -> None:
-    uploads, downloads = uploads_for(device, pinned=pinned), downloads_for(device, pinned=pinned)
-    pending: deque[tuple[Vectors, Pending]] = deque()
+def test_numbers_come_back_from_a_card(device: torch.device) -> None:
+    uploads, downloads = uploads_for(device), Downloads(CudaCard(device))
+    pending: deque[tuple[Vectors, Arriving]] = deque()
     generator = np.random.default_rng(4)
     with torch.inference_mode():
         for number in range(200):
@@ -313,7 +305,7 @@ def test_numbers_come_back_from_a_card(device: torch.device, pinned: bool) -> No
 
 @pytest.mark.gpu
 def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
-    card, downloads = CudaCard(device), downloads_for(device)
+    card, downloads = CudaCard(device), Downloads(CudaCard(device))
     with torch.inference_mode():
         downloads.fetch(torch.ones(8, 8, device=device)).result()
         torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.src.core.backends import ModelUnsupported, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.backends.torch import backend as pytorch
-from app.src.core.backends.torch import switches
-from app.src.core.backends.torch.switches import Tf32Switch, tune_convolutions
+from app.src.core.backends.torch.process import TF32, Tf32Switch
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine, preallocate
@@ -22,43 +22,32 @@ T4, A100 = DeviceProfile.of_card("Tesla T4"), DeviceProfile.of_card("NVIDIA A100
 CPU = DeviceProfile.cpu()
 
 
-@pytest.mark.parametrize(
-    "capability", [(6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-)
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    import torch
+
+    found: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", found.append)
+    return found
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_tf32_exists_from_8_0_on_and_is_on_only_when_asked_for(
-    capability: tuple[int, int], precision: Precision
+    written: list[str], capability: tuple[int, int], precision: Precision
 ) -> None:
-    written: list[str] = []
-    on = Tf32Switch(written.append).hold(DeviceProfile.cuda("x", capability), precision)
+    on = Tf32Switch().hold(DeviceProfile.cuda("x", capability), precision)
     assert on is (precision == "tf32" and capability >= (8, 0))
     assert written == ["high"] * on
+    assert not Tf32Switch().hold(CPU, "tf32")
 
 
-def test_a_cpu_never_writes() -> None:
-    written: list[str] = []
-    assert not Tf32Switch(written.append).hold(CPU, "tf32")
-    assert written == []
-
-
-def test_fp32_beside_tf32_is_true_fp32_for_as_long_as_it_is_there() -> None:
-    written: list[str] = []
-    switch = Tf32Switch(written.append)
-    assert switch.hold(A100, "tf32")
-    assert switch.hold(A100, "tf32")
-    assert not switch.hold(A100, "fp32")
-    assert switch.hold(A100, "fp16") is False
-    assert switch.release(A100, "fp32")
-    assert switch.release(A100, "tf32")
-    assert not switch.release(A100, "tf32")
-    assert written == ["high", "highest", "high", "highest"]
-
-
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(PRECISIONS), st.booleans())))
-def test_never_on_while_somebody_holds_fp32(events: list[tuple[Precision, bool]]) -> None:
+def test_never_on_while_an_engine_holds_fp32(written: list[str], events: list[tuple[Precision, bool]]) -> None:
     """Whatever comes and goes: on exactly while tf32 is held and fp32 is not, and written only when that changes."""
-    written: list[str] = []
-    switch, held = Tf32Switch(written.append), dict.fromkeys(PRECISIONS, 0)
+    written.clear()
+    switch, held = Tf32Switch(), dict.fromkeys(PRECISIONS, 0)
     for precision, begins in events:
         if not begins and not held[precision]:
             continue
@@ -69,47 +58,30 @@ def test_never_on_while_somebody_holds_fp32(events: list[tuple[Precision, bool]]
     assert all(one != other for one, other in pairwise(written))
 
 
-def test_torchs_own_switch_is_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    written: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", written.append)
-    switch = Tf32Switch()
-    switch.hold(A100, "tf32")
-    switch.release(A100, "tf32")
-    assert written == ["high", "highest"]
-
-
 def test_an_engine_holds_its_precision_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, int]] = []
+
     class Recording(Tf32Switch):
-        def __init__(self) -> None:
-            super().__init__(lambda _precision: None)
-            self.events: list[tuple[str, str]] = []
+        def hold(self, profile: DeviceProfile, precision: Precision, by: int = 1) -> bool:
+            events.append((precision, by))
+            return super().hold(profile, precision, by)
 
-        def hold(self, profile: DeviceProfile, precision: Precision) -> bool:
-            self.events.append(("hold", precision))
-            return super().hold(profile, precision)
-
-        def release(self, profile: DeviceProfile, precision: Precision) -> bool:
-            self.events.append(("release", precision))
-            return super().release(profile, precision)
-
-    recording = Recording()
-    monkeypatch.setattr(pytorch, "TF32", recording)
+    monkeypatch.setattr(pytorch, "TF32", Recording())
     engine = load_engine(EngineOptions(device="cpu", precision="fp32"))
-    assert recording.events == [("hold", "fp32")]
+    assert events == [("fp32", 1)]
     engine.close()
     engine.close()
-    assert recording.events == [("hold", "fp32"), ("release", "fp32")]
+    assert events == [("fp32", 1), ("fp32", -1)]
 
 
+@pytest.mark.usefixtures("written")
 def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is refused must not keep TF32 off, or on, for all others."""
 
     def refuse(*_given: object, **_named: object) -> None:
         raise ModelUnsupported("planted")
 
-    switch = Tf32Switch(lambda _precision: None)
+    switch = Tf32Switch()
     monkeypatch.setattr(pytorch, "TF32", switch)
     monkeypatch.setattr(pytorch, "detect", lambda _device: A100)
     monkeypatch.setattr(pytorch, "load_encoder", refuse)
@@ -120,31 +92,19 @@ def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyP
     assert switch.hold(A100, "tf32") is True
 
 
-@pytest.mark.parametrize(("profile", "on", "switched"), [(T4, True, True), (T4, False, False), (CPU, True, False)])
-def test_cudnn_searches_only_on_a_card_that_was_asked_to(
-    profile: DeviceProfile, on: bool, switched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_memory_goes_back_after_large_batches_only(clear_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    class Cudnn:
-        benchmark = False
-
-    cudnn: Any = Cudnn()
-    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
-    assert tune_convolutions(profile, on) is switched
-    assert cudnn.benchmark is switched
-
-
-@pytest.mark.parametrize(("tokens", "gives"), [(pytorch.LARGE_BATCH, True), (pytorch.LARGE_BATCH - 1, False)])
-def test_memory_goes_back_after_large_batches_only(tokens: int, gives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+    class Arrived:
+        def result(self) -> Vectors:
+            return np.zeros((1, 2), np.float32)
 
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    batch = TokenBatch.of([[1] * (tokens // 2), [1] * (tokens - tokens // 2)])
-    assert pytorch.give_back_after(T4, batch) is gives
-    assert pytorch.give_back_after(CPU, batch) is False
-    assert len(emptied) == gives
+    arrived: Any = Arrived()
+    assert pytorch.Landing(arrived, clear_cache=clear_cache).result().shape == (1, 2)
+    assert len(emptied) == clear_cache
 
 
 def test_a_cpu_engine_with_every_switch_gives_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +182,12 @@ def test_true_fp32_beside_tf32_on_a_card() -> None:
         return float(((left @ right).double() - exact).norm() / exact.norm())
 
     plain = error()
-    switches.TF32.hold(profile, "tf32")
+    TF32.hold(profile, "tf32")
     rounded = error()
-    switches.TF32.hold(profile, "fp32")
+    TF32.hold(profile, "fp32")
     beside = error()
-    switches.TF32.release(profile, "fp32")
-    switches.TF32.release(profile, "tf32")
+    TF32.release(profile, "fp32")
+    TF32.release(profile, "tf32")
     assert plain == pytest.approx(beside, rel=0.5)
     assert rounded > 20 * plain
 

@@ -19,7 +19,7 @@ from app.src.service.explaining import Explained, explained
 from connector import errors
 from tests.docs.sections import ROOT, check_section
 
-WITHOUT_A_PAGE = ("ConnectionMisconfigured", "RowsRejected", "Unreachable", "WordsNotSearchable")
+WITHOUT_A_PAGE = ("ConnectionMisconfigured", "RowsRejected", "Unreachable")
 ALSO_LOADED = (optimizer, recipe, serving)
 """Nothing else that is imported here imports them, and their errors count."""
 UNLESS_MEANT = "Exception"

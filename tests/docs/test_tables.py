@@ -17,8 +17,7 @@ from ruamel.yaml import YAML
 
 from app.src.core.cards import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
-from app.src.observe.metrics import Metrics
-from app.src.observe.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
+from app.src.observe.metrics import FIGURES, Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card
@@ -80,13 +79,7 @@ def metrics_table() -> str:
         if hasattr(metric, "_labelnames"):
             name = metric._name + ("_total" if metric._type == "counter" else "")
             lines.append(f"| `{name}` | {', '.join(metric._labelnames)} | {metric._documentation} |")
-    lines += [f"| `{each.name}` | {', '.join(each.labels)} | {each.documentation} |" for each in FIGURES]
-    name, documentation = DRIVER_ANSWERS
-    lines.append(f"| `{name}` |  | {documentation} |")
-    lines += [
-        f"| `{figure.name}` | {', '.join((*GPU_LABELS, *figure.more))} | {figure.documentation} |"
-        for figure in GPU_METRICS
-    ]
+    lines += [f"| `{name}` | {', '.join(labels)} | {said} |" for name, (said, labels) in FIGURES.items()]
     return "\n".join(lines)
 
 
@@ -202,5 +195,3 @@ def test_the_variables_text_in_the_table_is_one_that_it_takes() -> None:
         variable = known[name]
         if variable.assign is not None:
             variable.assign(text)
-        elif variable.kept is not None:
-            variable.read(text)

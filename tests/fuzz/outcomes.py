@@ -15,7 +15,7 @@ from typing import Any
 from app.src.settings import Loaded, SettingsError, load
 from connector.document.template import Template
 from connector.errors import BadFilter, ConfigurationError
-from connector.stores import filter_sql, filters
+from connector.stores import filters
 
 CANARY = "canary-0b5e1c"
 """Stands in every secret; no message may repeat it."""
@@ -41,9 +41,9 @@ def check_filter(where: Any, metadata: Mapping[str, Any], database: sqlite3.Conn
     condition = parsed(where)
     if condition is None:
         return
-    for_hana = filter_sql.to_hana(condition)
+    for_hana = filters.to_hana(condition)
     assert for_hana.sql.count("?") == len(for_hana.parameters)
-    compiled = filter_sql.to_sqlite(condition, "?1")
+    compiled = filters.to_sqlite(condition, "?1")
     stored = json.dumps(metadata)
     sql = f"SELECT {compiled.sql.replace('?1', 'meta')} FROM (SELECT ? AS meta)"
     try:
@@ -54,7 +54,7 @@ def check_filter(where: Any, metadata: Mapping[str, Any], database: sqlite3.Conn
     try:
         (found,) = database.execute(sql, (*compiled.parameters, stored)).fetchone()
     except sqlite3.OperationalError as error:
-        if not filter_sql.is_unreadable(error) or not isinstance(condition, filters.Group):
+        if not filters.is_unreadable(error) or not isinstance(condition, filters.Group):
             raise  # in a group only, SQLite may have looked at a part that Python skipped
         return
     assert bool(found) is expected
@@ -63,7 +63,7 @@ def check_filter(where: Any, metadata: Mapping[str, Any], database: sqlite3.Conn
 def database() -> sqlite3.Connection:
     """With the functions that compiled filters use."""
     connection = sqlite3.connect(":memory:")
-    filter_sql.register(connection)
+    filters.register(connection)
     return connection
 
 

@@ -39,7 +39,7 @@ max_wait = "10s"
 [api]
 threads = 8
 [state]
-keep_days = 30
+path = "jobs"
 [[collections]]
 name = "materials"
 source = 'S."a.b"'
@@ -226,6 +226,6 @@ def test_a_value_of_two_lines_is_told_in_one(folder: Path, changes: str) -> None
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_numbers_without_an_end(folder: Path, number: str) -> None:
     """They were taken for seconds, and the driver's milliseconds overflowed."""
-    for section, key in (("hana", "connect_timeout"), ("state", "keep_days"), ("sync", "lease_wait")):
+    for section, key in (("hana", "connect_timeout"), ("sync", "give_up_after"), ("sync", "lease_wait")):
         toml = f"[{section}]\n{key} = {number}\n".encode()
         assert outcomes.check_configuration(folder, toml, {}) is None, (section, key)

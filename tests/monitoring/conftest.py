@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from app.src.access.keys import Grant, create
 from app.src.access.principal import Scope
 from app.src.core import nvml
-from app.src.observe.metrics import CONTENT_TYPE, Metrics
+from app.src.observe.metrics import CONTENT_TYPE, Metrics, gpu_samples
 from app.src.service.embedder import EngineEmbedder
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
@@ -191,7 +191,7 @@ def monitored(
     connection = emulator.connect(autocommit=True)
     connection.cursor().execute('CREATE SCHEMA "MONITORED"')
     own = Metrics()
-    own.watch_gpus(fake_card)
+    own.sources["gpu"] = lambda: gpu_samples(fake_card())
     with ExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(lambda: connection.cursor().execute('DROP SCHEMA "MONITORED" CASCADE'))

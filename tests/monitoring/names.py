@@ -12,8 +12,7 @@ import promql_parser
 from prometheus_client import Histogram
 from ruamel.yaml import YAML
 
-from app.src.observe.metrics import Metrics
-from app.src.observe.scraped import DRIVER_ANSWERS, FIGURES, GPU_METRICS
+from app.src.observe.metrics import FIGURES, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "monitoring/prometheus"
@@ -42,9 +41,7 @@ def ours() -> dict[str, frozenset[str]]:
             found |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
             found[name + ("_total" if metric._type == "counter" else "")] = labels
-    found |= {figure.name: frozenset(figure.labels) for figure in FIGURES}
-    found |= {metric.name: frozenset(metric.family()._labelnames) for metric in GPU_METRICS}
-    return found | {DRIVER_ANSWERS[0]: frozenset()}
+    return found | {name: frozenset(labels) for name, (_, labels) in FIGURES.items()}
 
 
 def counters() -> list[tuple[str, str, str]]:

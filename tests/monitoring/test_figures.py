@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.observe.metrics import SYNC_OUTCOMES
 from app.src.service.service import Service
+from app.src.service.status import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, ages
 from app.src.service.sync import SyncRequest
-from app.src.service.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
 from app.src.settings import Settings
 from connector.errors import ConnectionLost
 from connector.model import Checkpoint, CollectionStatus
@@ -84,7 +84,7 @@ class Scene:
 
     def let(self) -> None:
         self.store.gate.set()
-        until(lambda: self.look._look is None or self.look._look.done.is_set())
+        until(lambda: self.look._done.is_set())
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -187,10 +187,9 @@ def test_closed_it_looks_no_more(scene: Scene) -> None:
 def test_ages() -> None:
     mark = {"method": "watermark", "at": "2026-11-22T09:59:30", "asked": "2026-11-22T10:00:00+00:00"}
     ten = NOW - timedelta(hours=2)
-    known = behind(status(checkpoint=Checkpoint(last_sync=ten, last_full=ten - timedelta(days=1), mark=mark)), NOW)
-    assert (known.age, known.lag, known.full_age) == (7200, 7230, 7200 + 86_400)
-    never = behind(status(), NOW)
-    assert (never.age, never.lag, never.full_age) == (None, None, None)
+    known = ages(status(checkpoint=Checkpoint(last_sync=ten, last_full=ten - timedelta(days=1), mark=mark)), NOW)
+    assert known == (7200, 7230, 7200 + 86_400)
+    assert ages(status(), NOW) == (None, None, None)
 
 
 # ------------------------------------------------------------------------------------------------- through a service

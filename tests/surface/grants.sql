@@ -12,5 +12,5 @@ GRANT SELECT ON "SAPABAP1"."/BIC/AZD00100" TO "OWL";
 GRANT SELECT, DELETE ON "LOGS"."odd name" TO "OWL";
 
 -- in the HANA of [store.hana]
--- vectors and their state; where it is there and not his: GRANT CREATE ANY ON SCHEMA "Vectors" TO "Owl@cloud"
+-- vectors and their state; where the schema exists and has another owner: GRANT CREATE ANY ON SCHEMA "Vectors" TO "Owl@cloud"
 CREATE SCHEMA "Vectors" OWNED BY "Owl@cloud";

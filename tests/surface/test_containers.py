@@ -27,8 +27,7 @@ from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot
 from app.src.jobs import JobOptions, Jobs
-from app.src.observe import health, starting
-from app.src.observe.doctor import Fault
+from app.src.observe import Fault, gpu, health
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
@@ -141,28 +140,29 @@ def test_a_missing_gpu_ends_the_start_with_one_line(cli: Cli) -> None:
 # ------------------------------------------------------------------------------------------------------- the first look
 
 
-def t4(_embedding: EmbeddingSettings) -> starting.Answer:
+def t4(_embedding: EmbeddingSettings, _seconds: float) -> dict[str, Any]:
     reason = "compute capability 7.5 has tensor cores for fp16, none for bf16 or tf32"
     return {"kind": "cuda", "name": "Tesla T4", "capability": "7.5", "precision": "fp16", "reason": reason}
 
 
-def no_card(_embedding: EmbeddingSettings) -> starting.Answer:
+def no_card(_embedding: EmbeddingSettings, _seconds: float) -> dict[str, Any]:
     return {"kind": "cpu", "name": "CPU", "capability": None, "precision": "fp32", "reason": "a CPU"}
 
 
-def hanging(_embedding: EmbeddingSettings) -> starting.Answer:
+def hanging(_embedding: EmbeddingSettings, _seconds: float) -> dict[str, Any]:
     raise Fault("torch and the driver gave no answer in 60 s", "look at nvidia-smi")
 
 
 @pytest.fixture
 def with_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """What driver and packages say is good; what torch says is each test's."""
-    monkeypatch.setattr(starting, "why_no_gpu", lambda _embedding: None)
+    monkeypatch.setattr(gpu, "why_no_gpu", lambda _embedding: None)
 
 
 @pytest.mark.usefixtures("with_card")
-def test_a_card_is_named_with_its_precision_and_the_reason() -> None:
-    assert starting.look(EmbeddingSettings(), t4) == (
+def test_a_card_is_named_with_its_precision_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "ask_torch", t4)
+    assert gpu.first_look(EmbeddingSettings()) == (
         "Tesla T4 (compute capability 7.5) computes in fp16: "
         "compute capability 7.5 has tensor cores for fp16, none for bf16 or tf32"
     )
@@ -172,36 +172,36 @@ def test_a_card_is_named_with_its_precision_and_the_reason() -> None:
 @pytest.mark.parametrize("ask", [no_card, hanging])
 @pytest.mark.parametrize("wanted", [{"expect_gpu": True}, {"device": "cuda:1"}])
 def test_a_card_that_torch_does_not_use_ends_the_start_where_it_is_asked_for(
-    ask: Callable[[EmbeddingSettings], starting.Answer], wanted: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[..., dict[str, Any]], wanted: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(gpu, "ask_torch", ask)
     with pytest.raises(Fault) as caught:
-        starting.look(EmbeddingSettings(**wanted), ask)
+        gpu.first_look(EmbeddingSettings(**wanted))
     assert "nvidia-smi" in caught.value.fix
-    assert starting.look(EmbeddingSettings(), ask).startswith("the CPU computes: torch ")
+    assert gpu.first_look(EmbeddingSettings()).startswith("the CPU computes: torch ")
 
 
 def test_torch_is_asked_only_where_there_may_be_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "app.src.observe.doctor.machine.look", lambda: GpuSnapshot(reason="there is no NVIDIA driver here")
-    )
-    said = starting.look(EmbeddingSettings(), lambda _: pytest.fail("torch costs seconds"))
+    monkeypatch.setattr(gpu, "snapshot_within", lambda _seconds: GpuSnapshot(reason="there is no NVIDIA driver here"))
+    monkeypatch.setattr(gpu, "ask_torch", lambda *_: pytest.fail("torch costs seconds"))
+    said = gpu.first_look(EmbeddingSettings())
     assert said == "the CPU computes: there is no NVIDIA driver here"
 
 
 @pytest.mark.not_fast
 def test_a_child_that_hangs_or_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Fault, match=r"no answer in 0\.001 s"):
-        starting.ask_torch(EmbeddingSettings(), 0.001)
+        gpu.ask_torch(EmbeddingSettings(), 0.001)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Fault, match="torch ended with 1"):
-        starting.ask_torch(EmbeddingSettings())
+        gpu.ask_torch(EmbeddingSettings(), 60)
 
 
 @pytest.mark.not_fast
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
-    assert starting.ask_torch(EmbeddingSettings(device="cpu", precision="fp32"))["precision"] == "fp32"
+    assert gpu.ask_torch(EmbeddingSettings(device="cpu", precision="fp32"), 60)["precision"] == "fp32"
     with pytest.raises(Fault, match="fp16 cannot be used"):
-        starting.ask_torch(EmbeddingSettings(device="cpu", precision="fp16"))
+        gpu.ask_torch(EmbeddingSettings(device="cpu", precision="fp16"), 60)
 
 
 def test_a_card_that_is_listed_and_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:

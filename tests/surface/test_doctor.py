@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import importlib.util
 import shutil
 import socket
@@ -12,19 +11,18 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from app.src.core import device
 from app.src.core.device import TorchBuild
 from app.src.core.nvml import GpuSnapshot, GpuState, throttles
-from app.src.observe import doctor
-from app.src.observe.doctor import Fault, machine
+from app.src.observe import Fault, checks, gpu
+from app.src.observe.checks import Checks
 from app.src.observe.gpu import gpu_missing
-from app.src.service.readiness import Probes
 from app.src.service.wiring import Parts
-from app.src.settings import ApiSettings, CollectionSettings, EmbeddingSettings, HanaSettings, Settings, proxy_variables
+from app.src.settings import CollectionSettings, EmbeddingSettings, HanaSettings, Settings
 from connector.errors import DatabaseError, LoginRefused, PermissionRefused, StatementFailed, UnknownTable
 from connector.hana.connection import HanaFeatures
 
@@ -33,14 +31,13 @@ class Known(Exception):
     pass
 
 
-class Patient:
+class Patient(Checks):
     """Everything is well, but for what a test replaces."""
-
-    expected_errors = (Known,)
 
     def __init__(self, **document: object) -> None:
         defaults = {"embedding": {"model": "hash:8"}, "api": {"port": 0}}
-        self.settings = Settings.model_validate(defaults | document)
+        settings = Settings.model_validate(defaults | document)
+        super().__init__(cast("Parts", SimpleNamespace(settings=settings, expected_errors=(Known,))))
 
     def probe_model(self) -> str:
         return "model"
@@ -99,8 +96,8 @@ def closed_port() -> int:
         return port
 
 
-def found(patient: Patient) -> dict[str, doctor.Check]:
-    return {check.check: check for check in doctor.examine(patient)}
+def found(patient: Patient) -> dict[str, checks.Check]:
+    return {check.check: check for check in patient.doctor()}
 
 
 def test_in_order_and_all_well(plain_hana: int) -> None:
@@ -108,46 +105,46 @@ def test_in_order_and_all_well(plain_hana: int) -> None:
         hana={"host": "127.0.0.1", "port": plain_hana, "encrypt": False},
         collections=[{"name": "a", "source": "S.T", "template": "{X}"}],
     )
-    checks = doctor.examine(patient)
-    assert [check for check in checks if not check.ok] == []
-    assert [check.check for check in checks] == [
-        "python", "torch", "gpu", "kernels", "model", "settings", "proxies", "hdbcli",
+    done = patient.doctor()
+    assert [check for check in done if not check.ok] == []
+    assert [check.check for check in done] == [
+        "python", "torch", "gpu", "kernels", "model", "settings", "hdbcli",
         "hana address", "hana dns", "hana tcp", "hana tls",
-        "hana login", "hana rights", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
+        "hana login", "hana rights", "hana clock", "table of a", "vector types", "store writable", "disk",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
 
 
 def test_a_closed_port_stops_what_builds_on_it() -> None:
-    checks = found(Patient(hana={"host": "127.0.0.1", "port": closed_port(), "encrypt": False}))
-    assert not checks["hana tcp"].ok
-    assert "HANA_PORT" in checks["hana tcp"].fix
-    assert '"hana tcp" failed' in checks["hana tls"].detail
-    assert checks["hana tls"].skipped
-    assert not checks["hana tcp"].skipped
-    assert not checks["store writable"].ok
+    done = found(Patient(hana={"host": "127.0.0.1", "port": closed_port(), "encrypt": False}))
+    assert not done["hana tcp"].ok
+    assert "HANA_PORT" in done["hana tcp"].fix
+    assert '"hana tcp" failed' in done["hana tls"].detail
+    assert done["hana tls"].skipped
+    assert not done["hana tcp"].skipped
+    assert not done["store writable"].ok
 
 
 def test_two_hanas_are_checked_both(plain_hana: int) -> None:
     good = {"host": "127.0.0.1", "port": plain_hana, "encrypt": False}
-    checks = found(Patient(hana=good, store={"hana": good | {"port": closed_port()}}))
-    assert checks["hana login"].ok
-    assert not checks["store hana tcp"].ok
-    assert "HANA_STORE_PORT" in checks["store hana tcp"].fix
-    assert not checks["vector types"].ok
+    done = found(Patient(hana=good, store={"hana": good | {"port": closed_port()}}))
+    assert done["hana login"].ok
+    assert not done["store hana tcp"].ok
+    assert "HANA_STORE_PORT" in done["store hana tcp"].fix
+    assert not done["vector types"].ok
 
 
 def test_a_userkey_needs_no_address_and_a_store_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    checks = found(Patient(hana={"userkey": "OWL"}))
-    assert "hdbuserstore SET OWL" in checks["hana userkey"].fix
-    assert checks["hana login"].skipped
-    assert "hana dns" not in checks
+    done = found(Patient(hana={"userkey": "OWL"}))
+    assert "hdbuserstore SET OWL" in done["hana userkey"].fix
+    assert done["hana login"].skipped
+    assert "hana dns" not in done
     (tmp_path / ".hdb" / "host").mkdir(parents=True)
     (tmp_path / ".hdb" / "host" / "SSFS_HDB.DAT").write_bytes(b"x")
-    checks = found(Patient(hana={"userkey": "OWL"}))
-    assert str(tmp_path / ".hdb" / "host") in checks["hana userkey"].detail
-    assert checks["hana login"].ok
+    done = found(Patient(hana={"userkey": "OWL"}))
+    assert str(tmp_path / ".hdb" / "host") in done["hana userkey"].detail
+    assert done["hana login"].ok
 
 
 def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> None:
@@ -158,20 +155,20 @@ def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> 
         def probe_store(self) -> str:
             raise KeyError("row text")
 
-    checks = found(Ill(store={"kind": "local", "path": "x"}))
-    assert (checks["model"].ok, checks["model"].detail) == (False, "no such model")
-    assert checks["model"].fix
-    assert "row text" not in checks["store writable"].detail
+    done = found(Ill(store={"kind": "local", "path": "x"}))
+    assert (done["model"].ok, done["model"].detail) == (False, "no such model")
+    assert done["model"].fix
+    assert "row text" not in done["store writable"].detail
 
 
 # -------------------------------------------------------------------------------------------------------- this machine
 
 
 def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "GiB free" in machine.disk(tmp_path / "not" / "yet")
+    assert "GiB free" in checks.disk(tmp_path / "not" / "yet")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
     with pytest.raises(Fault, match="5 MiB"):
-        machine.disk(tmp_path)
+        checks.disk(tmp_path)
 
 
 def card(name: str = "Tesla T4", driver: str = "580.95", **more: Any) -> GpuSnapshot:
@@ -180,9 +177,9 @@ def card(name: str = "Tesla T4", driver: str = "580.95", **more: Any) -> GpuSnap
     return GpuSnapshot((GpuState(**unknown | known | more),), driver, "13")
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, gpu: GpuSnapshot, build: TorchBuild | None) -> None:
-    monkeypatch.setattr(machine, "snapshot_within", lambda seconds: gpu)
-    monkeypatch.setattr(machine, "torch_build", lambda: build)
+def seen(monkeypatch: pytest.MonkeyPatch, found: GpuSnapshot, build: TorchBuild | None) -> None:
+    monkeypatch.setattr(gpu, "snapshot_within", lambda seconds: found)
+    monkeypatch.setattr(gpu, "torch_build", lambda: build)
 
 
 NONE = GpuSnapshot(reason="there is no NVIDIA driver here")
@@ -203,44 +200,44 @@ def test_a_driver_too_old_for_this_torch(
 ) -> None:
     seen(monkeypatch, card(driver=driver), build)
     with pytest.raises(Fault) as caught:
-        machine.torch(EmbeddingSettings())
+        gpu.torch(EmbeddingSettings())
     assert all(word in str(caught.value) for word in words)
     assert all(fix in caught.value.fix for fix in fixes)
     assert ("pip" in caught.value.fix) == (driver == "535.54.03"), "470 runs no torch of ours"
-    assert "CUDA" in machine.torch(EmbeddingSettings(device="cpu")), "no fault where the GPU is not wanted"
+    assert "CUDA" in gpu.torch(EmbeddingSettings(device="cpu")), "no fault where the GPU is not wanted"
 
 
 def test_a_torch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, card(), CUDA_13)
-    assert machine.torch(EmbeddingSettings()) == "torch 2.13.0, built for CUDA 13.0"
+    assert gpu.torch(EmbeddingSettings()) == "torch 2.13.0, built for CUDA 13.0"
     seen(monkeypatch, NONE, CUDA_13)
-    assert "CUDA 13.0" in machine.torch(EmbeddingSettings()), "the CUDA wheel runs on a machine without a GPU"
+    assert "CUDA 13.0" in gpu.torch(EmbeddingSettings()), "the CUDA wheel runs on a machine without a GPU"
     seen(monkeypatch, NONE, CPU)
-    assert "for the CPU" in machine.torch(EmbeddingSettings())
+    assert "for the CPU" in gpu.torch(EmbeddingSettings())
 
 
 def test_gpus_and_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [EmbeddingSettings(expect_gpu=True), EmbeddingSettings(device="cuda")]
     seen(monkeypatch, NONE, CUDA_13)
-    assert "CPU is used" in machine.gpu(EmbeddingSettings())
+    assert "CPU is used" in gpu.gpu(EmbeddingSettings())
     for embedding in wanted:
         with pytest.raises(Fault, match="no NVIDIA driver") as caught:
-            machine.gpu(embedding)
+            gpu.gpu(embedding)
         assert "--gpus all" in caught.value.fix
     seen(monkeypatch, card(), CPU)
-    assert "not used" in machine.gpu(EmbeddingSettings())
+    assert "not used" in gpu.gpu(EmbeddingSettings())
     for embedding in wanted:
         with pytest.raises(Fault) as caught:
-            machine.gpu(embedding)
+            gpu.gpu(embedding)
         assert (
             "--force-reinstall 'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu130" in caught.value.fix
         )
     seen(monkeypatch, card(driver="535.1"), CPU)
     with pytest.raises(Fault, match="for the CPU") as caught:
-        machine.gpu(wanted[0])
+        gpu.gpu(wanted[0])
     assert "whl/cu12" in caught.value.fix, "what this driver runs"
     seen(monkeypatch, card(), CUDA_13)
-    assert machine.gpu(wanted[0]) == "Tesla T4 (15 GiB, compute capability 7.5); driver 580.95"
+    assert gpu.gpu(wanted[0]) == "Tesla T4 (15 GiB, compute capability 7.5); driver 580.95"
 
 
 def test_what_the_card_does_is_told_and_heat_is_not_normal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +248,14 @@ def test_what_the_card_does_is_told_and_heat_is_not_normal(monkeypatch: pytest.M
         "power_limit_watts": 70.0,
     }
     seen(monkeypatch, card(**now, sm_clock_mhz=1005, throttle=throttles(4), throttled_abnormally=False), CUDA_13)
-    told = machine.gpu(EmbeddingSettings())
+    told = gpu.gpu(EmbeddingSettings())
     assert "98 % busy, 71 C, 70 of 70 W, 1005 MHz; held by the power limit" in told
     assert "THROTTLED" not in told
     seen(monkeypatch, card(**now, throttle=throttles(0x40), throttled_abnormally=True), CUDA_13)
-    assert "far too hot" in machine.gpu(EmbeddingSettings())
-    assert "THROTTLED" in machine.gpu(EmbeddingSettings())
+    assert "far too hot" in gpu.gpu(EmbeddingSettings())
+    assert "THROTTLED" in gpu.gpu(EmbeddingSettings())
     seen(monkeypatch, card(reason="NVML: GPU is lost"), CUDA_13)
-    assert "GPU 0 reports nothing: NVML: GPU is lost" in machine.gpu(EmbeddingSettings())
+    assert "GPU 0 reports nothing: NVML: GPU is lost" in gpu.gpu(EmbeddingSettings())
 
 
 CU126 = "pip install 'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu126"
@@ -293,11 +290,11 @@ def test_kernels_for_each_card(
 ) -> None:
     seen(monkeypatch, card(name, compute_capability=capability), build)
     if fix is None:
-        told = machine.kernels(EmbeddingSettings())
+        told = gpu.kernels(EmbeddingSettings())
         assert told == f"torch {build.version} (CUDA {build.cuda}) supports {name} ({capability})"
         return
     with pytest.raises(Fault) as caught:
-        machine.kernels(EmbeddingSettings())
+        gpu.kernels(EmbeddingSettings())
     assert f"{name} has compute capability {capability}, and torch {build.version}" in str(caught.value)
     assert "has kernels for sm_" in str(caught.value)
     assert caught.value.fix.startswith(fix)
@@ -307,28 +304,28 @@ def test_kernels_for_each_card(
 
 def test_kernels_where_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CUDA_13)
-    assert "hash:8 needs no GPU" in machine.kernels(EmbeddingSettings(model="hash:8"))
-    assert "CPU computes" in machine.kernels(EmbeddingSettings(device="cpu"))
+    assert "hash:8 needs no GPU" in gpu.kernels(EmbeddingSettings(model="hash:8"))
+    assert "CPU computes" in gpu.kernels(EmbeddingSettings(device="cpu"))
     seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CPU)
-    assert CU126 in machine.kernels(EmbeddingSettings()), "what would use the card"
+    assert CU126 in gpu.kernels(EmbeddingSettings()), "what would use the card"
     seen(monkeypatch, card(compute_capability=None), CUDA_13)
-    assert "does not report" in machine.kernels(EmbeddingSettings())
+    assert "does not report" in gpu.kernels(EmbeddingSettings())
     seen(monkeypatch, card(), TorchBuild("2.99", "15.1"))
-    assert "unknown for torch" in machine.kernels(EmbeddingSettings())
+    assert "unknown for torch" in gpu.kernels(EmbeddingSettings())
     seen(monkeypatch, NONE, CUDA_13)
-    assert machine.kernels(EmbeddingSettings()) == "no GPU found"
+    assert gpu.kernels(EmbeddingSettings()) == "no GPU found"
 
 
 def test_the_card_that_the_settings_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     (old,), (new,) = card("Tesla P4", compute_capability="6.1").devices, card(index=1).devices
     seen(monkeypatch, GpuSnapshot((old, new), "580.95", "13"), CUDA_13)
-    assert "Tesla T4" in machine.kernels(EmbeddingSettings(device="cuda:1"))
+    assert "Tesla T4" in gpu.kernels(EmbeddingSettings(device="cuda:1"))
     with pytest.raises(Fault, match="Tesla P4"):
-        machine.kernels(EmbeddingSettings())
+        gpu.kernels(EmbeddingSettings())
 
 
 @pytest.mark.parametrize(
-    ("changes", "gpu", "build", "reason", "fix"),
+    ("changes", "cards", "build", "reason", "fix"),
     [
         ({}, NONE, CUDA_13, "no NVIDIA driver", "--gpus all"),
         ({}, card(), CPU, "build for the CPU", "--force-reinstall"),
@@ -343,13 +340,13 @@ def test_the_card_that_the_settings_name_is_looked_at(monkeypatch: pytest.Monkey
 def test_why_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
-    gpu: GpuSnapshot,
+    cards: GpuSnapshot,
     build: TorchBuild | None,
     reason: str | None,
     fix: str | None,
 ) -> None:
-    seen(monkeypatch, gpu, build)
-    fault = doctor.why_no_gpu(EmbeddingSettings(expect_gpu=True, **changes))
+    seen(monkeypatch, cards, build)
+    fault = gpu.why_no_gpu(EmbeddingSettings(expect_gpu=True, **changes))
     if reason is None or fix is None:
         assert fault is None
         return
@@ -360,12 +357,12 @@ def test_why_no_gpu(
 
 def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "hash:8 needs none" in machine.torch(EmbeddingSettings(model="hash:8"))
+    assert "hash:8 needs none" in gpu.torch(EmbeddingSettings(model="hash:8"))
     with pytest.raises(Fault) as caught:
-        machine.torch(EmbeddingSettings())
+        gpu.torch(EmbeddingSettings())
     assert "[engine]" in caught.value.fix
     with pytest.raises(Fault) as caught:
-        machine.hdbcli()
+        checks.hdbcli()
     assert "[hana]" in caught.value.fix
 
 
@@ -380,75 +377,6 @@ def test_torch_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp
     assert device.torch_build() == TorchBuild("unknown", None)
     version.unlink()
     assert device.torch_build() == TorchBuild("unknown", None)
-
-
-def test_proxies_are_named_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {
-        "HTTPS_PROXY": "http://me:canary-83@proxy:3128",
-        "no_proxy": "sap.example, 127.0.0.1",
-        "http_proxy": "",
-    }
-    assert proxy_variables(variables) == (["HTTPS_PROXY"], ["sap.example", "127.0.0.1"])
-    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables(variables))
-    assert "HTTPS_PROXY set" in machine.proxies()
-    assert "canary-83" not in machine.proxies()
-    assert "NO_PROXY" not in machine.proxies()
-    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables({"all_proxy": "x"}))
-    assert "add 127.0.0.1,localhost to NO_PROXY" in machine.proxies()
-    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables({}))
-    assert machine.proxies() == "none set"
-
-
-# ------------------------------------------------------------------------------------------------------------ the port
-
-
-class Web(http.server.BaseHTTPRequestHandler):
-    body = b""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.body:
-            self.send_header("X-Request-Id", "1")
-        self.send_header("Content-Length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def web(answer: bytes) -> Iterator[int]:
-    handler = type("Answering", (Web,), {"body": answer})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-def test_the_port_of_serve() -> None:
-    assert "a free port" in machine.port(ApiSettings(port=0))
-    free = closed_port()
-    assert machine.port(ApiSettings(port=free)) == f"127.0.0.1:{free} is free"
-    with web(b'{"status": "ok", "checks": {}}') as port:
-        assert "an owl-sap service already runs" in machine.port(ApiSettings(port=port))
-    for other in (b"", b"[]", b'{"status": 1}', b"3", b"<html>"):
-        with web(other) as port, pytest.raises(Fault, match="another web server") as caught:
-            machine.port(ApiSettings(port=port))
-        assert f"sport = :{port}" in caught.value.fix
-
-
-def test_a_port_that_cannot_be_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        number = silent.getsockname()[1]
-        with pytest.raises(Fault, match="another program"):
-            machine.port(ApiSettings(port=number))
-    with pytest.raises(Fault, match="not an address of this machine"):
-        machine.port(ApiSettings(host="no-such-host.invalid", port=number))
-    with pytest.raises(Fault, match="cannot listen on"):
-        machine.port(ApiSettings(host="192.0.2.1", port=number))
 
 
 # ----------------------------------------------------------------------------------- what is asked of HANA, with fakes
@@ -481,11 +409,11 @@ class Pool:
 LOGIN = {"host": "db.example", "port": 30015, "user": "tech", "password": "canary-84"}
 
 
-def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> Probes:
+def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> Checks:
     settings = Settings.model_validate({"hana": LOGIN, "embedding": {"model": "hash:8"}} | document)
     monkeypatch.setattr(Parts, "pool", lambda self, section: pool)
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud())
-    return Probes(Parts(settings))
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, True, "4.00.000.00", "2025.15.0"))
+    return Checks(Parts(settings))
 
 
 @pytest.mark.parametrize(
@@ -532,9 +460,9 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch, seconds: int, side: str | None)
 def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = probes(monkeypatch, Pool())
     assert examined.probe_vector_types() == "REAL_VECTOR, HALF_VECTOR"
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud("2024.2.0"))
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "4.00.000.00", "2024.2.0"))
     assert "no HALF_VECTOR" in examined.probe_vector_types()
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.on_premise())
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(Fault, match="no REAL_VECTOR") as caught:
         examined.probe_vector_types()
     assert 'kind = "local"' in caught.value.fix
@@ -578,18 +506,18 @@ def test_a_schema_without_the_right_to_create(monkeypatch: pytest.MonkeyPatch) -
     refused_column = refusing("CREATE COLUMN TABLE", PermissionRefused("code 258", code=258))
     pool = Pool(execute=lambda sql: refused(sql) + refused_column(sql))
     examined = probes(monkeypatch, pool, store={"schema": "VECTORS"})
-    monkeypatch.setattr(Probes, "_store_answers", lambda self: None)
+    monkeypatch.setattr(Checks, "_store_answers", lambda self: None)
     with pytest.raises(Fault) as caught:
         examined.probe_store()
     assert caught.value.fix == 'GRANT CREATE ANY ON SCHEMA "VECTORS" TO "TECH"'
 
 
 def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(self: Probes) -> None:
+    def absent(self: Checks) -> None:
         raise UnknownTable("the schema does not exist")
 
     examined = probes(monkeypatch, Pool(), store={"schema": "VECTORS"}, hana=LOGIN | {"user": 'o"dd'})
-    monkeypatch.setattr(Probes, "_store_answers", absent)
+    monkeypatch.setattr(Checks, "_store_answers", absent)
     with pytest.raises(Fault) as caught:
         examined.probe_store()
     assert caught.value.fix.startswith('CREATE SCHEMA "VECTORS" OWNED BY "o""dd"')
@@ -598,7 +526,7 @@ def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_hnsw_the_store_still_works_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(execute=refusing("CREATE HNSW", StatementFailed("feature not supported", code=7)))
     examined = probes(monkeypatch, pool, store={"schema": "VECTORS"})
-    monkeypatch.setattr(Probes, "_store_answers", lambda self: None)
+    monkeypatch.setattr(Checks, "_store_answers", lambda self: None)
     assert "no HNSW index (code 7)" in examined.probe_store()
     assert [sql.split()[0] for sql in pool.sent] == ["CREATE", "CREATE", "DROP", "UPDATE"]
 

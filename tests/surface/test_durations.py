@@ -77,7 +77,7 @@ def fault(folder: Path, schedule: str) -> str:
         ("{}", "either every"),
         ('{ every = "5m", cron = "* * * * *" }', "either every"),
         ('{ every = "soon" }', "not a duration"),
-        ('{ every = "0.5s" }', "at least"),
+        ('{ every = "0.5s" }', "greater than or equal to 1"),
         ('{ every = "5m", timezone = "Europe/Berlin" }', "timezone belongs to cron"),
         ('{ cron = "15 2 * *" }', "five fields"),
         ('{ cron = "0 15 2 * * *" }', "five fields"),

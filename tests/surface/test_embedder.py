@@ -11,11 +11,9 @@ import pytest
 from app.src.core.backends import NonFinite
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.runner import Running
 from app.src.core.tokens import TokenBatch
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder
-from app.src.service.query_cache import QueryCache
 from app.src.settings import Settings
 from connector.errors import TextsNotEmbeddable
 from connector.protocols import Embedder
@@ -77,25 +75,16 @@ def test_documents_and_probes_are_not_remembered(embedder: EngineEmbedder, engin
         assert engine.stats().batches == before + 1
 
 
-def test_the_cache_of_search_texts_is_bounded_and_keeps_those_in_use(metrics: Metrics) -> None:
-    computed: list[str] = []
-
-    def ask(text: str) -> None:
-        cache.get(text, lambda: computed.append(text) or np.ones(100, np.float32))  # type: ignore[func-returns-value]
-
-    cache = QueryCache(3 * (400 + 256), metrics)
+@pytest.mark.parametrize(("entries", "again"), [(3, 1), (0, 3)])
+def test_the_cache_of_search_texts_is_bounded_and_keeps_those_in_use(
+    engine: EmbeddingEngine, metrics: Metrics, entries: int, again: int
+) -> None:
+    size = 32 * 4 + 256
+    embedder = EngineEmbedder(engine, metrics, cache_bytes=entries * size)
     for text in ("a", "b", "c", "a", "d", "a", "b"):
-        ask(text)
-    assert computed == ["a", "b", "c", "d", "b"]
-    assert samples(metrics, "owl_sap_query_cache_bytes") == {"": 3 * (400 + 256)}
-
-
-def test_a_cache_of_no_size_remembers_nothing(metrics: Metrics) -> None:
-    cache, computed = QueryCache(0, metrics), []
-    for _ in range(2):
-        cache.get("a", lambda: computed.append("a") or np.ones(4, np.float32))  # type: ignore[func-returns-value]
-    assert computed == ["a", "a"]
-    assert samples(metrics, "owl_sap_query_cache_bytes") == {"": 0}
+        embedder.embed_query(text)
+    assert engine.stats().batches == 4 + again
+    assert samples(metrics, "owl_sap_query_cache_bytes") == {"": entries * size}
 
 
 def test_errors_are_translated_and_not_remembered(
@@ -104,8 +93,8 @@ def test_errors_are_translated_and_not_remembered(
     runner = engine._runner
     begin = runner.begin
 
-    def ill(batch: TokenBatch, *more: Any) -> Running:
-        return Running(lambda: begin(batch, *more).result() * np.float32(np.nan))
+    def ill(batch: TokenBatch, *more: Any) -> Any:
+        return lambda: begin(batch, *more)() * np.float32(np.nan)
 
     monkeypatch.setattr(runner, "begin", ill)
     with pytest.raises(TextsNotEmbeddable) as caught:

@@ -33,7 +33,6 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "NoKey": (2, 500, False),
     "BadFilter": (2, 422, False),
     "ModelMismatch": (2, 409, False),
-    "WordsNotSearchable": (2, 500, False),
     "UnknownCollection": (2, 404, False),
     "NoProposal": (2, 500, False),
     "NotPreviewable": (2, 422, False),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.surface.conftest import Cli, environment
+from tests.surface.conftest import Cli
 
 LOCAL = {"OWL_SAP_EMBEDDING__MODEL": "hash:16", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
 
@@ -41,28 +38,3 @@ def test_settings_that_cannot_be_shown(cli: Cli, tmp_path: Path) -> None:
     assert (run.code, run.out) == (2, "")
     assert "hana.port" in run.err
     assert "canary-87" not in run.err
-
-
-@pytest.mark.covers("doctor")
-def test_doctor_beside_our_own_service_and_beside_another(cli: Cli, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--port", "0"],
-        cwd=tmp_path,
-        env=environment(**LOCAL),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            port = json.loads(process.stdout.readline())["url"].rpartition(":")[2]
-            run = cli("doctor", "--json", OWL_SAP_API__PORT=port, **LOCAL)
-        finally:
-            process.terminate()
-    assert run.code == 0, run.out
-    assert "an owl-sap service already runs" in run.json[-1]["detail"]
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        run = cli("doctor", "--json", OWL_SAP_API__PORT=str(other.getsockname()[1]), **LOCAL)
-    assert run.code == 1
-    assert (run.json[-1]["check"], run.json[-1]["ok"]) == ("port", False)
-    assert "OWL_SAP_API__PORT" in run.json[-1]["fix"]

@@ -102,13 +102,6 @@ def test_every_setting_has_its_variable(tmp_path: Path) -> None:
     assert settings.hana.encrypt is False
 
 
-def test_every_known_variable_reaches_an_existing_setting() -> None:
-    known = set(own_variables().values())
-    targets = {variable.target for variable in (*VARIABLES, *GUIDE_VARIABLES) if variable.target}
-    assert targets <= known
-    assert len({variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)}) == len(VARIABLES) + len(GUIDE_VARIABLES)
-
-
 def test_the_guides_variables_are_all_answered() -> None:
     guides = """T4_GPU_FP16_MODE T4_GPU_INT8_MODE T4_GPU_MAX_WORKSPACE_SIZE T4_GPU_DYNAMIC_BATCH_SIZE
         T4_GPU_ENABLE_PROFILING T4_GPU_ENABLE_TENSOR_CORES T4_GPU_ENABLE_SPARSE T4_GPU_MEMORY_FRACTION
@@ -180,10 +173,10 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "templat = 'x'", ["[[collections]] materials.templat", 'did you mean "template"']),
         (
             COLLECTION + "changes = { method = 'lok' }",
-            ["[[collections]] materials.changes.method", 'did you mean "log"'],
+            ["[[collections]] materials.changes.method", "'log'"],
         ),
         (COLLECTION + "changes = { methot = 'log' }", ["[[collections]] materials.changes.methot", "method"]),
-        (COLLECTION + "changes = 'full'", ["[[collections]] materials.changes", 'changes = { method = "full" }']),
+        (COLLECTION + "changes = 'full'", ["[[collections]] materials.changes", "section"]),
         (COLLECTION + "changes = { method = 'watermark' }", ["[[collections]] materials.changes", "needs column"]),
         (
             COLLECTION + "changes = { method = 'log', column = 'A' }",
@@ -193,11 +186,9 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
             COLLECTION + "changes = { method = 'rowid', hash = 'server' }",
             ["[[collections]] materials.changes", "belongs to"],
         ),
-        (COLLECTION + "changes = { method = 'rowid', reconcile = 'never' }", ["changes.reconcile", "would never"]),
-        (COLLECTION + "changes = { method = 'rowid', reconcile = '0s' }", ["changes.reconcile", "would never"]),
+        (COLLECTION + "changes = { method = 'rowid', reconcile = '0s' }", ["changes.reconcile", "greater than 0"]),
         (COLLECTION + "changes = { method = 'rowid', reconcile = 'soon' }", ["changes.reconcile", "1h30m"]),
         (COLLECTION + "changes = { method = 'log', log = 'X' }", ["changes.log", "SCHEMA.TABLE"]),
-        (COLLECTION + "changes = { method = 'lag' }", ["unknown change method"]),
         (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["[[collections]] materials.chunk", "smaller"]),
         (COLLECTION.replace("materials", "a b"), ["[[collections]] a b.name", "letters"]),
         (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["[[collections]] materials.source", "SCHEMA.TABLE"]),

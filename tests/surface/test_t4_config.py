@@ -1,4 +1,4 @@
-"""T4GPUConfig: the guides' defaults, every T4_GPU_* variable in it, and what the settings make of it."""
+"""T4GPUConfig: the guides' defaults and every T4_GPU_* variable in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.src.core.t4_config import T4GPUConfig, variables
-from app.src.settings import Settings, load, t4_gpu
+from app.src.settings import Settings
 from app.src.settings.model import EmbeddingSettings, TensorRtSettings
 from app.src.settings.variables import VARIABLES
 
@@ -28,12 +28,6 @@ GUIDE = {
 }
 
 
-def config(folder: Path, environ: dict[str, str], text: str = "") -> T4GPUConfig:
-    if text:
-        (folder / "owl-sap.toml").write_text(text, encoding="utf-8")
-    return T4GPUConfig(**t4_gpu(load(environ=environ, folder=folder)))
-
-
 def test_defaults_are_the_guides() -> None:
     made = asdict(T4GPUConfig())
     assert {variable: made[field] for variable, field in variables().items()} == GUIDE
@@ -41,47 +35,6 @@ def test_defaults_are_the_guides() -> None:
 
 def test_every_variable_that_settings_know_has_a_field() -> None:
     assert set(variables()) == {each.name for each in VARIABLES if each.name.startswith("T4_GPU_")}
-
-
-def test_settings_without_a_word_give_the_guides_defaults(tmp_path: Path) -> None:
-    made = config(tmp_path, {})
-    assert made.calibration_cache == Path(".owl-sap/tensorrt")
-    assert asdict(made) | {"calibration_cache": None} == asdict(T4GPUConfig())
-
-
-# variable, text, field, value, other fields that follow
-FROM_ENVIRONMENT: list[tuple[str, str, dict[str, Any]]] = [
-    ("T4_GPU_FP16_MODE", "false", {"fp16_mode": False, "enable_tensor_cores": False, "precision": "fp32"}),
-    ("T4_GPU_INT8_MODE", "1", {"int8_mode": True}),
-    ("T4_GPU_MAX_WORKSPACE_SIZE", str(1 << 30), {"max_workspace_size": 1 << 30}),
-    ("T4_GPU_DYNAMIC_BATCH_SIZE", "no", {"dynamic_batch_size": False}),
-    ("T4_GPU_ENABLE_PROFILING", "true", {"enable_profiling": True}),
-    ("T4_GPU_ENABLE_TENSOR_CORES", "0", {"fp16_mode": False, "enable_tensor_cores": False, "precision": "fp32"}),
-    ("T4_GPU_ENABLE_SPARSE", "true", {"enable_sparse": True}),
-    ("T4_GPU_MEMORY_FRACTION", "0.5", {"memory_fraction": 0.5}),
-    ("T4_GPU_MAX_BATCH_SIZE", "16", {"max_batch_size": 16}),
-    ("T4_GPU_OPTIMIZATION_LEVEL", "5", {"optimization_level": 5}),
-]
-
-
-@pytest.mark.parametrize(("variable", "text", "fields"), FROM_ENVIRONMENT, ids=lambda value: str(value)[:28])
-def test_each_variable_reaches_its_field_and_no_other(
-    tmp_path: Path, variable: str, text: str, fields: dict[str, Any]
-) -> None:
-    before, after = asdict(config(tmp_path, {})), asdict(config(tmp_path, {variable: text}))
-    assert {name: after[name] for name in after if after[name] != before[name]} == fields
-
-
-def test_these_are_all_variables() -> None:
-    assert {variable for variable, _, _ in FROM_ENVIRONMENT} == set(GUIDE)
-
-
-def test_the_file_counts_like_the_variables(tmp_path: Path) -> None:
-    text = '[tensorrt]\nenabled = true\nworkspace_mb = 512\ncache = "engines"\n[embedding]\nprecision = "bf16"\n'
-    made = config(tmp_path, {"T4_GPU_OPTIMIZATION_LEVEL": "1"}, text)
-    assert (made.int8_mode, made.workspace_mb, made.optimization_level) == (True, 512, 1)
-    assert (made.precision, made.embedding_precision, made.fp16_mode) == ("bf16", "bf16", True)
-    assert made.calibration_cache == Path("engines")
 
 
 def test_the_cache_lies_with_the_state(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ REACHING: list[tuple[str, str, str, Any]] = [
     ("OWL_SAP_SYNC__MAX_DELETES", "1", "sync.max_deletes", 1.0),
     ("OWL_SAP_SYNC__PAGE_ROWS", "500", "sync.page_rows", 500),
     ("OWL_SAP_API__PORT", "0", "api.port", 0),
-    ("OWL_SAP_API__MAX_K", "20", "api.max_k", 20),
 ]
 
 # name, a word of the reason: accepted, and inert
@@ -137,7 +136,6 @@ def test_its_note_is_a_sentence_for_people(name: str) -> None:
     assert 10 < len(note) < 160
     assert note[0].islower()
     assert note[-1] != "."
-    assert (LISTED[name].assign is None) == (LISTED[name].target is None)
 
 
 # ----------------------------------------------------------------------------------------------------------- precedence
@@ -254,15 +252,12 @@ def test_another_file_by_variable_or_flag(tmp_path: Path) -> None:
         ({"GPU_DEVICE_ID": "-1"}, ["GPU_DEVICE_ID", "number of a GPU"]),
         ({"GPU_DEVICE_ID": "1" * 5000}, ["GPU_DEVICE_ID", "number of a GPU"]),
         ({"T4_GPU_MAX_WORKSPACE_SIZE": "9" * 5000}, ["T4_GPU_MAX_WORKSPACE_SIZE", "15 digits at most"]),
-        ({"T4_GPU_MAX_BATCH_SIZE": "9" * 5000}, ["T4_GPU_MAX_BATCH_SIZE", "15 digits at most"]),
         ({"T4_GPU_FP16_MODE": CANARY}, ["T4_GPU_FP16_MODE", "true or false"]),
         ({"GPU_MEMORY_FRACTION": "80"}, ["GPU_MEMORY_FRACTION", "embedding.memory_fraction"]),
         ({"GPU_MEMORY_FRACTION": "nan"}, ["embedding.memory_fraction"]),
         ({"T4_GPU_MAX_WORKSPACE_SIZE": "4096"}, ["T4_GPU_MAX_WORKSPACE_SIZE", "in bytes"]),
         ({"T4_GPU_MAX_WORKSPACE_SIZE": "4GB"}, ["T4_GPU_MAX_WORKSPACE_SIZE", "whole number"]),
         ({"T4_GPU_OPTIMIZATION_LEVEL": "6"}, ["T4_GPU_OPTIMIZATION_LEVEL", "tensorrt.optimization_level", "less"]),
-        ({"T4_GPU_MAX_BATCH_SIZE": "0"}, ["T4_GPU_MAX_BATCH_SIZE", "above 0"]),
-        ({"T4_GPU_ENABLE_SPARSE": "2:4"}, ["T4_GPU_ENABLE_SPARSE", "true or false"]),
         ({"RESERVE_MEMORY": "1GB"}, ["RESERVE_MEMORY", "embedding.reserve_mb", "integer"]),
         ({"OWL_SAP_EMBEDDING__DEVICE": "gpu0"}, ["embedding.device"]),
         ({"OWL_SAP_STORE__KIND": "local"}, ["OWL_SAP_STORE__KIND", "path"]),

@@ -20,15 +20,15 @@ DISTINCT = [Pair(f"q{number}", f"t{number}") for number in range(200)]
 
 
 def test_a_tenth_is_held_out_and_no_pair_is_lost() -> None:
-    divided = split(DISTINCT, 7)
-    assert len(divided.held_out) == round(HELD_OUT * 200)
-    assert sorted(divided.training + divided.held_out) == sorted(DISTINCT)
+    training, held_out = split(DISTINCT, 7)
+    assert len(held_out) == round(HELD_OUT * 200)
+    assert sorted(training + held_out) == sorted(DISTINCT)
 
 
 def test_the_same_pairs_are_held_out_in_any_order_and_others_with_another_seed() -> None:
     shuffled = random.Random(1).sample(DISTINCT, len(DISTINCT))
-    assert set(split(shuffled, 7).held_out) == set(split(DISTINCT, 7).held_out)
-    assert set(split(DISTINCT, 8).held_out) != set(split(DISTINCT, 7).held_out)
+    assert set(split(shuffled, 7)[1]) == set(split(DISTINCT, 7)[1])
+    assert set(split(DISTINCT, 8)[1]) != set(split(DISTINCT, 7)[1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,19 +39,19 @@ def test_the_same_pairs_are_held_out_in_any_order_and_others_with_another_seed()
 def test_no_text_is_on_both_sides(numbers: list[tuple[int, int]], seed: int) -> None:
     pairs = [Pair(f"t{query}", f"t{text}") for query, text in numbers]
     try:
-        divided = split(pairs, seed)
+        both = split(pairs, seed)
     except ConfigurationError:
         return
-    sides = [{text for pair in side for text in pair} for side in (divided.training, divided.held_out)]
+    sides = [{text for pair in side for text in pair} for side in both]
     assert not sides[0] & sides[1]
     assert all(sides)
-    assert sorted(divided.training + divided.held_out) == sorted(pairs)
+    assert sorted(both[0] + both[1]) == sorted(pairs)
 
 
 def test_too_few_pairs_and_pairs_that_all_hang_together() -> None:
     with pytest.raises(ConfigurationError, match="19 pairs to learn from; at least 20"):
         split(DISTINCT[:19], 7)
-    assert split(DISTINCT[:20], 7).held_out
+    assert split(DISTINCT[:20], 7)[1]
     with pytest.raises(ConfigurationError, match="nearly all share a text"):
         split([Pair(f"q{number}", "the same answer") for number in range(50)], 7)
 

@@ -1,11 +1,9 @@
-"""The training loop with a tiny model on a CPU: it learns, goes on after a kill with the same steps, survives exhausted
-memory, and leaves no text and no telemetry behind.
+"""The training loop with a tiny model on a CPU: it learns, continues after a kill with the same steps, and leaves no
+text and no telemetry behind.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import read_folder
 from app.src.core.device import DeviceProfile
-from app.src.core.finetune.recipe import Hooks, Pace, Recipe, Technique, Trained, TrainingFailed, TrainingJob
+from app.src.core.finetune.recipe import TrainingFailed, TrainingJob, TrainingObserver
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.training.held_out import Figures, Trial
 from app.src.training.pairs import Pair
@@ -38,9 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(base: Path, checkpoints: Path, pairs: int = 64, **recipe: Any) -> TrainingJob:
-    chosen = {"epochs": 2, "learning_rate": 3e-3} | recipe
-    technique = Technique.of(CPU, workers=chosen.pop("workers", None))
-    return TrainingJob(base, checkpoints, TRAINING[:pairs], Recipe(**chosen), CPU, technique)
+    return TrainingJob(base, checkpoints, TRAINING[:pairs], CPU, **{"epochs": 2, "learning_rate": 3e-3} | recipe)
 
 
 def weights_of(model: Any) -> dict[str, Any]:
@@ -55,12 +51,12 @@ class Killed(BaseException):
     """As the process ends: nothing catches it."""
 
 
-def killed_after(step: int) -> Hooks:
+def killed_after(step: int) -> TrainingObserver:
     def look(done: int, _steps: int, _loss: float | None) -> None:
         if done == step:
             raise Killed
 
-    return Hooks(step=look)
+    return TrainingObserver(step=look)
 
 
 def figures(folder: Path) -> Figures:
@@ -72,7 +68,7 @@ def figures(folder: Path) -> Figures:
 
 @pytest.mark.slow
 def test_it_learns_what_it_never_saw_and_the_engine_loads_it(base: Path, tmp_path: Path) -> None:
-    model, trained = trainer.train(job(base, tmp_path / "c", pairs=len(TRAINING), epochs=8), Hooks())
+    model, trained = trainer.train(job(base, tmp_path / "c", pairs=len(TRAINING), epochs=8), TrainingObserver())
     assert (trained.steps, trained.began_at, trained.stopped) == (96, 0, False)
     assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
     trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
@@ -105,12 +101,12 @@ def test_a_saved_folder_has_the_base_models_files_and_other_weights(base: Path, 
 
 
 def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: Path) -> None:
-    whole, told = trainer.train(job(base, tmp_path / "whole"), Hooks())
+    whole, told = trainer.train(job(base, tmp_path / "whole"), TrainingObserver())
     with pytest.raises(Killed):
         trainer.train(job(base, tmp_path / "cut"), killed_after(6))
     torn = tmp_path / "cut" / "checkpoint-99"
     torn.mkdir()
-    model, trained = trainer.train(job(base, tmp_path / "cut"), Hooks())
+    model, trained = trainer.train(job(base, tmp_path / "cut"), TrainingObserver())
     assert trained.began_at == 5
     assert trained.steps == told.steps == 8
     assert trained.losses == pytest.approx(told.losses, abs=1e-5)
@@ -120,85 +116,52 @@ def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: P
 
 def test_a_wish_to_stop_leaves_a_checkpoint_of_that_very_step(base: Path, tmp_path: Path) -> None:
     done: list[int] = []
-    hooks = Hooks(step=lambda step, _steps, _loss: done.append(step), stop=lambda: len(done) >= 3)
+    hooks = TrainingObserver(step=lambda step, *_: done.append(step), stop=lambda: len(done) >= 3)
     _, trained = trainer.train(job(base, tmp_path), hooks)
     assert (trained.steps, trained.stopped) == (3, True)
-    _, trained = trainer.train(job(base, tmp_path), Hooks())
+    _, trained = trainer.train(job(base, tmp_path), TrainingObserver())
     assert (trained.began_at, trained.steps, trained.stopped) == (3, 8, False)
 
 
 @pytest.mark.slow
 def test_a_training_that_was_done_is_not_done_again(base: Path, tmp_path: Path) -> None:
-    model, _ = trainer.train(job(base, tmp_path, epochs=1), Hooks())
+    model, _ = trainer.train(job(base, tmp_path, epochs=1), TrainingObserver())
     seen: list[int] = []
-    again, trained = trainer.train(job(base, tmp_path, epochs=1), Hooks(step=lambda step, *_: seen.append(step)))
+    observer = TrainingObserver(step=lambda step, *_: seen.append(step))
+    again, trained = trainer.train(job(base, tmp_path, epochs=1), observer)
     assert (seen, trained.steps) == ([], 4)
     assert same_weights(weights_of(model), weights_of(again))
 
 
-class Memory:
-    """A device that holds no more than so many pairs, from some forward pass on."""
+def test_exhausted_memory_is_an_error(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, from_pass: int = 0) -> None:
-        import torch
+    def training_step(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-        self.batches: list[int] = []
-        inner = trainer.PairTrainer.training_step
-
-        def training_step(own: Any, model: Any, inputs: dict[str, Any], *more: Any) -> Any:
-            pairs = len(inputs["anchor_input_ids"])
-            self.batches.append(pairs)
-            if pairs > most and len(self.batches) > from_pass:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-            return inner(own, model, inputs, *more)
-
-        monkeypatch.setattr(trainer.PairTrainer, "training_step", training_step)
-
-
-def test_out_of_memory_it_goes_on_from_the_last_checkpoint_with_half_as_many_at_once(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, paces = Memory(monkeypatch, most=8, from_pass=3), list[Pace]()
-    _, trained = trainer.train(job(base, tmp_path), Hooks(halved=paces.append))
-    assert paces == [Pace(8, 2)]
-    assert trained == Trained(8, 3, Pace(8, 2), trained.losses, stopped=False)
-    assert memory.batches == [16] * 4 + [8] * (5 * 2), "three steps, one that failed, five that see as many pairs"
-
-
-def test_memory_that_holds_nothing_is_an_error(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Memory(monkeypatch, most=0)
-    with pytest.raises(TrainingFailed, match="memory does not hold 4 pairs"):
-        trainer.train(job(base, tmp_path, batch_size=4), Hooks())
+    monkeypatch.setattr(trainer.PairTrainer, "training_step", training_step)
+    with pytest.raises(TrainingFailed, match="memory does not hold 32 pairs at once: use --batch-size 16"):
+        trainer.train(job(base, tmp_path, batch_size=32), TrainingObserver())
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_an_error(base: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="lower --learning-rate"):
-        trainer.train(job(base, tmp_path, learning_rate=1e30, epochs=1), Hooks())
+        trainer.train(job(base, tmp_path, learning_rate=1e30, epochs=1), TrainingObserver())
 
 
 # -------------------------------------------------------------------------------------------- nobody is told anything
 
 
-def test_no_reporter_whatever_the_environment_says(
+def test_nothing_is_printed_or_sent(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("WANDB_PROJECT", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "COMET_API_KEY", "TRACKIO_PROJECT"):
-        monkeypatch.setenv(name, "canary")
-    kept: list[list[str]] = []
-    inner = trainer.PairTrainer.only_our_callbacks
-
-    def only_ours(self: Any) -> None:
-        inner(self)
-        kept.append(sorted(type(callback).__name__ for callback in self.callback_handler.callbacks))
-
     def no_network(*_: Any) -> None:
         raise AssertionError("a connection was tried")
 
-    monkeypatch.setattr(trainer.PairTrainer, "only_our_callbacks", only_ours)
+    monkeypatch.setenv("WANDB_PROJECT", "somewhere")
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    trainer.train(job(base, tmp_path, epochs=1), Hooks())
-    assert kept == [["DefaultFlowCallback", "Progress", "_OptimizerZeroGradCallback"]]
+    trainer.train(job(base, tmp_path, epochs=1), TrainingObserver())
     told = capfd.readouterr()
     assert told.out == ""
     assert CANARY not in told.err
@@ -222,26 +185,20 @@ def test_what_the_trainer_is_told_on_a_card(
             self._n_gpu = 4
 
     monkeypatch.setattr(sentence_transformers, "SentenceTransformerTrainingArguments", Recorded)
-    profile = DeviceProfile.of_card(card)
-    on_card = TrainingJob(base, tmp_path, TRAINING, Recipe(), profile, Technique.of(profile))
-    told: Any = trainer.training_arguments(on_card, Pace(8, 2))
+    on_card = TrainingJob(base, tmp_path, TRAINING, DeviceProfile.of_card(card))
+    told: Any = trainer.training_arguments(on_card)
     given = told.given
     assert (given["fp16"], given["bf16"], given["use_cpu"]) == (fp16, bf16, False)
-    assert (given["optim"], given["dataloader_pin_memory"], given["dataloader_num_workers"]) == (
-        "adamw_torch_fused",
-        True,
-        2,
-    )
-    assert (given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (8, 2)
+    assert (given["optim"], given["dataloader_pin_memory"]) == ("adamw_torch_fused", True)
     assert (given["report_to"], given["push_to_hub"]) == ("none", False)
     assert told._n_gpu == 1, "several cards would be used as one"
 
 
 def test_another_card_than_the_first_is_refused_with_what_to_do(base: Path, tmp_path: Path) -> None:
     second = DeviceProfile.cuda("Tesla T4", (7, 5), 16 << 30, index=1)
-    elsewhere = TrainingJob(base, tmp_path, TRAINING, Recipe(), second, Technique.of(second))
+    elsewhere = TrainingJob(base, tmp_path, TRAINING, second)
     with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES=1"):
-        trainer.train(elsewhere, Hooks())
+        trainer.train(elsewhere, TrainingObserver())
 
 
 def test_activations_are_computed_again_instead_of_kept(base: Path) -> None:
@@ -250,60 +207,15 @@ def test_activations_are_computed_again_instead_of_kept(base: Path) -> None:
     assert getattr(encoder, new_name if hasattr(type(encoder), new_name) else "is_gradient_checkpointing")
 
 
-@pytest.mark.slow
-def test_workers_leave_a_ctrl_c_to_the_parent(base: Path, tmp_path: Path) -> None:
-    """They get the signal too, for it goes to all processes of the terminal."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    reading, writing = os.pipe()
-    for descriptor in (reading, writing):
-        os.set_blocking(descriptor, False)
-    wakeup = signal.set_wakeup_fd(writing)
-
-    def look(done: int, _steps: int, _loss: float | None) -> None:
-        if done == 2:
-            for child in children():
-                os.kill(child, signal.SIGINT)
-
-    try:
-        _, trained = trainer.train(job(base, tmp_path, workers=1), Hooks(step=look))
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        signal.signal(signal.SIGINT, before)
-        told = signals_in(reading)
-        for descriptor in (reading, writing):
-            os.close(descriptor)
-    assert (trained.steps, heard) == (8, [])
-    assert signal.SIGINT not in told
-
-
-def signals_in(pipe: int) -> bytes:
-    try:
-        return os.read(pipe, 16)
-    except BlockingIOError:
-        return b""
-
-
-def children() -> list[int]:
-    """Workers alone, which are copies of this process; started by the thread that computes."""
-    listed = [path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/children")]
-    ours = Path("/proc/self/cmdline").read_bytes()
-    started = [int(number) for of_thread in listed for number in of_thread]
-    found = [number for number in started if Path(f"/proc/{number}/cmdline").read_bytes() == ours]
-    assert found, "there is a worker"
-    return found
-
-
 @pytest.mark.gpu
 def test_on_a_card(tmp_path: Path) -> None:
-    """In its own mixed precision, with workers and pinned memory it learns, and gives a model that the engine loads."""
+    """In its own mixed precision, it learns, and gives a model that the engine loads."""
     from app.src.core.device import detect
 
     profile = detect("cuda")
     base = tiny_model(tmp_path / "tiny")
-    technique = Technique.of(profile)
-    recipe = Recipe(epochs=8, learning_rate=3e-3)
-    model, trained = trainer.train(TrainingJob(base, tmp_path / "c", TRAINING, recipe, profile, technique), Hooks())
+    on_card = TrainingJob(base, tmp_path / "c", TRAINING, profile, epochs=8, learning_rate=3e-3)
+    model, trained = trainer.train(on_card, TrainingObserver())
     assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
     trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
     assert figures(tmp_path / "trained").recall_at_10 > figures(base).recall_at_10 + 0.3

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.finetune.recipe import last_checkpoint, step_of
+from app.src.core.finetune.recipe import last_checkpoint
 from app.src.service.service import Service
 from app.src.settings import load
 from hana_emulator.testing import Emulator
@@ -158,7 +158,7 @@ def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb]
     assert "owl-sap finetune rows --resume --out m/new" in errors
     assert "stops at once, without" in errors, "a second one keeps no checkpoint, and the next run needs --resume"
     unfinished = tmp_path / "m" / "new.unfinished"
-    kept = last_checkpoint(unfinished / "checkpoints")
+    kept, _ = last_checkpoint(unfinished / "checkpoints")
     assert kept is not None
     assert files_with(CANARY, unfinished) == []
 
@@ -293,7 +293,7 @@ def test_after_kill_9_it_comes_to_the_same_model(configured: Callable[[], Verb],
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any(map(step_of, (tmp_path / "cut.unfinished" / "checkpoints").glob("checkpoint-*"))):
+    while not list((tmp_path / "cut.unfinished" / "checkpoints").glob("checkpoint-*/trainer_state.json")):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)

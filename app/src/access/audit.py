@@ -4,6 +4,7 @@ query, value, vector, text or secret.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from connector.model import Filter
 
 STDERR = "-"
 WAITING = 10_000  # entries that wait for the disk at most; more are lost, and counted
-_TOGETHER = 500
 _WARN_EVERY = 60.0
 _CLOSE_SECONDS = 2.0
 _STDERR_FD = 2
@@ -37,10 +38,8 @@ class AuditLog:
         self._path = None if path == STDERR else Path(path)
         self._lost = lost
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
         self._warned = -_WARN_EVERY
-        self._torn = False
+        self._torn = False  # the last line did not fit whole
         self._file: int | None = None
         try:
             self._opened()
@@ -49,99 +48,70 @@ class AuditLog:
                 f"access.audit: {path} cannot be opened for appending ({error.strerror}); name a file in a folder "
                 'that exists and may be written to, or "-" for standard error'
             ) from None
+        self._thread = threading.Thread(target=self._work, name="owl-sap-audit", daemon=True)
+        self._thread.start()
 
     def record(self, entry: Mapping[str, Any]) -> None:
         """Queue an entry without waiting."""
-        if self._thread is None:
-            self._start()
         try:
             self._waiting.put_nowait(entry)
         except queue.Full:
-            self._fail(1, "entries arrive faster than they can be written")
+            self._fail("entries arrive faster than they can be written")
 
     def close(self) -> None:
         """Write the queued entries, for at most two seconds."""
-        thread = self._thread
-        if thread is not None:
-            try:
-                self._waiting.put(None, timeout=_CLOSE_SECONDS)
-            except queue.Full:
-                return
-            thread.join(_CLOSE_SECONDS)
-            if thread.is_alive():
-                return
-        self._shut()
-
-    # -------------------------------------------------------------------------------------------------- in the thread
-
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="owl-sap-audit", daemon=True)
-                self._thread.start()
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=_CLOSE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while True:
-            entries = [self._waiting.get()]
-            while entries[-1] is not None and len(entries) < _TOGETHER:
-                try:
-                    entries.append(self._waiting.get_nowait())
-                except queue.Empty:
-                    break
-            lines = [_line(entry) for entry in entries if entry is not None]
-            if lines:
-                self._append(b"".join(lines))
-            if entries[-1] is None:
-                return
+        while (entry := self._waiting.get()) is not None:
+            self._append(entry)
+        self._shut()
 
-    def _append(self, lines: bytes) -> None:
-        """One write for all of them, so that processes that share a file do not mix their lines."""
-        done = 0
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        """In ASCII, so that an entry is one line with any name, and in one write, so that processes that share a file
+        do not mix their lines."""
+        line = json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
         try:
             file = self._opened()
-            if self._torn:  # the rest of a line that did not fit
+            if self._torn:
                 os.write(file, b"\n")
                 self._torn = False
-            while done < len(lines):
-                done += os.write(file, lines[done:])
+            written = os.write(file, line)
+            if written < len(line):
+                self._torn = True
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._torn = done > 0 and lines[done - 1 : done] != b"\n"
-            self._fail(lines[done:].count(b"\n"), error.strerror or type(error).__name__)
+            self._fail(error.strerror or type(error).__name__)
             self._shut()
 
     def _opened(self) -> int:
         """The file of this name: another one since the last was renamed or removed."""
         if self._path is None:
             return _STDERR_FD
-        if self._file is not None and not self._is_current(self._file):
+        if self._file is not None:
+            try:
+                current = os.path.samestat(os.fstat(self._file), os.stat(self._path))
+            except FileNotFoundError:
+                current = False
+            if current:
+                return self._file
             self._shut()
             self._torn = False
-        if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return self._file
-
-    def _is_current(self, file: int) -> bool:
-        assert self._path is not None
-        try:
-            return os.path.samestat(os.fstat(file), os.stat(self._path))
-        except FileNotFoundError:
-            return False
 
     def _shut(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
-    def _fail(self, entries: int, why: str) -> None:
-        self._lost(entries)
+    def _fail(self, why: str) -> None:
+        self._lost(1)
         if time.monotonic() - self._warned >= _WARN_EVERY:
             self._warned = time.monotonic()
             _log.error("entries of the audit log are lost (%s); owl_sap_audit_failures_total counts them", why)
-
-
-def _line(entry: Mapping[str, Any]) -> bytes:
-    """In ASCII, so that an entry is one line with any name."""
-    return json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
@@ -157,21 +127,9 @@ def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
     return None if condition is None else _shape(condition, frozenset(names.values()))
 
 
-_OPERATORS = {"=": "$eq", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
-
-
 def _shape(condition: Any, declared: Collection[str]) -> dict[str, Any]:
-    from connector.stores.filters import Compare, Group, IsNull, OneOf
+    from connector.stores.filters import Group
 
-    match condition:
-        case Group(word=word, parts=parts):
-            return {f"${word.lower()}": [_shape(part, declared) for part in parts]}
-        case Compare(operator=operator):
-            shown = _OPERATORS[operator]
-        case OneOf(negated=negated):
-            shown = "$nin" if negated else "$in"
-        case IsNull(negated=negated):
-            shown = "$ne" if negated else "$eq"
-        case _:
-            shown = f"${type(condition).__name__.lower()}"
-    return {condition.field if condition.field in declared else "?": shown}
+    if isinstance(condition, Group):
+        return {f"${condition.word.lower()}": [_shape(part, declared) for part in condition.parts]}
+    return {condition.field if condition.field in declared else "?": condition.operator}

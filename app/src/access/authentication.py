@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from contextlib import suppress
+from concurrent.futures import wait
 
-from app.src.access.jwks import FETCH_SECONDS, Address, File, KeySet
+from app.src.access.jwks import FETCH_SECONDS
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import IssuerAway, Principal, Unauthenticated
-from app.src.access.tokens import Tokens, UnknownKey, token_rules
-from app.src.settings import AccessSettings, JwtSettings
+from app.src.access.tokens import Tokens, UnknownKey
+from app.src.settings import AccessSettings
 
-_AWAY = "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
+_WAIT_SECONDS = FETCH_SECONDS + 1
 
 
 class Authentication:
-    """`principal` is for one event loop. `configured`: whether requests need a credential."""
+    """`configured`: whether requests need a credential."""
 
     def __init__(self, settings: AccessSettings) -> None:
         """Read nothing yet; `open` does."""
         self.settings = settings
         self.configured = settings.configured
         self._keys = None if settings.keys is None else KeyRing(settings.keys)
-        self._tokens = None if settings.jwt is None else _tokens(settings.jwt)
-        self._fetching: asyncio.Future[None] | None = None
+        self._tokens = None if settings.jwt is None else Tokens(settings.jwt)
 
     def open(self) -> None:
         """Raises AccessUnusable for a file that cannot be used."""
@@ -43,9 +41,9 @@ class Authentication:
         if self._tokens is None:
             return None
         keys = self._tokens.keys
-        if not keys.believed and keys.due():
-            keys.fetch()
-        return None if keys.believed else keys.fault
+        if not keys.believed and (keys.due() or keys.under_way):
+            wait((keys.refresh(),), _WAIT_SECONDS)
+        return None if keys.believed else keys.fault or f"{keys.source}: the issuer has not answered yet"
 
     def described(self) -> str:
         """Return one line for doctor."""
@@ -61,56 +59,23 @@ class Authentication:
             return self._keys.principal(credential)
         if self._tokens is None:
             raise Unauthenticated("API keys are not taken here", "unknown_key")
-        return await self._of_token(self._tokens, credential)
-
-    async def _of_token(self, tokens: Tokens, token: str) -> Principal:
-        keys = tokens.keys
+        keys = self._tokens.keys
         try:
-            principal = tokens.principal(token)
+            principal = self._tokens.principal(credential)
         except UnknownKey:
-            if keys.due(unknown=True) or self._under_way:
-                # Resolving a host name has no timeout of its own.
-                await asyncio.wait((self._fetch(keys),), timeout=FETCH_SECONDS + 1)
+            if keys.due(unknown=True) or keys.under_way:
+                await asyncio.wait((asyncio.wrap_future(keys.refresh()),), timeout=_WAIT_SECONDS)
         else:
             if keys.due():
-                _ = self._fetch(keys)  # in the background: the present keys are still valid
+                keys.refresh()  # in the background: the present keys are still valid
             return principal
         try:
-            return tokens.principal(token)
+            return self._tokens.principal(credential)
         except UnknownKey:
             if not keys.believed:
-                raise IssuerAway(_AWAY) from None
+                raise IssuerAway(
+                    "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
+                ) from None
             raise Unauthenticated(
-                "the token is signed with a key that its issuer does not publish", "unknown_kid"
+                "the token is signed with a key that its issuer does not publish for its algorithm", "unknown_kid"
             ) from None
-
-    @property
-    def _under_way(self) -> bool:
-        return self._fetching is not None and not self._fetching.done()
-
-    def _fetch(self, keys: KeySet) -> asyncio.Future[None]:
-        """Fetch in a thread; concurrent callers share one fetch."""
-        if self._fetching is None or self._fetching.done():
-            self._fetching = asyncio.get_running_loop().create_future()
-            # A daemon, because a hanging name lookup must not delay the end of the process; and its own thread, because
-            # those for requests may all wait for HANA.
-            threading.Thread(target=_fetch, args=(keys, self._fetching), name="owl-sap-jwks", daemon=True).start()
-        return self._fetching
-
-
-def _fetch(keys: KeySet, fetching: asyncio.Future[None]) -> None:
-    def ended() -> None:
-        if not fetching.done():
-            fetching.set_result(None)
-
-    try:
-        keys.fetch()
-    finally:
-        with suppress(RuntimeError):  # the service has ended
-            fetching.get_loop().call_soon_threadsafe(ended)
-
-
-def _tokens(settings: JwtSettings) -> Tokens:
-    rules = token_rules(settings)
-    source = Address(rules.jwks_url or "") if settings.jwks_path is None else File(settings.jwks_path)
-    return Tokens(rules, KeySet(source, settings.algorithms), settings.algorithms, settings.leeway)

@@ -22,15 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import limits
-import orjson
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from app.src.access.files import edition, write_private
 from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
-from app.src.access.rates import UNLIMITED
+from app.src.settings.access import UNLIMITED
 
 _log = logging.getLogger(__name__)
 PREFIX = "owl_"
@@ -41,11 +40,23 @@ _LOOK_AGAIN = 0.5  # seconds at least between two looks at whether the file has 
 _NO_DIGEST = "0" * 64
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
+# What a rotation keeps.
+_RIGHTS = ("name", "scopes", "claims", "every_row", "rate", "concurrency")
+
+
+def check_rate(rate: str | None) -> str | None:
+    """Raises ValueError."""
+    if rate not in (None, UNLIMITED):
+        try:
+            limits.parse(rate)
+        except ValueError:
+            raise ValueError(f'{rate!r} is not a rate; write it like "600/minute", or "unlimited"') from None
+    return rate
 
 
 class Key(BaseModel):
-    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or
-    "unlimited"; `concurrency`: requests at once, 0: any number."""
+    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or "unlimited"; `concurrency`:
+    requests at once, 0: any number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -58,15 +69,8 @@ class Key(BaseModel):
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
-    rate: str | None = None
+    rate: Annotated[str | None, AfterValidator(check_rate)] = None
     concurrency: int | None = Field(default=None, ge=0)
-
-    @field_validator("rate")
-    @classmethod
-    def _rate(cls, rate: str | None) -> str | None:
-        if rate is not None:
-            check_rate(rate)
-        return rate
 
     def state(self, now: datetime) -> str:
         if self.revoked is not None:
@@ -75,34 +79,12 @@ class Key(BaseModel):
 
     def shown(self, now: datetime) -> dict[str, Any]:
         """Return the record without its digest, for listings."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "state": self.state(now),
-            **self.model_dump(exclude={"id", "name", "sha256"}),
-        }
+        return {"id": self.id, "name": self.name, "state": self.state(now)} | self.model_dump(exclude={"sha256"})
 
     @property
     def principal(self) -> Principal:
-        return Principal(
-            self.id,
-            frozenset(self.scopes),
-            self.claims,
-            self.every_row,
-            rate=self.rate,
-            concurrency=self.concurrency,
-            credential="key",
-        )
-
-
-def check_rate(rate: str) -> None:
-    """Raises ValueError."""
-    if rate == UNLIMITED:
-        return
-    try:
-        limits.parse(rate)
-    except ValueError:
-        raise ValueError(f'{rate!r} is not a rate; write it like "600/minute", or "unlimited"') from None
+        scopes = frozenset(self.scopes)
+        return Principal(self.id, scopes, self.claims, self.every_row, self.rate, self.concurrency, "key")
 
 
 class _File(BaseModel):
@@ -125,9 +107,6 @@ class Grant:
     concurrency: int | None = None
 
 
-# ------------------------------------------------------------------------------------------------------------ the file
-
-
 def read(path: Path) -> tuple[Key, ...]:
     """Raises AccessUnusable, with what to do."""
     try:
@@ -145,10 +124,6 @@ def read(path: Path) -> tuple[Key, ...]:
         raise AccessUnusable(f"{path}: all users may write this file of API keys; run: chmod 600 {path}")
     if len(content) > _MOST_BYTES:
         raise AccessUnusable(f"{path}: a file of API keys has at most {_MOST_BYTES >> 20} MiB")
-    return _parsed(path, content)
-
-
-def _parsed(path: Path, content: bytes) -> tuple[Key, ...]:
     try:
         keys = _File.model_validate_json(content).keys
     except ValidationError as error:
@@ -161,13 +136,6 @@ def _parsed(path: Path, content: bytes) -> tuple[Key, ...]:
     if len({key.id for key in keys}) < len(keys):
         raise AccessUnusable(f"{path}: two keys have the same id; remove one of them")
     return keys
-
-
-def _write(path: Path, keys: Sequence[Key]) -> None:
-    """Replace the file atomically; only its owner, who stays the same, may read it."""
-    document = _File(keys=tuple(keys)).model_dump(mode="json", exclude_defaults=False)
-    content = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    write_private(path, content)
 
 
 @contextmanager
@@ -183,13 +151,10 @@ def _changing(path: Path) -> Iterator[list[Key]]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         keys = list(read(path)) if path.exists() else []
         yield keys
-        _write(path, keys)
+        write_private(path, _File(keys=tuple(keys)).model_dump_json(indent=2).encode() + b"\n")
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-# ------------------------------------------------------------------------------------------------------ changing keys
 
 
 def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, str]:
@@ -200,30 +165,20 @@ def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, 
         raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
     if not grant.scopes:
         raise ValueError("a key needs a scope; give --scope")
-    if grant.rate is not None:
-        check_rate(grant.rate)
+    check_rate(grant.rate)
     with _changing(path) as keys:
         if any(key.name == grant.name and key.state(now) == "active" for key in keys):
             raise ValueError(f'an active key named "{grant.name}" exists; rotate or revoke it, or choose another name')
-        expires = None if grant.lifetime is None else now + timedelta(seconds=grant.lifetime)
-        key, secret = _made(
-            name=grant.name,
-            scopes=tuple(grant.scopes),
-            claims=dict(grant.claims),
-            every_row=grant.every_row,
-            created=now,
-            expires=expires,
-            rate=grant.rate,
-            concurrency=grant.concurrency,
-        )
+        key, secret = _made(now, grant.lifetime, {name: getattr(grant, name) for name in _RIGHTS})
         keys.append(key)
     return key, secret
 
 
-def _made(**what: Any) -> tuple[Key, str]:
+def _made(now: datetime, lifetime: float | None, rights: Mapping[str, Any]) -> tuple[Key, str]:
     identifier = secrets.token_hex(_ID_BYTES)
     secret = f"{PREFIX}{identifier}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-    return Key(id=identifier, sha256=_digest(secret), **what), secret
+    expires = None if lifetime is None else now + timedelta(seconds=lifetime)
+    return Key(id=identifier, sha256=_digest(secret), created=now, expires=expires, **rights), secret
 
 
 def _digest(key: str) -> str:
@@ -269,9 +224,7 @@ def rotate(
         old = keys[places[0]]
         if lifetime is None and old.expires is not None:
             lifetime = (old.expires - old.created).total_seconds()
-        expires = None if lifetime is None else now + timedelta(seconds=lifetime)
-        kept = old.model_dump(exclude={"id", "sha256", "created", "expires", "revoked"})
-        key, secret = _made(**kept, created=now, expires=expires)
+        key, secret = _made(now, lifetime, {name: getattr(old, name) for name in _RIGHTS})
         until = now + timedelta(seconds=overlap)
         keys[places[0]] = old.model_copy(update={"expires": until if old.expires is None else min(old.expires, until)})
         keys.append(key)
@@ -282,14 +235,10 @@ def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
     named = [place for place, key in enumerate(keys) if which in (key.id, key.name)]
     active = [place for place in named if keys[place].state(now) == "active"]
     if not active:
-        state = (
-            f"is already {keys[named[-1]].state(now)}" if named else "does not exist; owl-sap keys list shows the keys"
-        )
+        missing = "does not exist; owl-sap keys list shows the keys"
+        state = f"is already {keys[named[-1]].state(now)}" if named else missing
         raise ValueError(f'the key "{which}" {state}')
     return active
-
-
-# ------------------------------------------------------------------------------------------------------- asking for one
 
 
 class KeyRing:
@@ -314,10 +263,8 @@ class KeyRing:
     def described(self) -> str:
         now = datetime.now(UTC)
         active = [key for key, _ in self._keys.values() if key.state(now) == "active"]
-        soon = [key for key in active if key.expires is not None and key.expires - now < _SOON]
-        ending = (
-            f", of which expire within {_SOON.days} days: {', '.join(sorted(key.name for key in soon))}" if soon else ""
-        )
+        soon = sorted(key.name for key in active if key.expires is not None and key.expires - now < _SOON)
+        ending = f", of which expire within {_SOON.days} days: {', '.join(soon)}" if soon else ""
         return f"{len(active)} active API keys{ending}"
 
     def principal(self, given: str, now: datetime | None = None) -> Principal:

@@ -46,7 +46,10 @@ def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal
     within: dict[str, Any] = {}
     count = 0
     for column, path in rights.items():
-        values = _values(_claim(principal.claims, path))
+        claim: Any = principal.claims
+        for name in path:
+            claim = claim.get(name) if isinstance(claim, Mapping) else None
+        values = _values(claim)
         if isinstance(values, str):
             return Nothing(f'no row is visible: the claim "{".".join(path)}" {values}')
         count += len(values)
@@ -54,6 +57,33 @@ def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal
             return Nothing(f"no row is visible: the claims have more than {MOST_VALUES} values")
         within[names[column]] = {"$in": values}
     return within
+
+
+def _values(claim: Any) -> list[str] | str:
+    """Return the visible texts, or what is wrong with the claim."""
+    from connector.stores.filters import parse
+
+    if claim is None:
+        return "is missing"
+    several = isinstance(claim, Sequence) and not isinstance(claim, str | bytes | bytearray)
+    given = list(claim) if several else [claim]
+    if not given:
+        return "is an empty list"
+    if len(given) > MOST_VALUES:
+        return f"has more than {MOST_VALUES} values"
+    texts: dict[str, None] = {}
+    for value in given:
+        integer = isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value < _LARGEST
+        text = str(value) if integer else value
+        try:
+            suits = isinstance(text, str) and bool(text.strip())
+            parse({"COLUMN": text})
+        except BadFilter:
+            suits = False
+        if not suits:
+            return "holds values other than texts and integers"
+        texts[text] = None
+    return list(texts)
 
 
 class _Described(Protocol):
@@ -83,51 +113,6 @@ def check_every_row(collection: str, rights: Mapping[str, ClaimPath], principal:
         raise RowsRefused(
             f'"{collection}" has row rights, and this request shows rows of all owners: it needs a key with every_row'
         )
-
-
-def _claim(claims: Mapping[str, Any], path: ClaimPath) -> Any:
-    found: Any = claims
-    for name in path:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(name)
-    return found
-
-
-def _values(claim: Any) -> list[str] | str:
-    """Return the visible texts, or what is wrong with the claim."""
-    if claim is None:
-        return "is missing"
-    several = isinstance(claim, Sequence) and not isinstance(claim, str | bytes | bytearray)
-    given = list(claim) if several else [claim]
-    if not given:
-        return "is an empty list"
-    if len(given) > MOST_VALUES:
-        return f"has more than {MOST_VALUES} values"
-    texts = [_text(value) for value in given]
-    known = [text for text in texts if text is not None]
-    if len(known) < len(texts):
-        return "holds values other than texts and integers"
-    return list(dict.fromkeys(known))
-
-
-def _text(value: Any) -> str | None:
-    """Return the value as the metadata's JSON holds it; None for an unsuitable value."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return str(value) if -_LARGEST <= value < _LARGEST else None
-    return value if isinstance(value, str) and value.strip() and _comparable(value) else None
-
-
-def _comparable(text: str) -> bool:
-    from connector.stores.filters import parse
-
-    try:
-        parse({"COLUMN": text})
-    except BadFilter:
-        return False
-    return True
 
 
 class Rights:

@@ -133,7 +133,9 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if body.action == "compare":  # it shows texts of stored rows
             check_every_row(service, request, name)
         if body.action == "build":
-            return started(await executors.run(partial(service.background.start_build, name, SyncRequest(owner="api"))))
+            return started(
+                await executors.run(partial(service.background.start_sync, name, SyncRequest(owner="api"), "build"))
+            )
         return Json(await executors.run(partial(_done, executors, name, body)))
 
     @routes.get(_QUARANTINE, response_model=list[EntryBody])

@@ -138,7 +138,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         state: State | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        """Newest first. Records outlive the service; old ones are deleted ([state] keep_days; at most 1,000)."""
+        """Newest first. Records outlive the service; old ones are deleted (after 30 days, and beyond 1,000)."""
         found = await executors.look(partial(jobs.all, collection, state, limit))
         return Json([job.as_dict() for job in found])
 

@@ -36,7 +36,7 @@ from starlette.types import Receive, Scope, Send
 from app.src.access.rates import Rates
 from app.src.api.errors import MOST_FAULTS, ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.api.guard import caller, once_more
-from app.src.service.readiness import Readiness
+from app.src.observe.checks import Readiness
 from app.src.service.service import Service
 from connector.cancellation import Cancellation, cancelled_by
 from connector.model import Vectors

@@ -13,7 +13,7 @@ from app.src.access.rows import Nothing
 from app.src.api.errors import Unprocessable
 from app.src.api.guard import AUDITED, audit, caller
 from app.src.api.requests import MOST_ITEMS, Body, Executors, Json, direct, one_of_members
-from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, PointMap, ReadRow
+from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, ReadRow
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 
@@ -111,6 +111,21 @@ class RowsResponse(BaseModel):
     rows: list[ReadRow]
 
 
+class PointBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    x: float
+    y: float
+    color: str | int | float | bool | None = Field(description="the row's value of the field", examples=["FERT"])
+    title: str = Field(description="its first words")
+
+
+class MapResponse(BaseModel):
+    points: list[PointBody]
+    explained: list[float] = Field(description="share of the variance that x shows, and y", examples=[[0.21, 0.08]])
+    sampled: int = Field(description="sampled rows")
+    rows: int = Field(description="all rows")
+
+
 class CollectionBody(BaseModel):
     collection: str
     store: str
@@ -201,7 +216,7 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         audit_rows(request, name, hits=found.sampled)
         return Json(found)
 
-    @routes.get(f"{_COLLECTION}/map", response_model=PointMap)
+    @routes.get(f"{_COLLECTION}/map", response_model=MapResponse)
     async def map_(
         request: Request,
         name: str,
@@ -214,7 +229,7 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         a sample of at most 5000 rows, the same until rows change. Fewer than two rows give no points."""
         call = partial(service.browse.map, name, color, limit, principal=caller(request))
         found = await executors.run(partial(_value_errors_as_422, call), request)
-        audit_rows(request, name, hits=len(found.points))
+        audit_rows(request, name, hits=len(found["points"]))
         return Json(found)
 
 

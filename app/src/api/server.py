@@ -376,7 +376,7 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
     certificate = certificate_of(api)
     if certificate is not None:
         config.ssl = certificate.context
-        service.metrics.certificate.read = certificate.reading
+        service.metrics.sources["certificate"] = certificate.samples
     return config
 
 

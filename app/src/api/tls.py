@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography import x509
 
 from app.src.access.files import edition
-from app.src.observe.scraped import Reading
+from app.src.observe.metrics import Sample
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
 
@@ -56,10 +56,13 @@ class Certificate:
         finally:
             self._lock.release()
 
-    def reading(self) -> Reading:
+    def samples(self) -> list[Sample]:
         """Return for the metrics when the served certificate expires, and whether the files are unusable."""
         self.look()
-        return {(): {"ends": self._ends, "refused": float(self.fault is not None)}}
+        return [
+            ("owl_sap_tls_certificate_expiry_timestamp_seconds", (), self._ends),
+            ("owl_sap_tls_certificate_refused", (), float(self.fault is not None)),
+        ]
 
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
         """Choose the context; OpenSSL calls this at each handshake."""

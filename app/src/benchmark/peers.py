@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -28,98 +28,62 @@ Kind = Literal["embed", "search"]
 WORKERS = Path(__file__).with_name("workers")
 DEFAULT_FOLDER = Path(".owl-sap", "peers")
 _COMPLETE = "owl-sap-peer"  # contains the recipe; absent while the environment is being made
-_TORCH = "torch=={torch}"
 
 
 class PeerUnavailable(ConfigurationError):
     """The peer is unknown, has no environment, or fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What pip installs. `alone`: installed afterwards without dependencies, whose pins would undo the first.
-    `without`: uninstalled again. `here`: the module that shows that our own environment contains the peer."""
-
-    packages: Sequence[str]
-    alone: Sequence[str] = ()
-    without: Sequence[str] = ()
-    here: str | None = None
-
-    def steps(self) -> list[list[str]]:
-        """Arguments of pip."""
-        found = [["install", *(package.format(torch=_torch()) for package in self.packages)]]
-        found += [["install", "--no-deps", *self.alone]] if self.alone else []
-        found += [["uninstall", "--yes", *self.without]] if self.without else []
-        return found
-
-
-RECIPES: Mapping[str, Recipe] = {
-    "sentence-transformers": Recipe(
-        (_TORCH, "sentence-transformers>=6,<7", "transformers>=5,<6"), here="sentence_transformers"
+# Arguments of pip. Dependencies are named where the peer's own pins would undo the first step.
+RECIPES: dict[str, Sequence[str]] = {
+    "sentence-transformers": ("install torch=={torch} sentence-transformers>=6,<7 transformers>=5,<6",),
+    "infinity": (
+        "install torch=={torch} sentence-transformers>=6,<7 transformers>=5,<6 numpy huggingface-hub<2 rich typer "
+        "requests posthog distro backoff prometheus-fastapi-instrumentator orjson fastapi uvicorn pydantic",
+        "install --no-deps infinity-emb==0.0.78",
     ),
-    "infinity": Recipe(
-        (
-            *(_TORCH, "sentence-transformers>=6,<7", "transformers>=5,<6", "numpy", "huggingface-hub<2"),
-            *("rich", "typer", "requests", "posthog", "distro", "backoff", "prometheus-fastapi-instrumentator"),
-            *("orjson", "fastapi", "uvicorn", "pydantic"),
-        ),
-        alone=("infinity-emb==0.0.78",),
+    "onnx": ("install torch=={torch} transformers>=5,<6 tokenizers onnx onnxruntime sympy numpy",),
+    # torchvision's ordinary wheel requires a torch built for CUDA, and nothing here needs it.
+    "openvino": (
+        "install torch=={torch} sentence-transformers>=5 optimum-intel[openvino] numpy",
+        "uninstall --yes torchvision",
     ),
-    "onnx": Recipe((_TORCH, "transformers>=5,<6", "tokenizers", "onnx", "onnxruntime", "sympy", "numpy")),
-    # torchvision's ordinary wheel wants a torch built for CUDA; nothing here looks at pictures.
-    "openvino": Recipe(
-        (_TORCH, "sentence-transformers>=5", "optimum-intel[openvino]", "numpy"), without=("torchvision",)
-    ),
-    "numpy": Recipe(("numpy",), here="numpy"),
-    "sqlite-vec": Recipe(("sqlite-vec", "apsw", "numpy")),
-    "usearch": Recipe(("usearch", "numpy")),
-    "lancedb": Recipe(("lancedb", "pyarrow", "numpy")),
-    "faiss": Recipe(("faiss-cpu", "numpy")),
+    "numpy": ("install numpy",),
+    "sqlite-vec": ("install sqlite-vec apsw numpy",),
+    "usearch": ("install usearch numpy",),
+    "lancedb": ("install lancedb pyarrow numpy",),
+    "faiss": ("install faiss-cpu numpy",),
 }
+_HERE = {
+    "sentence-transformers": "sentence_transformers",
+    "numpy": "numpy",
+}  # modules that our own environment may have
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`environment`: one of RECIPES; None: our own. `how`: options of the variant for the worker."""
+    """`environment`: one of RECIPES; None for the user's own `worker`, which our Python runs."""
 
     name: str
     kind: Kind
-    worker: Path
     environment: str | None
-    how: Mapping[str, Any] = field(default_factory=dict)
+    worker: Path
 
 
-def _known(name: str, kind: Kind, environment: str | None = None, **how: Any) -> Peer:
-    environment = environment or name
-    worker = WORKERS / f"{kind}_with_{environment.replace('-', '_')}.py"
-    return Peer(name, kind, worker, environment, how)
-
-
-PEERS: Mapping[str, Peer] = {
-    peer.name: peer
-    for peer in (
-        _known("sentence-transformers", "embed"),
-        _known("infinity", "embed"),
-        _known("onnx", "embed"),
-        _known("onnx-int8", "embed", "onnx", int8=True),
-        _known("openvino", "embed"),
-        _known("numpy", "search"),
-        _known("sqlite-vec", "search"),
-        _known("usearch", "search"),
-        _known("lancedb", "search"),
-        _known("faiss", "search"),
-    )
-}
+_SEARCHING = ("numpy", "sqlite-vec", "usearch", "lancedb", "faiss")
+PEERS: dict[str, Peer] = {
+    name: Peer(name, "embed", name.removesuffix("-int8"), WORKERS / "embedding.py")
+    for name in ("sentence-transformers", "infinity", "onnx", "onnx-int8", "openvino")
+} | {name: Peer(name, "search", name, WORKERS / "searching.py") for name in _SEARCHING}
 
 
 def peer(name: str, kind: Kind) -> Peer:
-    """Return a peer by its name, or for a file ending in .py the user's own worker, run by this Python. Raises
-    PeerUnavailable."""
+    """Return a peer by its name, or for a file ending in .py the user's own worker. Raises PeerUnavailable."""
     if name.endswith(".py"):
         worker = Path(name)
         if not worker.is_file():
             raise PeerUnavailable(f"--against {name}: file not found")
-        return Peer(worker.stem, kind, worker.resolve(), None)
+        return Peer(worker.stem, kind, None, worker.resolve())
     names = [each.name for each in PEERS.values() if each.kind == kind]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
@@ -134,7 +98,7 @@ def python_of(peer: Peer, folder: Path) -> Path:
         return Path(sys.executable)
     if is_made(peer.environment, folder):
         return _python(peer.environment, folder)
-    here = RECIPES[peer.environment].here
+    here = _HERE.get(peer.environment)
     if here is not None and importlib.util.find_spec(here) is not None:
         return Path(sys.executable)
     where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"
@@ -144,29 +108,17 @@ def python_of(peer: Peer, folder: Path) -> Path:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Return the environments of these peers or environments, all for no names. Raises PeerUnavailable."""
-    found: dict[str, None] = {}
-    for name in names or RECIPES:
-        environment = (PEERS[name].environment or name) if name in PEERS else name
-        if environment not in RECIPES:
+    """Return the environments of these peers, all for no names. Raises PeerUnavailable."""
+    for name in names:
+        if name not in PEERS:
             raise PeerUnavailable(f"unknown peer {name}; use {', '.join(PEERS)}")
-        found[environment] = None
-    return list(found)
-
-
-def packages(environment: str) -> list[str]:
-    """Return what pip installs, without the version of our torch."""
-    recipe = RECIPES[environment]
-    return [package.format(torch="ours") for package in (*recipe.packages, *recipe.alone)]
+    return list(dict.fromkeys(PEERS[name].environment or name for name in names or PEERS))
 
 
 def is_made(environment: str, folder: Path) -> bool:
     """Return whether the environment was made by the current recipe."""
-    try:
-        found = (folder / environment / _COMPLETE).read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return found == _written(environment)
+    complete = folder / environment / _COMPLETE
+    return complete.is_file() and complete.read_text(encoding="utf-8") == _recipe(environment)
 
 
 def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
@@ -175,15 +127,16 @@ def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
     place = folder / environment
     if place.exists() and not (place / "pyvenv.cfg").is_file():
         raise PeerUnavailable(f"{place} exists and is not a virtual environment: name another folder with --peers")
+    recipe = _recipe(environment)
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     say(f"making {place}")
     _run([sys.executable, "-m", "venv", str(place)], environment)
-    for step in RECIPES[environment].steps():
-        say(f"pip {' '.join(step)}")
+    for step in recipe.splitlines():
+        say(f"pip {step}")
         pip = [str(_python(environment, folder)), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        _run([*pip, *step], environment)
-    (place / _COMPLETE).write_text(_written(environment), encoding="utf-8")
+        _run([*pip, *step.split()], environment)
+    (place / _COMPLETE).write_text(recipe, encoding="utf-8")
 
 
 def _run(command: Sequence[str], environment: str) -> None:
@@ -197,24 +150,38 @@ def _python(environment: str, folder: Path) -> Path:
     return folder.absolute() / environment / "bin" / "python"
 
 
-def _written(environment: str) -> str:
-    return "\n".join(" ".join(step) for step in RECIPES[environment].steps()) + "\n"
-
-
-def _torch() -> str:
-    """Return the version of our torch; both sides compute with the same build."""
+def _recipe(environment: str) -> str:
+    """Return the steps with the version of our torch, so that both sides compute with the same build."""
+    steps = "\n".join(RECIPES[environment])
+    if "{torch}" not in steps:
+        return steps
     try:
-        return version("torch")
+        return steps.format(torch=version("torch"))
     except PackageNotFoundError:
         raise PeerUnavailable(
             "torch is not installed here, and the peer needs the same version: install the extra engine"
         ) from None
 
 
-_RUN = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
+_RUN = (
+    "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 900.0
 _STOP_SECONDS = 10.0
+
+
+def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
+    """Return the peers that can run; the others are named in the report's notes."""
+    found = []
+    for name in names:
+        try:
+            python_of(peer(name, kind), DEFAULT_FOLDER)
+            found.append(name)
+        except PeerUnavailable as error:
+            report.notes.append(f"left out: {error}")
+    return found
 
 
 @contextlib.contextmanager
@@ -255,8 +222,9 @@ class PeerProcess:
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()
         # -E -s -P: the worker can import the shared worker modules, and nothing else of ours.
+        python = [str(self._python), "-E", "-s", "-P"]
         self._process = subprocess.Popen(
-            [str(self._python), "-E", "-s", "-P", "-c", _RUN, str(WORKERS), str(self.peer.worker)],
+            [*python, "-c", _RUN, str(WORKERS), str(self.peer.worker), self.peer.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

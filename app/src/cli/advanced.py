@@ -55,14 +55,15 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
-    from app.src.training.run import Request, TrainingObserver
+    from app.src.core.finetune.recipe import TrainingObserver
+    from app.src.training.run import Request
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
     with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
         observer = TrainingObserver(output.say, _Steps(name), interrupted)
-        report = service.finetuning.run(name, request, out, observer)
+        report = service.tuning.finetune(name, request, out, observer)
         whole = not report.stopped
         if generation and whole and not report.worse:
             whole = _build(service, report, interrupted)
@@ -172,12 +173,9 @@ def calibrate(
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
-    from app.src.service.calibration import CalibrationRequest
-
-    request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)
     with opened(loaded_for(ctx)) as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.calibration.calibrate(service.collections.spec_of_table(name), request)
+        found = service.tuning.calibrate(name, texts, None if algorithm is None else algorithm.value, stored=stored)
     if json:
         output.write_json(found)
     else:
@@ -270,8 +268,7 @@ def benchmark_sync(
         raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
     with opened(loaded_for(ctx)) as service:
         output.say(f"loading {service.settings.embedding.model}")
-        options = benchmark.SyncBenchmark(rounds, rows)
-        report = benchmark.measure(service.parts.embedder, service.settings.sync, options, output.say)
+        report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
     return _print_benchmark(report, json)
 
 
@@ -321,7 +318,7 @@ def benchmark_peers(
             "environment": name,
             "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
             "made": environments.is_made(name, place),
-            "packages": environments.packages(name),
+            "pip": list(environments.RECIPES[name]),
         }
         for name in chosen
     ]

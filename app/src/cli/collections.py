@@ -279,7 +279,8 @@ def quarantine_retry(ctx: typer.Context, name: Name, keys: KeyArguments = None, 
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         wanted = _wanted_keys(service, name, keys)
         with watched(name) as observer:
-            report = service.quarantine.retry(name, wanted, observer, interrupted)
+            ids = service.quarantine.ids(name, wanted)
+            report = service.quarantine.retry(name, ids, observer, interrupted)
     if json:
         output.write_json(report.as_dict())
     else:

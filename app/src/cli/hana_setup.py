@@ -14,7 +14,7 @@ from app.src.cli.application import JsonFlag, Name, app, changes_app, loaded_for
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
-    from app.src.service.grants import Statement
+    from app.src.observe.grants import Statement
     from connector.hana.change_setup import Setup
 
 
@@ -43,10 +43,9 @@ def grants(
     json: JsonFlag = False,
 ) -> None:
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
-    from app.src.service.grants import Grantee, statements
+    from app.src.observe.grants import statements
 
-    grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
-    found = statements(loaded_for(ctx).settings, grantee)
+    found = statements(loaded_for(ctx).settings, user=user, role=role, search_only=search_only, setup=setup)
     if json:
         output.write_json([statement.as_dict() for statement in found])
     else:

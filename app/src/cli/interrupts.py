@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -60,17 +60,21 @@ def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
 
 
 class _Leave:
-    """A handler that leaves its block by an exception. `heard`: it was called."""
+    """A handler that leaves its block by an exception, or by `cancel` where that is set. `heard`: it was called."""
 
     def __init__(self, code: int) -> None:
         self.code = code
         self.heard = False
+        self.cancel: Callable[[], object] | None = None
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         self.heard = True
-        if number == signal.SIGINT:
+        if self.cancel is not None:
+            self.cancel()
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(self.code)
+        else:
+            raise SystemExit(self.code)
 
 
 @contextmanager
@@ -104,6 +108,24 @@ def not_held_up() -> Iterator[None]:
         watch.join()
         os.close(writing)
         os.close(reading)
+
+
+@contextmanager
+def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C call `cancel`, and leave by their exception only at the end of the block: an event loop
+    cannot take an exception in the midst of a task."""
+    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    leaves = {kind: handler for kind, handler in found.items() if isinstance(handler, _Leave)}
+    for handler in leaves.values():
+        handler.cancel = cancel
+    try:
+        yield
+    finally:
+        for handler in leaves.values():
+            handler.cancel = None
+        for kind, handler in leaves.items():
+            if handler.heard:
+                handler(kind, None)
 
 
 def leave_behind_what_hangs(code: int) -> None:

@@ -137,12 +137,11 @@ def start(
 ) -> int:
     """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
-    from app.src.observe import starting
-    from app.src.observe.doctor import Fault
+    from app.src.observe import Fault, gpu
 
     loaded = loaded_for(ctx)
     try:
-        output.say(starting.look(loaded.settings.embedding))
+        output.say(gpu.first_look(loaded.settings.embedding))
     except Fault as fault:
         output.fail(f"a GPU is required, but {fault}; fix: {fault.fix}")
         return FAILED
@@ -160,8 +159,8 @@ def health(
 ) -> int:
     """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
     heartbeat of the worker; exit 1 when it is not healthy."""
+    from app.src.observe import Fault
     from app.src.observe import health as checks
-    from app.src.observe.doctor import Fault
 
     settings = loaded_for(ctx).settings
     try:

@@ -18,7 +18,7 @@ from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
-from app.src.cli.interrupts import leave_behind_what_hangs, orderly
+from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
 from app.src.settings import no_collections
 from connector.errors import UnknownRow
@@ -411,7 +411,7 @@ def mcp(
     with orderly(OK), opened(loaded) as service:
         if loaded.settings.mcp.write:
             service.background.run(1, schedules=False)  # runs the jobs of start_sync
-        serve(service)
+        serve(service, cancelling)
     leave_behind_what_hangs(OK)
     return OK
 
@@ -425,7 +425,7 @@ def _key_in(file: Path | None) -> str | None:
         raise UsageFault(f"--key-file: the file cannot be read ({type(error).__name__})") from None
 
 
-def _stdio_server() -> Callable[[Service], None]:
+def _stdio_server() -> Callable[..., None]:
     try:
         from app.src.mcp.stdio import serve
     except ImportError as error:

@@ -49,7 +49,7 @@ def _loaded(folder: Path, device: str) -> CrossEncoder:
     from safetensors import SafetensorError
     from sentence_transformers import CrossEncoder
 
-    from .backends.torch.padded import quiet_transformers
+    from .backends.torch.encoders import quiet_transformers
 
     with quiet_transformers():
         try:

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backends import Backend, NonFinite, TokenBatch, Vectors
-from .device import DeviceProfile
-from .memory import MemoryLimits, T4MemoryManager
-from .queue import SMALL_SHARE, EmbeddingQueue, Lane, Request, Watcher
-from .runner import BatchRunner, EngineStats, normalized, usable
+from .memory import MemoryLimits
+from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher, squares
 from .tokens import piece_spans
 
 # A large call is queued in parts of so much, each tokenised while the parts before it are computed.
@@ -105,85 +103,39 @@ class Engine(Protocol):
 
 
 class EmbeddingEngine:
-    """The `Engine` of one device."""
+    """The `Engine` of one device. `path`: how vectors are computed, as in ModelInfo; `matryoshka`: shorter lengths that
+    the model was trained to be cut to."""
 
     def __init__(
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        info = backend.info
+        self.model, self.dimension, self.max_tokens = info.name, info.dimension, info.max_tokens
+        self.matryoshka, self.weights_sha256 = info.matryoshka, info.weights_sha256
+        self.precision, self.precision_reason = info.precision, info.precision_reason
+        self.path, self.path_reason = info.path, info.path_reason
+        self.profile = backend.profile
+        # All float precisions are one family: their vectors agree to cosine 0.999 and better, so a collection built on
+        # a GPU serves a CPU. int8 is another family, and so is each calibrated graph. Contains no path and no device.
+        family = info.variant or ("int8" if info.precision == "int8" else "float")
+        sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
+        self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
         self._backend = backend
         self._runner = BatchRunner(backend, limits)
         self._queue = EmbeddingQueue(self._runner, clock=clock)
-
-    # -- the model
-
-    @property
-    def model(self) -> str:
-        return self._backend.info.name
-
-    @property
-    def dimension(self) -> int:
-        return self._backend.info.dimension
-
-    @property
-    def matryoshka(self) -> Sequence[int]:
-        """Shorter lengths that the model was trained to be cut to; empty for most models."""
-        return self._backend.info.matryoshka
-
-    @property
-    def max_tokens(self) -> int:
-        return self._backend.info.max_tokens
-
-    @property
-    def weights_sha256(self) -> str:
-        return self._backend.info.weights_sha256
-
-    @property
-    def precision(self) -> str:
-        return self._backend.info.precision
-
-    @property
-    def precision_reason(self) -> str:
-        return self._backend.info.precision_reason
-
-    @property
-    def path(self) -> str:
-        """How vectors are computed: packed, padded, sentence-transformers, onnx-runtime or hashing."""
-        return self._backend.info.path
-
-    @property
-    def path_reason(self) -> str:
-        return self._backend.info.path_reason
-
-    @property
-    def profile(self) -> DeviceProfile:
-        return self._backend.profile
-
-    @property
-    def memory(self) -> T4MemoryManager:
-        return self._runner.memory
+        self.memory = self._runner.memory
+        self.stats: Callable[[], EngineStats] = self._runner.stats
 
     @property
     def token_budget(self) -> int:
         """Tokens of one batch, now."""
-        return self._runner.token_budget
-
-    @property
-    def fingerprint(self) -> str:
-        """All float precisions are one family: their vectors agree to cosine 0.999 and better, so a collection built on
-        a GPU serves a CPU. int8 is another family, and so is each calibrated graph. Contains no path and no device."""
-        info = self._backend.info
-        family = info.variant or ("int8" if info.precision == "int8" else "float")
-        sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
-        return f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
-
-    def stats(self) -> EngineStats:
-        return self._runner.stats()
+        return self.memory.token_budget
 
     # -- vectors
 
     def embed(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Vectors:
         unique, rows = _unique(texts)
-        vectors, _ = self._computed(unique, lane)
+        vectors, _lengths = self._computed(unique, lane)
         self._runner.count(texts=len(texts), computed_texts=len(unique))
         return _result(rows, normalize, vectors)
 
@@ -232,12 +184,9 @@ class EmbeddingEngine:
                 bounded = lane == "interactive"
                 request = Request(tokens, lane, vectors[start:end], self._queue.clock(), bounded=bounded)
                 pending.append(self._queue.add(request))
-                while len(pending) > QUEUED_PARTS:
+                while len(pending) > (QUEUED_PARTS if end < len(texts) else 0):
                     self._queue.wait_for(pending[0])
                     pending.popleft()
-            while pending:
-                self._queue.wait_for(pending[0])
-                pending.popleft()
         finally:
             for future in pending:
                 future.cancel()
@@ -325,11 +274,13 @@ def _unique(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
 
 def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vectors:
     """Return a row for each text from the vectors of the distinct texts. Raises NonFinite."""
-    good = usable(vectors)
+    lengths = squares(vectors)
+    good = np.isfinite(lengths) & (lengths > 0)
     if not good.all():
         raise NonFinite([int(index) for index in np.flatnonzero(~good[rows])])
-    found = normalized(vectors) if normalize else vectors
-    return found[rows] if len(found) < len(rows) else found
+    if normalize:
+        vectors /= np.sqrt(lengths)[:, None]
+    return vectors[rows] if len(vectors) < len(rows) else vectors
 
 
 def _parts(texts: Sequence[str]) -> list[tuple[int, int]]:

@@ -12,51 +12,32 @@ from typing import TYPE_CHECKING
 from .backends import Backend
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
+from .backends.torch.backend import TorchBackend, TorchOptions
 from .device import DeviceError, detect
 from .engine import EmbeddingEngine
 from .memory import MemoryLimits
 from .ranges import show_to_nvtx
 
 if TYPE_CHECKING:
-    from .backends.torch.backend import TorchBackend
     from .onnx_export.serving import GraphOptions
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to load an engine. `model`: a packaged name, a folder, a cached hub id, or hash:N.
+class EngineOptions(TorchOptions):
+    """How to load an engine; `model` may be hash:N, too.
 
-    `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
-    bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process; None leaves them. `packed` False forces padded batches, for comparison. `onnx`:
-    how the model runs in ONNX Runtime; None: it never does.
-
-    On a card only: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned
-    memory, and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster.
-    `preallocate` computes one largest batch at loading, `clear_cache` frees memory after large batches,
-    `cudnn_benchmark` lets cuDNN compare its convolutions, `profiling` shows the engine's steps as NVTX ranges (Nsight
-    Systems). These four never affect vectors.
+    `memory_fraction` and `reserve_mb` bound the GPU memory used. `onnx`: how the model runs in ONNX Runtime; None: it
+    never does. On a card only, and without effect on vectors: `preallocate` computes one largest batch at loading,
+    `profiling` shows the engine's steps as NVTX ranges (Nsight Systems).
     """
 
-    model: str = "all-MiniLM-L6-v2"
-    precision: str = "auto"
-    device: str = "auto"
     memory_fraction: float = 0.8
     reserve_mb: int = 512
-    weights_sha256: str | None = None
-    revision: str | None = None
-    threads: int | None = None
-    packed: bool = True
-    overlap: bool = True
-    pinned: bool = True
-    graphs: str = "auto"
-    profiling: bool = False
     onnx: GraphOptions | None = None
     preallocate: bool = False
-    clear_cache: bool = False
-    cudnn_benchmark: bool = False
+    profiling: bool = False
 
 
 def load_engine(options: EngineOptions) -> EmbeddingEngine:
@@ -78,48 +59,11 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
 
 
 def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
-    graphs = options.onnx
-    if graphs is not None and (graphs.enabled or _int8_on_card(options)):
-        return _as_graph(options, graphs, limits)
-    return _in_torch(options)
-
-
-def _in_torch(options: EngineOptions) -> TorchBackend:
-    from .backends.torch.backend import TorchBackend, TorchOptions
-
-    return TorchBackend.load(
-        TorchOptions(
-            model=options.model,
-            precision=options.precision,
-            device=options.device,
-            threads=options.threads,
-            weights_sha256=options.weights_sha256,
-            revision=options.revision,
-            packed=options.packed,
-            overlap=options.overlap,
-            pinned=options.pinned,
-            graphs=options.graphs,
-            cudnn_benchmark=options.cudnn_benchmark,
-            clear_cache=options.clear_cache,
-        )
-    )
-
-
-def _int8_on_card(options: EngineOptions) -> bool:
-    """Whether int8 needs a graph: torch has no 8-bit layers on cards."""
-    if options.precision != "int8":
-        return False
-    try:
-        return detect(options.device).kind == "cuda"
-    except DeviceError:
-        return False  # loading raises this error, too
-
-
-def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits) -> Backend:
-    """Load the model as a graph; if that fails, in torch with a float precision (on a CPU with the requested one).
-
-    The log and `path_reason` give the reason.
-    """
+    """Load the model in torch, or as a graph if that is wanted. A graph that fails is replaced by torch with a float
+    precision (on a CPU with the requested one); the log and `path_reason` give the reason."""
+    int8_on_card = options.precision == "int8" and _on_card(options.device)  # torch has 8-bit layers on CPUs only
+    if options.onnx is None or not (options.onnx.enabled or int8_on_card):
+        return TorchBackend.load(options)
     from .onnx_export.serving import NotAsGraph, Wanted, load_backend
 
     wanted = Wanted(
@@ -132,12 +76,19 @@ def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits
         limits=limits,
     )
     try:
-        return load_backend(wanted, graphs)
+        return load_backend(wanted, options.onnx)
     except NotAsGraph as refused:
         log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
-        backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
+        backend = TorchBackend.load(replace(options, precision="auto") if int8_on_card else options)
         backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
         return backend
+
+
+def _on_card(device: str) -> bool:
+    try:
+        return detect(device).kind == "cuda"
+    except DeviceError:
+        return False  # loading raises this error, too
 
 
 def preallocate(engine: EmbeddingEngine) -> int:

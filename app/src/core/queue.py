@@ -4,18 +4,24 @@ budget, and each request gets its own vectors or its own error.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
-from .backends import EngineClosed, EngineError, OutOfMemory, TokenBatch, Vectors
-from .runner import BatchRunner, Running
+import numpy as np
+from numpy.typing import NDArray
+
+from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Pending, TokenBatch, Vectors
+from .memory import MemoryLimits, T4MemoryManager
+from .tokens import padded, plan_batches
 
 Lane = Literal["interactive", "bulk"]  # a caller waits for the answer; a sync, a file or a large request
 LANES: tuple[Lane, ...] = get_args(Lane)
@@ -33,15 +39,15 @@ LEAST_SHARE = 0.25
 RECENT_SECONDS = 10.0
 IDLE_SECONDS = 30.0  # after which the thread ends
 _WATCH_SECONDS = 1.0  # how often waiting callers check that the thread is alive
-_DECAY = 0.9  # weight of a batch in the measured speed, after each further one
+_DECAY = 0.9  # weight of what was measured before, after each further batch
 LEAST_MEASURED_TOKENS = 64  # smaller batches do not show the speed of full ones
+UNPADDED = ("packed", "hashing")  # paths on which a batch costs the sum of its lengths
 
 
 class EngineOverloaded(EngineError):
     """A request would wait longer than allowed. `seconds`: the work queued, by the measured speed; None if unknown."""
 
     retryable = True
-    seconds: float | None = None
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -54,34 +60,193 @@ class WorkerDied(EngineError):
     retryable = True  # another thread has started
 
 
-class Watcher(Protocol):
+class Watcher:
     """Observer of a queue, called in the thread that acts. It must return at once and never raise."""
 
     def queued(self, lane: Lane, texts: int) -> None:
         """So many more texts wait; fewer if negative."""
-        ...
 
     def began(self, lane: Lane, waited: float) -> None:
         """The first text of a request is in a batch, so many seconds after its arrival."""
-        ...
 
     def batch(self, lane: Lane, texts: int, tokens: int) -> None:
         """A batch starts."""
-        ...
 
     def refused(self) -> None:
         """A request would have waited too long."""
-        ...
 
 
-class SilentWatcher:
-    def queued(self, lane: Lane, texts: int) -> None: ...
+# -------------------------------------------------------------------------------------------------- one batch at a time
 
-    def began(self, lane: Lane, waited: float) -> None: ...
 
-    def batch(self, lane: Lane, texts: int, tokens: int) -> None: ...
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since loading. `tokens` counts computed ones, special tokens included; seconds are busy seconds.
 
-    def refused(self) -> None: ...
+    `recomputed`: rows computed again in fp32 because they were not finite.
+    """
+
+    texts: int = 0
+    computed_texts: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    tokenize_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    out_of_memory: int = 0
+    recomputed: int = 0
+
+    @property
+    def padding_ratio(self) -> float:
+        """Computed tokens per token of a text; 1.0 without padding."""
+        return self.padded_tokens / self.tokens if self.tokens else 1.0
+
+
+# Waits for float32 (n, dimension), not normalised, with rows that are not finite. Called once; raises the errors of the
+# backend, OutOfMemory and EngineClosed, whenever they happened.
+Running = Callable[[], Vectors]
+
+
+class BatchRunner:
+    """Batches on one backend: planned by tokens, computed one at a time or one ahead, repaired in fp32, and counted.
+
+    Thread-safe: a second batch waits while one is computed or launched, and so does `close`.
+    """
+
+    def __init__(self, backend: Backend, limits: MemoryLimits | None = None) -> None:
+        self.backend = backend
+        info, measured = backend.info, backend.token_cost()
+        used, free = backend.used_bytes(), backend.free_bytes()
+        self.memory = T4MemoryManager(backend.profile, limits, used_bytes=used, free_bytes=free)
+        self.memory.plan_for(info.shape, info.precision, measured)
+        self.ahead = backend.ahead
+        self.steps = 1 + backend.pauses  # parts of about equal length, between which a batch can be interrupted
+        self._packed = info.path in UNPADDED
+        self._multiple = backend.profile.padding_multiple(info.precision)
+        self._device = threading.Lock()
+        self._pausing_thread: int | None = None  # it computes a batch within another one, which holds the lock
+        self._ended = 0.0  # when the device finished the last batch that was waited for
+        self._closed = False
+        self._counting = threading.Lock()
+        self._stats = EngineStats()
+
+    def plan(self, lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
+        """Return positions in batches that the device takes, longest first."""
+        budget = self.memory.token_budget if budget is None else budget
+        return plan_batches(lengths, budget, self._multiple, packed=self._packed)
+
+    def smaller(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Divide a batch that ran out of memory, and plan later batches smaller, too."""
+        plan = self.plan(lengths, self.memory.shrink(self._cost(lengths)))
+        if len(plan) == 1:  # the least budget still takes it whole
+            plan = [plan[0][: len(lengths) // 2], plan[0][len(lengths) // 2 :]]
+        return plan
+
+    def _cost(self, lengths: Sequence[int]) -> int:
+        """Return what a batch counts against the budget."""
+        return sum(lengths) if self._packed else padded(max(lengths), self._multiple) * len(lengths)
+
+    def begin(self, batch: TokenBatch, pause: Pause | None = None) -> Running:
+        """Start a batch. `pause` is called `steps` - 1 times within it, and may itself begin one.
+
+        If `ahead` is 0, the batch is done when this returns.
+        """
+        try:
+            if not self.ahead:
+                vectors = self._compute(batch, pause)
+                return lambda: vectors
+            with self._device:
+                self.check_open()
+                return partial(self._land, batch, time.perf_counter(), self.backend.launch(batch))
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # the error is kept, its tensors must not be
+            failed: Future[Vectors] = Future()
+            failed.set_exception(error)
+            return failed.result
+
+    def _compute(self, batch: TokenBatch, pause: Pause | None) -> Vectors:
+        paused = 0.0
+
+        def interrupted() -> None:
+            nonlocal paused
+            assert pause is not None
+            started = time.perf_counter()
+            self._pausing_thread = threading.get_ident()
+            try:
+                pause()
+            finally:
+                self._pausing_thread = None
+                paused += time.perf_counter() - started
+
+        within_another = self._pausing_thread == threading.get_ident()
+        with contextlib.nullcontext() if within_another else self._device:
+            self.check_open()
+            started = time.perf_counter()
+            vectors = self.backend.forward(batch, pause=pause and interrupted)
+            vectors, recomputed = self._repaired(batch, vectors)
+            seconds = time.perf_counter() - started - paused
+        self._count_batch(batch, seconds, recomputed)
+        return vectors
+
+    def _land(self, batch: TokenBatch, started: float, pending: Pending) -> Vectors:
+        """Wait without the lock, so that the next batch can be launched meanwhile."""
+        vectors, recomputed = pending.result(), 0
+        if not usable(vectors).all():
+            with self._device:
+                self.check_open()
+                vectors, recomputed = self._repaired(batch, vectors)
+        ended = time.perf_counter()
+        seconds = ended - max(started, self._ended)  # before that the device was busy with another batch
+        self._ended = ended
+        self._count_batch(batch, max(0.0, seconds), recomputed)
+        return vectors
+
+    def _repaired(self, batch: TokenBatch, vectors: Vectors) -> tuple[Vectors, int]:
+        """Compute rows that are not finite again, alone and in fp32; return how many. Called under the lock."""
+        bad = np.flatnonzero(~usable(vectors)).tolist()
+        if bad:
+            vectors = np.array(vectors)
+            for row in bad:
+                vectors[row] = self.backend.forward(batch.select([row]), exact=True)[0]
+        return vectors, len(bad)
+
+    def stats(self) -> EngineStats:
+        with self._counting:
+            return replace(self._stats, out_of_memory=self.memory.out_of_memory_count)
+
+    def count(self, **more: float) -> None:
+        """Add to fields of the statistics."""
+        with self._counting:
+            self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more[name] for name in more})
+
+    def _count_batch(self, batch: TokenBatch, seconds: float, recomputed: int) -> None:
+        lengths = batch.lengths.tolist()
+        cost = self._cost(lengths)
+        self.memory.succeeded(cost)
+        self.count(batches=1, tokens=sum(lengths), padded_tokens=cost, compute_seconds=seconds, recomputed=recomputed)
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"the engine of {self.backend.info.name} is closed")
+
+    def close(self) -> None:
+        """Wait for a batch that is being computed or launched, then free model and memory."""
+        with self._device:
+            if not self._closed:
+                self._closed = True
+                self.backend.close()
+
+
+def squares(vectors: Vectors) -> NDArray[np.float64]:
+    """Return squared lengths in float64, where no finite float32 row overflows."""
+    found: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+    return found
+
+
+def usable(vectors: Vectors) -> NDArray[np.bool_]:
+    """Return which rows are finite and not zero, so that they can be normalised."""
+    found = squares(vectors)
+    return np.isfinite(found) & (found > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ requests
@@ -107,31 +272,26 @@ class Request:
     missing: int = 0  # texts without a vector
     queued_texts: int = 0
     queued_tokens: int = 0
-    _lengths: list[int] = field(default_factory=list)
-    _waiting: list[int] = field(default_factory=list)  # texts that are not planned, shortest first
+    unplanned: list[Piece] = field(default_factory=list)  # shortest first
 
     def __post_init__(self) -> None:
-        self._lengths = self.tokens.lengths.tolist()
-        self.missing = self.queued_texts = len(self._lengths)
-        self.queued_tokens = sum(self._lengths)
-        self._waiting = sorted(range(len(self._lengths)), key=self._lengths.__getitem__)
+        lengths = self.tokens.lengths.tolist()
+        self.missing = self.queued_texts = len(lengths)
+        self.queued_tokens = sum(lengths)
+        pieces = (Piece(self, place, length) for place, length in enumerate(lengths))
+        self.unplanned = sorted(pieces, key=lambda piece: piece.length)
 
     @property
     def waits(self) -> bool:
-        return bool(self._waiting) and not self.over
+        return bool(self.unplanned) and not self.over
 
     def pieces(self, tokens: int) -> list[Piece]:
         """Take the longest unplanned texts up to so many tokens; at least one."""
         found: list[Piece] = []
-        while self._waiting and (tokens > 0 or not found):
-            place = self._waiting.pop()
-            found.append(Piece(self, place, self._lengths[place]))
+        while self.unplanned and (tokens > 0 or not found):
+            found.append(self.unplanned.pop())
             tokens -= max(1, found[-1].length)
         return found
-
-    def put_back(self, pieces: Sequence[Piece]) -> None:
-        """Undo the last of `pieces`."""
-        self._waiting += [piece.place for piece in reversed(pieces)]
 
 
 class Piece(NamedTuple):
@@ -154,9 +314,7 @@ class LaneQueue:
 
     def add(self, request: Request) -> None:
         self._requests.append(request)
-        self.texts += request.queued_texts
-        self.tokens += request.queued_tokens
-        self.bounded_tokens += request.queued_tokens if request.bounded else 0
+        self._count(request, request.queued_texts, request.queued_tokens)
 
     def forget(self, request: Request) -> None:
         """Stop counting a request that is over."""
@@ -169,10 +327,14 @@ class LaneQueue:
         order of arrival, so a small request never waits for the whole of a large one.
         """
         while self._planned or self._plan(plan, WINDOW * budget):
-            alive = [piece for piece in self._planned.popleft() if not piece.request.over]
-            batch, rest = _cut(alive, most)  # may have been planned for a larger budget, before memory ran out
-            if rest:
-                self._planned.appendleft(rest)
+            batch = [piece for piece in self._planned.popleft() if not piece.request.over]
+            used = 0  # it may have been planned for a larger budget, before memory ran out
+            for place, piece in enumerate(batch):
+                used += piece.length
+                if used > most and place:
+                    self._planned.appendleft(batch[place:])
+                    batch = batch[:place]
+                    break
             for piece in batch:
                 self._subtract(piece.request, 1, piece.length)
             if batch:
@@ -190,9 +352,12 @@ class LaneQueue:
     def _subtract(self, request: Request, texts: int, tokens: int) -> None:
         request.queued_texts -= texts
         request.queued_tokens -= tokens
-        self.texts -= texts
-        self.tokens -= tokens
-        self.bounded_tokens -= tokens if request.bounded else 0
+        self._count(request, -texts, -tokens)
+
+    def _count(self, request: Request, texts: int, tokens: int) -> None:
+        self.texts += texts
+        self.tokens += tokens
+        self.bounded_tokens += tokens if request.bounded else 0
 
     def _plan(self, plan: Callable[[Sequence[int]], list[list[int]]], window: int) -> bool:
         """Plan one window; False if no text waits."""
@@ -214,65 +379,29 @@ class LaneQueue:
             self._planned.append(pieces)  # so that `drain` returns their requests
             raise
         if len(planned) > 1 and len(self._requests) == 1 and all(piece.request.waits for piece in planned[-1]):
-            self._requests[0].put_back(planned.pop())  # the next window fills this batch up
+            self._requests[0].unplanned += reversed(planned.pop())  # the next window fills this batch up
         self._planned.extend(planned)
         return bool(pieces)
 
 
-def _cut(batch: list[Piece], tokens: int) -> tuple[list[Piece], list[Piece]]:
-    """Split a batch after so many tokens; the first part has at least one text."""
-    for place, piece in enumerate(batch):
-        tokens -= piece.length
-        if tokens < 0 and place:
-            return batch[:place], batch[place:]
-    return batch, []
-
-
-class LaneTurns:
-    """Chooses the next lane: interactive first, and bulk once every RUN_SECONDS, so that neither starves."""
-
-    def __init__(self) -> None:
-        self._run = 0.0
-
-    def choose(self, *, interactive: bool, bulk: bool) -> Lane | None:
-        """Return the lane, given which ones have texts."""
-        if interactive and not (bulk and self._run >= RUN_SECONDS):
-            return "interactive"
-        return "bulk" if bulk else None
-
-    def ran(self, lane: Lane, seconds: float, *, bulk: bool) -> None:
-        """Note a batch; `bulk`: bulk texts were waiting."""
-        self._run = self._run + seconds if lane == "interactive" and bulk else 0.0
-
-
 class Speed:
-    """Tokens per second of the last batches, by lane."""
+    """Tokens per second of the last batches that were large enough to show it."""
 
     def __init__(self) -> None:
-        self._tokens = dict.fromkeys(LANES, 0.0)
-        self._seconds = dict.fromkeys(LANES, 0.0)
-        self._overall = 0.0
+        self._rate = 0.0
 
-    def ran(self, lane: Lane, tokens: int, seconds: float) -> None:
+    def ran(self, tokens: int, seconds: float) -> None:
         if tokens >= LEAST_MEASURED_TOKENS and seconds > 0:
             latest = tokens / seconds
-            self._overall = self._overall * _DECAY + latest * (1 - _DECAY) if self._overall else latest
-        self._tokens[lane] = self._tokens[lane] * _DECAY + tokens
-        self._seconds[lane] = self._seconds[lane] * _DECAY + seconds
-
-    def seconds_for(self, lane: Lane, tokens: int) -> float:
-        """Return how long a batch of this lane takes; by the other lane's speed if unknown, 0 before any batch."""
-        known = lane if self._tokens[lane] else next((each for each in LANES if self._tokens[each]), lane)
-        return tokens * self._seconds[known] / self._tokens[known] if self._tokens[known] else 0.0
+            self._rate = self._rate * _DECAY + latest * (1 - _DECAY) if self._rate else latest
 
     def wait(self, tokens: int) -> float:
-        """Return for how many seconds so many tokens occupy the device; 0 before a large enough batch."""
-        return tokens / self._overall if self._overall else 0.0
+        """Return for how many seconds so many tokens occupy the device; 0 if unknown."""
+        return tokens / self._rate if self._rate else 0.0
 
-    def tokens_in(self, lane: Lane, seconds: float) -> float:
-        """Return how many tokens take so long; infinite before the first batch."""
-        each = self.seconds_for(lane, 1)
-        return seconds / each if each else math.inf
+    def tokens_in(self, seconds: float) -> float:
+        """Return how many tokens take so long; infinite if unknown."""
+        return seconds * self._rate if self._rate else math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------- the queue
@@ -295,12 +424,14 @@ class EmbeddingQueue:
 
     def __init__(self, runner: BatchRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_wait: float | None = None  # seconds that a bounded request may wait; None: any
-        self.watcher: Watcher = SilentWatcher()
+        self.watcher = Watcher()
         self.clock = clock
+        self.deaths = 0  # how often the thread ended unexpectedly since it last computed a batch
         self._runner = runner
         self._changed = threading.Condition()
         self._lanes = {lane: LaneQueue() for lane in LANES}
-        self._turns, self._speed = LaneTurns(), Speed()
+        self._speed = Speed()
+        self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
         self._thread: threading.Thread | None = None
         # Batches in progress: one, and either the next one launched ahead or an interactive one within a bulk one.
         self._in_progress: list[list[Piece]] = []
@@ -308,7 +439,6 @@ class EmbeddingQueue:
         self._landed = -math.inf  # when the last batch was done
         self._interactive_at = -math.inf  # when the last interactive request came
         self._progress_at = -math.inf  # when a batch was computed, or started after an idle time
-        self._deaths = 0
         self._closed = False
 
     # -- for callers
@@ -317,7 +447,8 @@ class EmbeddingQueue:
         """Queue a request. Cancelling its future removes it. Raises EngineOverloaded, EngineClosed."""
         lane, lost = request.lane, list[Request]()
         with self._changed:
-            self._check_open()
+            if self._closed:
+                raise self._closed_error()
             if lane == "interactive":
                 self._interactive_at = request.arrived
             if request.bounded:
@@ -329,7 +460,7 @@ class EmbeddingQueue:
                 self._changed.notify()
         self._lose(lost)
         if request.missing:
-            request.future.add_done_callback(partial(self._cancelled, request))
+            request.future.add_done_callback(lambda future: self._end(request) if future.cancelled() else None)
         else:
             self._complete(request)
         return request.future
@@ -343,7 +474,7 @@ class EmbeddingQueue:
         future.result()
 
     def lane_of(self, tokens: int) -> Lane:
-        return "interactive" if tokens <= self._runner.token_budget * SMALL_SHARE else "bulk"
+        return "interactive" if tokens <= self._runner.memory.token_budget * SMALL_SHARE else "bulk"
 
     def refuse_if_crowded(self, lane: Lane) -> None:
         """Raise EngineOverloaded if a bounded request of this lane would wait too long now."""
@@ -362,11 +493,6 @@ class EmbeddingQueue:
         """Return the texts and tokens that wait, without those being computed."""
         with self._changed:
             return self._lanes[lane].texts, self._lanes[lane].tokens
-
-    @property
-    def deaths(self) -> int:
-        """How often the thread ended unexpectedly, and was restarted, since it last computed a batch."""
-        return self._deaths
 
     def stalled(self) -> float:
         """Return for how many seconds a batch has been in progress without any result; 0.0 if none is."""
@@ -390,20 +516,13 @@ class EmbeddingQueue:
     def _closed_error(self) -> EngineClosed:
         return EngineClosed(f"the engine of {self._runner.backend.info.name} is closed")
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._closed_error()
-
-    def _cancelled(self, request: Request, future: Future[Vectors]) -> None:
-        if future.cancelled():
-            self._end(request)
-
     def _end(self, request: Request) -> bool:
         """Take it out of the queue; False if it was over before."""
         with self._changed:
             if request.over:
                 return False
             request.over = True
+            request.unplanned.clear()
             left = request.queued_texts
             self._lanes[request.lane].forget(request)
         if left:
@@ -441,9 +560,9 @@ class EmbeddingQueue:
         return lost
 
     def _abandoned(self) -> list[Request]:
-        lost = [piece.request for batch in self._in_progress for piece in batch]
+        lost = dict.fromkeys(piece.request for batch in self._in_progress for piece in batch)
         self._in_progress = []
-        return list(dict.fromkeys(lost))
+        return list(lost)
 
     def _work(self) -> None:
         """Launch the next batches, as many as the device takes ahead, then wait for the oldest; and again."""
@@ -461,7 +580,7 @@ class EmbeddingQueue:
             with self._changed:
                 lost = self._abandoned()
                 self._thread = None
-                self._deaths += 1
+                self.deaths += 1
                 if any(lane.texts for lane in self._lanes.values()):
                     self._ensure_thread()
             self._lose(lost, error)
@@ -471,12 +590,14 @@ class EmbeddingQueue:
         with self._changed:
             waited = True
             while not self._closed:
-                texts = {lane: queue.texts for lane, queue in self._lanes.items()}
-                lane = self._turns.choose(interactive=texts["interactive"] > 0, bulk=texts["bulk"] > 0)
-                if lane is not None:
+                before = sum(queue.texts for queue in self._lanes.values())
+                if before:
+                    bulk = self._lanes["bulk"].texts > 0
+                    first = self._lanes["interactive"].texts and not (bulk and self._run_seconds >= RUN_SECONDS)
+                    lane: Lane = "interactive" if first else "bulk"
                     if batch := self._take(lane):
                         return lane, batch
-                    if 0 < sum(queue.texts for queue in self._lanes.values()) < sum(texts.values()):
+                    if 0 < sum(queue.texts for queue in self._lanes.values()) < before:
                         continue  # those that could not be planned have failed; others wait
                 if not wait:
                     return None
@@ -488,11 +609,11 @@ class EmbeddingQueue:
             return None
 
     def _take(self, lane: Lane) -> list[Piece]:
-        runner, budget = self._runner, self._runner.token_budget
+        runner, budget = self._runner, self._runner.memory.token_budget
         most = budget
         if lane == "bulk" and self.clock() - self._interactive_at < RECENT_SECONDS:
-            step = self._speed.tokens_in("bulk", STEP_SECONDS) * runner.steps
-            most = int(min(budget, max(step, runner.full_batch * LEAST_SHARE) / (1 + runner.ahead)))
+            step = self._speed.tokens_in(STEP_SECONDS) * runner.steps
+            most = int(min(budget, max(step, runner.memory.planned_tokens * LEAST_SHARE) / (1 + runner.ahead)))
         try:
             batch = self._lanes[lane].take(runner.plan, budget, most)
         except Exception as error:  # memory, for example; without an answer these requests would wait for ever
@@ -509,7 +630,7 @@ class EmbeddingQueue:
         """Compute interactive batches at a pause within a bulk batch."""
         while self._lanes["interactive"].texts:  # without the lock: a moment later is soon enough
             with self._changed:
-                if self._closed or self._turns.choose(interactive=True, bulk=True) != "interactive":
+                if self._closed or self._run_seconds >= RUN_SECONDS:
                     return
                 pieces = self._take("interactive")
             if pieces:
@@ -544,8 +665,9 @@ class EmbeddingQueue:
                 self._passed_seconds += now - batch.begun
             else:
                 self._landed = now
-            self._speed.ran(batch.lane, sum(piece.length for piece in batch.pieces), own)
-            self._turns.ran(batch.lane, own, bulk=nested or self._lanes["bulk"].texts > 0)
+            self._speed.ran(sum(piece.length for piece in batch.pieces), own)
+            in_a_row = batch.lane == "interactive" and (nested or self._lanes["bulk"].texts > 0)
+            self._run_seconds = self._run_seconds + own if in_a_row else 0.0
 
     def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running) -> None:
         """Give every text its vector, or its request an error that belongs to no other request.
@@ -561,23 +683,22 @@ class EmbeddingQueue:
                     continue
                 begun = self._begin(lane, pieces)
             try:
-                vectors = begun.result()
-            except OutOfMemory as error:
-                if len(pieces) > 1:
-                    smaller = self._runner.smaller([piece.length for piece in pieces])
-                    pending.extendleft(([pieces[place] for place in places], None) for places in reversed(smaller))
-                else:
-                    self._fail(pieces[0].request, error)
+                vectors = begun()
             except Exception as error:
-                by_request: dict[Request, list[Piece]] = {}
-                for piece in pieces:
-                    by_request.setdefault(piece.request, []).append(piece)
-                if len(by_request) > 1:
-                    pending.extendleft((each, None) for each in reversed(by_request.values()))
+                if isinstance(error, OutOfMemory):
+                    plan = self._runner.smaller([piece.length for piece in pieces]) if len(pieces) > 1 else []
+                    parts = [[pieces[place] for place in places] for places in plan]
+                else:
+                    by_request: dict[Request, list[Piece]] = {}
+                    for piece in pieces:
+                        by_request.setdefault(piece.request, []).append(piece)
+                    parts = list(by_request.values()) if len(by_request) > 1 else []
+                if parts:
+                    pending.extendleft((part, None) for part in reversed(parts))
                 else:
                     self._fail(pieces[0].request, error)
             else:
-                self._progress_at, self._deaths = self.clock(), 0
+                self._progress_at, self.deaths = self.clock(), 0
                 for piece, vector in zip(pieces, vectors, strict=True):
                     piece.request.vectors[piece.place] = vector
                     piece.request.missing -= 1

@@ -1,6 +1,6 @@
 """The T4 guides' switches as one value: every T4_GPU_* variable, its default in the guides, what it changes.
 
-Made from the settings (`app.src.settings.t4_gpu`) or by hand; this module reads no environment and knows no torch.
+Made by hand; this module reads no environment and knows no torch.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class JobRunning(Exception):
 
 
 class UnknownJob(Exception):
-    """No such id; old jobs are forgotten ([state] keep_days)."""
+    """No such id; old jobs are forgotten."""
 
 
 class JobOver(Exception):
@@ -31,7 +31,7 @@ class JobOver(Exception):
 
 
 class QueueFull(Exception):
-    """As many jobs wait as [state] max_queued allows. `seconds`: when there may be room; None where nobody can tell."""
+    """As many jobs wait as may. `seconds`: when there may be room; None where nobody can tell."""
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
         super().__init__(message)

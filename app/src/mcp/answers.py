@@ -15,12 +15,11 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-class Nothing(Arguments):
-    """No arguments."""
-
-
-class Search(Arguments):
+class OneCollection(Arguments):
     collection: str = Field(description=_NAME)
+
+
+class Search(OneCollection):
     query: str = Field(
         min_length=1,
         description="What to look for, in words that the rows may use: a sentence or keywords, in their language. "
@@ -42,24 +41,18 @@ class Search(Arguments):
     )
 
 
-class GetRow(Arguments):
-    collection: str = Field(description=_NAME)
+class GetRow(OneCollection):
     id: str = Field(min_length=1, description="Of a row, exactly as search gave it.")
     offset: int = Field(
         default=0, ge=0, description="Character of the text to begin at: next_offset of the answer before."
     )
 
 
-class OneCollection(Arguments):
-    collection: str = Field(description=_NAME)
-
-
 class SyncStatus(Arguments):
     collection: str | None = Field(default=None, description=f"{_NAME} Null: all of them.")
 
 
-class StartSync(Arguments):
-    collection: str = Field(description=_NAME)
+class StartSync(OneCollection):
     full: bool = Field(default=False, description="Compare every row, not only those that changed as far as is known.")
 
 

@@ -9,15 +9,16 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import anyio
 from mcp.server.stdio import stdio_server
 
-from app.src.access.principal import OPERATOR, Principal
+from app.src.access.principal import OPERATOR, IssuerAway, Principal, Unauthenticated
 from app.src.access.rates import Rates
-from app.src.mcp.refusals import Refused
 from app.src.mcp.server import Agents
+from app.src.mcp.tools import Refused
 from app.src.service.service import Service
 from connector.errors import ConfigurationError
 
@@ -25,13 +26,12 @@ Result = TypeVar("Result")
 _THREADS = 4
 _STDIN = 0
 _AT_ONCE = 65_536
-_LONGEST_LINE = 16 * 1024 * 1024
-"""Bytes of one message; more is no request of anybody's."""
+_LONGEST_LINE = 16 << 20  # bytes of one message
 
 
 class Parent:
-    """The program that started us: the operator, or whoever the key in the settings stands for. That is looked at for
-    each request, so a key that is revoked or ends is refused from then on; its limits hold as in the REST service."""
+    """The program that started us: the operator, or the principal of the key in the settings. The key is checked for
+    each request, so one that is revoked or ends is refused from then on; its limits hold as in the REST service."""
 
     expected: tuple[type[Exception], ...] = ()
 
@@ -52,8 +52,6 @@ class Parent:
 
     async def principal(self, request: Any) -> Principal:
         """Raises Refused."""
-        from app.src.access.principal import IssuerAway, Unauthenticated
-
         if self._key is None:
             return OPERATOR
         try:
@@ -65,41 +63,45 @@ class Parent:
         return principal
 
     async def run(self, call: Callable[[], Result], principal: Principal, request: Any) -> Result:
-        if principal is OPERATOR:
-            return await self._called(call)
-        self._rates.enter(principal)
+        if principal is not OPERATOR:
+            self._rates.enter(principal)
         try:
-            return await self._called(call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
-            self._rates.leave(principal)
-
-    async def _called(self, call: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            if principal is not OPERATOR:
+                self._rates.leave(principal)
 
     def tell(self, request: Any, **fields: Any) -> None:
         """The audit log is the REST service's: whoever starts this has HANA's login anyway."""
 
 
-def serve(service: Service) -> None:
-    """Until stdin ends. Raises AccessUnusable for keys that cannot be read, and ConfigurationError for a key that is
-    not let in."""
+Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
+
+
+def serve(service: Service, cancelling: Cancelling) -> None:
+    """Serve until stdin ends. `cancelling(cancel)`: a block in which a signal calls `cancel`, and at whose end it takes
+    effect. Raises AccessUnusable for keys that cannot be read, and ConfigurationError for a refused key."""
     service.access.open()
     parent = Parent(service)
     try:
-        asyncio.run(_serve(service, parent))
+        asyncio.run(_serve(service, parent, cancelling))
     finally:
         parent.close()
 
 
-async def _serve(service: Service, parent: Parent) -> None:
-    try:
-        await parent.principal(None)
-    except Refused as error:  # a key that is no good ends the start, not the first call
-        raise ConfigurationError(str(error)) from None
-    server = Agents(service, parent).server
-    lines = cast("anyio.AsyncFile[str]", _Lines(asyncio.get_running_loop()))
-    async with stdio_server(stdin=lines) as (reading, writing):
-        await server.run(reading, writing, server.create_initialization_options())
+async def _serve(service: Service, parent: Parent, cancelling: Cancelling) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    # An exception that a signal raises in the midst of a task of the SDK would be reported as a defect.
+    with cancelling(lambda: loop.call_soon_threadsafe(task.cancel)):
+        try:
+            await parent.principal(None)
+        except Refused as error:  # a refused key ends the start, not the first call
+            raise ConfigurationError(str(error)) from None
+        server = Agents(service, parent).server
+        lines = cast("anyio.AsyncFile[str]", _Lines(loop))
+        async with stdio_server(stdin=lines) as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
 
 
 class _Lines:

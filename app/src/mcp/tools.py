@@ -1,12 +1,11 @@
-"""The tools: each takes arguments and who asks, calls one or two methods of the service and gives an answer that is
-bounded. Row rights are the service's business; counts that would include rows that the asker may not see are left out
-here. Knows no protocol.
+"""The tools: each takes arguments and a principal, calls one or two methods of the service and gives a bounded answer.
+Row rights are the service's business; counts that would include rows that the caller may not see are left out here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +15,23 @@ from app.src.access.rows import Nothing as Unseen
 from app.src.jobs import UnknownJob
 from app.src.mcp import answers
 from app.src.mcp.answers import Answer, Arguments
-from app.src.mcp.refusals import Refused, ScopeMissing
 from app.src.mcp.untrusted import bounded, cut, visible
-from app.src.service.search import FoundHit, SearchOptions
+from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.service.sync import SyncRequest
 
-_VALUE = 24
-"""Characters that a value takes beside itself."""
-_FIELD = 120
-"""Characters that a field takes beside its name and what stands in it."""
-_LARGEST_KEY = 8_000
-"""Characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long."""
+_VALUE = 24  # characters that a value takes beside itself
+_FIELD = 120  # characters that a field takes beside its name and its values
+_LARGEST_KEY = 8_000  # characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long
+_LONGEST_NAME = 100  # characters of a caller's name: a store keeps 200 for the holder of a collection
 
-_LONGEST_NAME = 100
-"""Characters of who asks: a store keeps 200 of who holds a collection."""
+
+class Refused(Exception):
+    """The message is for the model and says what to do instead."""
+
+
+class ScopeMissing(Refused):
+    """The tool exists, and the caller may not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Tools:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limits = service.settings.mcp
-        self._all = {tool.name: tool for tool in (*self._reading(), *self._writing())}
+        tools = [*self._reading(), self._start()] if self._limits.write else self._reading()
+        self._all = {tool.name: tool for tool in tools}
 
     def knows(self, name: str) -> bool:
         return name in self._all
@@ -77,7 +79,7 @@ class Tools:
         if name not in self._service.collections.names:
             return {}
         told: dict[str, Any] = {"collection": name}
-        if isinstance(asked, answers.Search | answers.GetRow | answers.OneCollection):
+        if isinstance(asked, answers.OneCollection) and not isinstance(asked, answers.StartSync):
             within = self._service.rights.visible(name, principal)
             told["rows"] = "all" if within is None else "none" if isinstance(within, Unseen) else "some"
         if isinstance(asked, answers.Search):
@@ -89,15 +91,11 @@ class Tools:
 
     def counted(self, answer: Answer) -> dict[str, int]:
         """Of an answer, for the audit log: as REST counts the same."""
-        match answer:
-            case answers.Hits(hits=hits):
-                return {"hits": len(hits)}
-            case answers.FoundRow():
-                return {"hits": 1}
-            case answers.Described(sampled=sampled):
-                return {"hits": sampled}
-            case _:
-                return {}
+        if isinstance(answer, answers.Hits):
+            return {"hits": len(answer.hits)}
+        if isinstance(answer, answers.Described):
+            return {"hits": answer.sampled}
+        return {"hits": 1} if isinstance(answer, answers.FoundRow) else {}
 
     def _reading(self) -> list[Tool]:
         return [
@@ -127,7 +125,7 @@ class Tools:
                 "List collections",
                 "The collections that can be searched: what each holds, the fields that a filter can name, how many "
                 "rows, and how fresh they are. Begin here.",
-                answers.Nothing,
+                answers.Arguments,
                 answers.Collections,
                 self.list_collections,
             ),
@@ -151,28 +149,22 @@ class Tools:
             ),
         ]
 
-    def _writing(self) -> list[Tool]:
-        if not self._limits.write:
-            return []
-        return [
-            Tool(
-                "start_sync",
-                "Bring a collection up to date",
-                "Starts to bring a collection up to date with SAP HANA, in the background: rows that changed are "
-                "embedded again, rows that are gone leave the collection. SAP HANA's own rows stay as they are. It can "
-                "take minutes and keeps the machine busy, so only when somebody asks for it; sync_status tells how it "
-                "fares.",
-                answers.StartSync,
-                answers.Started,
-                self.start_sync,
-                writes=True,
-                needs="sync",
-            )
-        ]
-
-    # ----------------------------------------------------------------------------------------------------------- rows
+    def _start(self) -> Tool:
+        return Tool(
+            "start_sync",
+            "Bring a collection up to date",
+            "Starts to bring a collection up to date with SAP HANA, in the background: rows that changed are embedded "
+            "again, rows that are gone leave the collection. SAP HANA's own rows stay as they are. It can take minutes "
+            "and keeps the machine busy, so only when somebody asks for it; sync_status tells how it fares.",
+            answers.StartSync,
+            answers.Started,
+            self.start_sync,
+            writes=True,
+            needs="sync",
+        )
 
     def search(self, asked: answers.Search, principal: Principal) -> answers.Hits:
+        """Shows hits within the bound for all of them together; what one does not need is the next one's."""
         most, longest = self._limits.max_hits, self._service.settings.api.max_text_chars
         if asked.k > most:
             raise Refused(f"k is {asked.k}; at most {most} rows are given at once: narrow the search instead")
@@ -184,38 +176,27 @@ class Tools:
             )
         except ValueError as error:
             raise Refused(str(error)) from error
-        hits = self._hits(found.hits)
-        return answers.Hits(
-            collection=asked.collection,
-            hits=hits,
-            left_out=len(found.hits) - len(hits),
-            notes=found.notes,
-            stale_since=found.stale_since,
-        )
-
-    def _hits(self, found: Sequence[FoundHit]) -> list[answers.Hit]:
-        """Within the bound for all of them together; what one does not need is the next one's."""
         shown: list[answers.Hit] = []
         left, keys = self._limits.max_chars, self._limits.max_chars + _LARGEST_KEY
-        for place, hit in enumerate(found):
+        for place, hit in enumerate(found.hits):
             keys -= len(hit.id) + len(json.dumps(hit.key, default=str))
             if keys < 0 and shown:
                 break
-            share = left // (len(found) - place)
+            share = left // (len(found.hits) - place)
             metadata, size, missing = bounded(hit.metadata, share // 2)
             text, short = cut(hit.text, share - size)
             left -= size + len(text)
+            key = _visible_key(hit.key)
             shown.append(
-                answers.Hit(
-                    id=hit.id,
-                    key=_visible_key(hit.key),
-                    score=hit.score,
-                    text=text,
-                    metadata=metadata,
-                    cut=missing or short,
-                )
+                answers.Hit(id=hit.id, key=key, score=hit.score, text=text, metadata=metadata, cut=missing or short)
             )
-        return shown
+        return answers.Hits(
+            collection=asked.collection,
+            hits=shown,
+            left_out=len(found.hits) - len(shown),
+            notes=found.notes,
+            stale_since=found.stale_since,
+        )
 
     def get_row(self, asked: answers.GetRow, principal: Principal) -> answers.FoundRow:
         """A row that may not be seen is one that is not there."""
@@ -239,8 +220,6 @@ class Tools:
             next_offset=end if end < len(row.text) else None,
             cut=missing,
         )
-
-    # ---------------------------------------------------------------------------------------------------- collections
 
     def describe_collection(self, asked: answers.OneCollection, principal: Principal) -> answers.Described:
         block = next((each for each in self._service.settings.collections if each.name == asked.collection), None)
@@ -275,7 +254,7 @@ class Tools:
             left_out=len(found.fields) - len(shown),
         )
 
-    def list_collections(self, asked: answers.Nothing, principal: Principal) -> answers.Collections:
+    def list_collections(self, asked: answers.Arguments, principal: Principal) -> answers.Collections:
         from connector.document.document import metadata_names
 
         blocks = {block.name: block for block in self._service.settings.collections}
@@ -318,7 +297,7 @@ class Tools:
         return self._service.rights.visible(status["collection"], principal) is None
 
     def _job(self, status: Mapping[str, Any], principal: Principal) -> answers.Job | None:
-        """What it has counted are rows, whoever they belong to."""
+        """Its progress counts rows of all owners."""
         if status["job"] is None:
             return None
         try:

@@ -1,40 +1,203 @@
-"""Whether the CPU computes although a GPU is asked for, and why."""
+"""Checks of torch, NVIDIA's driver and the cards: what computes, and why the CPU does although a GPU is asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from app.src.observe.doctor.machine import why_no_gpu
-from app.src.observe.doctor.report import Fault
+from app.src.core.cards import BUILDS, Capability, builds_for, kernels_exist, torch_build, what_to_install
+from app.src.core.nvml import GpuSnapshot, GpuState, driver_too_old, snapshot_within, summary
+from app.src.observe import Fault
 from app.src.settings import EmbeddingSettings
+from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
+FIRST_LOOK_SECONDS = 60.0  # torch is read from a cold disk and makes a context on the card: 3 to 20 s
+_DRIVER_SECONDS = 2.0  # the driver may hang
+_PYTORCH = "https://download.pytorch.org/whl"
+_NO_CARD = "install the NVIDIA driver (in a container: start it with --gpus all), or USE_GPU=false"
+_NO_CUDA = "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was started with --gpus all"
+
+
+def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
+    """Check that torch is installed and the driver runs its CUDA build. Does not import it."""
+    build = torch_build()
+    if build is None and embedding.hashing:
+        return f"not installed; {embedding.model} needs none"
+    if build is None:
+        raise Fault("torch is not installed", install_command("engine"))
+    if build.cuda is None:
+        return f"torch {build.version}, a build for the CPU"
+    found = found or snapshot_within(_DRIVER_SECONDS)
+    driver = found.driver_version
+    floor = driver_too_old(driver, build.cuda) if driver and not _cpu_only(embedding) else None
+    if floor is not None:
+        raise Fault(
+            f"driver {driver} is too old for this torch {build.version} (built for CUDA {build.cuda}, which needs "
+            f"driver {floor} or newer): the GPU would not be used",
+            f"install NVIDIA driver {floor} or newer; or {what_to_install(_first_capability(found), _branch(found))}; "
+            'or [embedding] device = "cpu"',
+        )
+    return f"torch {build.version}, built for CUDA {build.cuda}"
+
+
+def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
+    """Describe the cards and what they do now. Raises Fault where a GPU is asked for and torch cannot use one."""
+    found = found or snapshot_within(_DRIVER_SECONDS)
+    wanted = embedding.expect_gpu or embedding.device.startswith("cuda")
+    if not found.devices:
+        if wanted:
+            raise Fault(f"a GPU is required, but {found.reason}", _NO_CARD)
+        return f"the CPU is used: {found.reason}"
+    cards = []
+    for device in found.devices:
+        if device.reason is not None:
+            cards.append(f"GPU {device.index} reports nothing: {device.reason}")
+            continue
+        memory = device.memory_total_bytes
+        known = [
+            f"{memory / (1 << 30):.0f} GiB" if memory else "",
+            f"compute capability {device.compute_capability}" if device.compute_capability else "",
+            summary(device),
+        ]
+        told = ", ".join(part for part in known if part)
+        warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
+        cards.append(device.name + (f" ({told})" if told else "") + warning)
+    described, build = f"{'; '.join(cards)}; driver {found.driver_version}", torch_build()
+    if build is None or build.cuda is not None or embedding.hashing:
+        return described
+    if not wanted:
+        return f"{described}; not used, torch is a build for the CPU"
+    capability, branch = _first_capability(found), _branch(found)
+    fix = what_to_install(capability, branch)
+    if builds := builds_for(capability, branch):
+        # Forced, because pip keeps a build for the CPU whose version fits; from an index that has no such build.
+        index = builds[0].index or f"{_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
+        fix = f"pip install --force-reinstall 'torch=={builds[0].torch}.*' --index-url {index}"
+    raise Fault(f"torch {build.version} is a build for the CPU and cannot use {described}", fix)
+
+
+def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
+    """Check by the published wheels that the installed torch has kernels for the card: asking torch takes seconds."""
+    if _cpu_only(embedding):
+        return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
+    found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
+    if not found.devices or build is None:
+        return "no GPU found" if not found.devices else "torch is not installed"
+    number = embedding.device.partition(":")[2]
+    index = int(number) if number.isdecimal() else 0
+    card = next((each for each in found.devices if each.index == index), found.devices[0])
+    capability = _capability(card)
+    if capability is None:
+        return f"{card.name} does not report its compute capability; loading the model will show"
+    to_do = what_to_install(capability, _branch(found))
+    if build.cuda is None:
+        return f"torch is a build for the CPU; for {card.name} (compute capability {card.compute_capability}): {to_do}"
+    cuda = ".".join(build.cuda.split(".")[:2])
+    built_for = next((each.architectures for each in BUILDS if each.cuda == cuda), ())
+    if not built_for:
+        return f"unknown for torch {build.version} (CUDA {build.cuda}); loading the model will show"
+    if not kernels_exist(built_for, capability):
+        raise Fault(
+            f"{card.name} has compute capability {card.compute_capability}, and torch {build.version} (CUDA "
+            f"{build.cuda}) has kernels for {', '.join(built_for)} only",
+            to_do,
+        )
+    return f"torch {build.version} (CUDA {build.cuda}) supports {card.name} ({card.compute_capability})"
+
+
+def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
+    """Return what keeps the CPU computing by settings, driver and packages; None if they know of nothing."""
+    if embedding.hashing:
+        return Fault(
+            f"the model {embedding.model} runs on CPUs only", "choose another [embedding] model, or USE_GPU=false"
+        )
+    if embedding.device == "cpu":
+        return Fault('[embedding] device is "cpu"', 'device = "auto", or USE_GPU=false')
+    found = snapshot_within(_DRIVER_SECONDS)
+    if not found.devices:
+        return Fault(str(found.reason), _NO_CARD)
+    for check in (torch, gpu, kernels):
+        try:
+            check(embedding, found)
+        except Fault as fault:
+            return fault
+    return None
+
 
 def gpu_missing(embedding: EmbeddingSettings, engine: EmbeddingEngine | None) -> Fault | None:
-    """Return why the CPU computes although a GPU is asked for (USE_GPU=true), and what to do; None otherwise. Without
-    an engine judged by what is installed."""
+    """Return why the CPU computes although a GPU is required (USE_GPU=true), and what to do; None otherwise. Without an
+    engine by what is installed."""
     if not embedding.expect_gpu or (engine is not None and engine.profile.kind == "cuda"):
         return None
     fault = why_no_gpu(embedding)
     if fault is None and engine is not None:
-        fault = Fault(
-            f"torch sees no CUDA device ({engine.precision_reason})",
-            "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was started with --gpus all",
-        )
+        fault = Fault(f"torch sees no CUDA device ({engine.precision_reason})", _NO_CUDA)
     return fault
 
 
-def gpu_is_missing(embedding: EmbeddingSettings, engine: EmbeddingEngine | None) -> bool:
-    """As `gpu_missing`, without the reason: a loaded engine answers at once, even if the driver hangs."""
-    if engine is not None and embedding.expect_gpu:
-        return engine.profile.kind != "cuda"
-    return gpu_missing(embedding, engine) is not None
-
-
 def gpu_message(missing: Fault) -> str:
-    """One line for logs."""
+    """Return one line for logs."""
     return (
         f"a GPU is required (USE_GPU=true, [embedding] expect_gpu), but the CPU is used: {missing}. Fix: {missing.fix}"
     )
+
+
+def first_look(embedding: EmbeddingSettings, seconds: float = FIRST_LOOK_SECONDS) -> str:
+    """For `start`: say what will compute, in which precision, and why. Raises Fault where a GPU is asked for (USE_GPU,
+    [embedding] expect_gpu, or a device by name) and would not compute."""
+    missing = why_no_gpu(embedding)
+    if missing is None:
+        try:
+            answer = ask_torch(embedding, seconds)
+        except Fault as fault:
+            missing = fault
+        else:
+            if answer["kind"] == "cuda":
+                capability = f"compute capability {answer['capability']}"
+                return f"{answer['name']} ({capability}) computes in {answer['precision']}: {answer['reason']}"
+            missing = Fault("torch sees no CUDA device", _NO_CUDA)
+    if embedding.expect_gpu or embedding.device.startswith("cuda"):
+        raise missing
+    return f"the CPU computes: {missing}"
+
+
+def ask_torch(embedding: EmbeddingSettings, seconds: float) -> dict[str, Any]:
+    """Return the answer of `core.first_look`, run in a child process because the driver may hang. Raises Fault."""
+    command = [sys.executable, "-m", "app.src.core.first_look", embedding.device, embedding.precision]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, errors = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that waits inside the driver cannot be killed
+            child.communicate(timeout=2.0)
+        raise Fault(f"torch and the driver gave no answer in {seconds:g} s", _NO_CUDA) from None
+    if child.returncode:
+        said = errors.strip().splitlines()
+        raise Fault(said[-1] if said else f"torch ended with {child.returncode}", _NO_CUDA)
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def _cpu_only(embedding: EmbeddingSettings) -> bool:
+    return embedding.hashing or embedding.device == "cpu"
+
+
+def _capability(device: GpuState) -> Capability | None:
+    major, _, minor = (device.compute_capability or "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def _first_capability(found: GpuSnapshot) -> Capability:
+    return next((each for each in map(_capability, found.devices) if each is not None), (7, 5))
+
+
+def _branch(found: GpuSnapshot) -> int | None:
+    branch = (found.driver_version or "").partition(".")[0]
+    return int(branch) if branch.isdecimal() else None

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from app.src.observe import scraped
 from connector.errors import DatabaseError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,163 +21,187 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 _LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
+# Of each card that reports it, from NVIDIA's driver: field of GET /v1/gpu, factor to the base unit, documentation.
+# dcgm-exporter has the others.
+GPU_FIGURES = {
+    "owl_sap_gpu_utilization_ratio": ("utilization_percent", 0.01, "Share of the time in which a kernel ran"),
+    "owl_sap_gpu_memory_total_bytes": ("memory_total_bytes", 1, "Memory of the card"),
+    "owl_sap_gpu_memory_used_bytes": ("memory_used_bytes", 1, "Memory in use, by all processes"),
+    "owl_sap_gpu_temperature_celsius": ("temperature_celsius", 1, "Temperature"),
+    "owl_sap_gpu_temperature_slowdown_celsius": (
+        "temperature_slowdown_celsius",
+        1,
+        "Temperature from which on the clock is lowered",
+    ),
+    "owl_sap_gpu_power_watts": ("power_watts", 1, "Power"),
+    "owl_sap_gpu_power_limit_watts": ("power_limit_watts", 1, "Power limit in force"),
+    "owl_sap_gpu_sm_clock_hertz": ("sm_clock_mhz", 1e6, "Clock of the multiprocessors"),
+    "owl_sap_gpu_ecc_uncorrected_errors": ("ecc_uncorrected_errors", 1, "Since the driver was loaded"),
+    "owl_sap_gpu_retired_pages_pending": ("retired_pages_pending", 1, "1 when some wait for a restart (up to Turing)"),
+    "owl_sap_gpu_remapped_rows_pending": ("remapped_rows_pending", 1, "1 when some wait for a restart"),
+}
+_ENGINE, _COLLECTION, _CARD = ("model", "precision"), ("collection",), ("index", "uuid", "name")
+# Read at each scrape: name -> documentation, labels. A name that ends in _total counts.
+FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "owl_sap_engine_info": ("A model that is loaded, and on what; always 1", (*_ENGINE, "path", "device")),
+    "owl_sap_engine_texts_total": ("Texts asked for", _ENGINE),
+    "owl_sap_engine_computed_texts_total": ("Different ones among them, computed", _ENGINE),
+    "owl_sap_engine_tokens_total": ("Tokens computed, special ones included", _ENGINE),
+    "owl_sap_engine_padded_tokens_total": ("The same with padding: what was paid for", _ENGINE),
+    "owl_sap_engine_padding_ratio": (
+        "Tokens computed per token that was in a text, since loading; 1 without waste",
+        _ENGINE,
+    ),
+    "owl_sap_engine_batches_total": ("Batches computed", _ENGINE),
+    "owl_sap_engine_tokenize_seconds_total": ("Time spent tokenising", _ENGINE),
+    "owl_sap_engine_compute_seconds_total": ("Time spent computing", _ENGINE),
+    "owl_sap_engine_out_of_memory_total": (
+        "Batches that ran out of memory and were computed again in smaller ones",
+        _ENGINE,
+    ),
+    "owl_sap_engine_recomputed_rows_total": (
+        "Texts computed again in fp32, because their vectors were not finite",
+        _ENGINE,
+    ),
+    "owl_sap_engine_token_budget": ("Tokens that a batch may have now", _ENGINE),
+    "owl_sap_engine_planned_tokens": ("The same while memory does not run out", _ENGINE),
+    "owl_sap_rows": ("Source rows that are stored", _COLLECTION),
+    "owl_sap_chunks": ("Vectors that are stored, one per piece of text", _COLLECTION),
+    "owl_sap_empty_rows": ("Rows without any text at the last complete sync", _COLLECTION),
+    "owl_sap_quarantined_rows": ("Rows in quarantine", _COLLECTION),
+    "owl_sap_sync_lag_seconds": (
+        "How old the answers may be: time since the last complete sync, and what its watermark was behind",
+        _COLLECTION,
+    ),
+    "owl_sap_checkpoint_age_seconds": ("Time since a sync last came to its end", _COLLECTION),
+    "owl_sap_full_comparison_age_seconds": (
+        "Time since the last complete comparison of source and store began",
+        _COLLECTION,
+    ),
+    "owl_sap_sync_overdue_seconds": (
+        "How long ago a scheduled sync should have begun; 0 in time, absent where no process keeps its schedule",
+        _COLLECTION,
+    ),
+    "owl_sap_store_answers": ("0 while the store cannot be asked for its collections", ()),
+    "owl_sap_store_look_age_seconds": ("Age of the figures of the collections", ()),
+    "owl_sap_jobs": ("Records of jobs, as far as they are kept", ("kind", "state")),
+    "owl_sap_jobs_oldest_queued_seconds": ("How long the oldest job has waited for a worker; 0: none does", ()),
+    "owl_sap_job_rows_done": ("Rows that a running job has handled so far", ("collection", "kind")),
+    "owl_sap_job_rows": ("Rows that it has to handle, as far as it knows", ("collection", "kind")),
+    "owl_sap_tls_certificate_expiry_timestamp_seconds": (
+        "When the served certificate ends, as POSIX time; absent where the process speaks no TLS",
+        (),
+    ),
+    "owl_sap_tls_certificate_refused": (
+        "1 while the certificate in the files cannot be used and the one before is served",
+        (),
+    ),
+    "owl_sap_gpu_driver_answers": ("0 while the NVIDIA driver hangs; absent without a card", ()),
+    **{name: (documentation, _CARD) for name, (_, _, documentation) in GPU_FIGURES.items()},
+    "owl_sap_gpu_throttle": ("1 while the clock is held back for this reason", (*_CARD, "reason")),
+}
+Sample = tuple[str, tuple[str, ...], float | None]
+"""Name, values of the labels, and the value; None is left out."""
 
-class Metrics:
-    """One set of metrics with a registry of its own, so that tests and several services do not collide."""
+
+class Metrics(Collector):
+    """One set of metrics with a registry of its own, so that tests and several services do not collide. `sources` are
+    asked at each scrape, and must not take long."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.sources: dict[str, Callable[[], Iterable[Sample]]] = {}
         ProcessCollector(namespace="owl_sap", registry=self.registry)
-        self._declare_syncs(self.registry)
-        self._declare_engine(self.registry)
-        self._declare_requests(self.registry)
-        self._declare_health(self.registry)
-        self._declare_asked(self.registry)
-
-    def _declare_syncs(self, registry: CollectorRegistry) -> None:
-        self.build_info = Gauge(
-            "owl_sap_build_info", "Version and model; always 1", ["version", "model"], registry=registry
-        )
-        self.rows_synced = Counter(
-            "owl_sap_rows_synced", "Source rows by what became of them", ["collection", "outcome"], registry=registry
-        )
-        self.documents = Counter(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        outcome = ("collection", "outcome")
+        self.build_info = gauge("owl_sap_build_info", "Version and model; always 1", ["version", "model"])
+        self.rows_synced = counter("owl_sap_rows_synced", "Source rows by what became of them", outcome)
+        self.documents = counter(
             "owl_sap_documents",
             "Documents that clients wrote, by what became of them (upserted, unchanged, deleted)",
-            ["collection", "outcome"],
-            registry=registry,
+            outcome,
         )
-        self.syncs = Counter(
-            "owl_sap_syncs", "Sync runs by how they ended", ["collection", "outcome"], registry=registry
+        self.syncs = counter("owl_sap_syncs", "Sync runs by how they ended", outcome)
+        self.sync_seconds = histogram("owl_sap_sync_seconds", "Duration of a sync run", ["collection"], buckets=_LONG)
+        self.stage_seconds = counter(
+            "owl_sap_sync_stage_seconds", "Time a stage of sync was busy", ["collection", "stage"]
         )
-        self.sync_seconds = Histogram(
-            "owl_sap_sync_seconds", "Duration of a sync run", ["collection"], buckets=_LONG, registry=registry
+        self.embedded_texts = counter("owl_sap_embed_texts", "Texts embedded")
+        self.embed_tokens = counter("owl_sap_embed_tokens", "Tokens embedded by sync")
+        self.embed_seconds = histogram("owl_sap_embed_seconds", "Duration of one embed call", buckets=_FAST)
+        self.embed_queue = gauge("owl_sap_embed_queue_texts", "Texts that wait for the engine", ["lane"])
+        self.embed_wait_seconds = histogram(
+            "owl_sap_embed_wait_seconds", "How long a request waited for the engine", ["lane"], buckets=_FAST
         )
-        self.stage_seconds = Counter(
-            "owl_sap_sync_stage_seconds", "Time a stage of sync was busy", ["collection", "stage"], registry=registry
+        self.embed_batch_texts = histogram(
+            "owl_sap_embed_batch_texts", "Texts computed together", ["lane"], buckets=_TEXTS
         )
-
-    def _declare_engine(self, registry: CollectorRegistry) -> None:
-        self.embedded_texts = Counter("owl_sap_embed_texts", "Texts embedded", registry=registry)
-        self.embed_tokens = Counter("owl_sap_embed_tokens", "Tokens embedded by sync", registry=registry)
-        self.embed_seconds = Histogram(
-            "owl_sap_embed_seconds", "Duration of one embed call", buckets=_FAST, registry=registry
+        self.embed_batch_tokens = histogram(
+            "owl_sap_embed_batch_tokens", "Tokens of them, without padding", ["lane"], buckets=_TOKENS
         )
-        self.embed_queue = Gauge(
-            "owl_sap_embed_queue_texts", "Texts that wait for the engine", ["lane"], registry=registry
+        self.embed_refused = counter(
+            "owl_sap_embed_refused", "Requests refused because they would have waited too long"
         )
-        self.embed_wait_seconds = Histogram(
-            "owl_sap_embed_wait_seconds",
-            "How long a request waited for the engine",
-            ["lane"],
-            buckets=_FAST,
-            registry=registry,
-        )
-        self.embed_batch_texts = Histogram(
-            "owl_sap_embed_batch_texts", "Texts computed together", ["lane"], buckets=_TEXTS, registry=registry
-        )
-        self.embed_batch_tokens = Histogram(
-            "owl_sap_embed_batch_tokens",
-            "Tokens of them, without padding",
-            ["lane"],
-            buckets=_TOKENS,
-            registry=registry,
-        )
-        self.embed_refused = Counter(
-            "owl_sap_embed_refused", "Requests refused because they would have waited too long", registry=registry
-        )
-        self.query_cache = Counter(
-            "owl_sap_query_cache", "Search texts looked up in the cache of vectors", ["result"], registry=registry
-        )
-        self.query_cache_bytes = Gauge(
-            "owl_sap_query_cache_bytes", "Memory of the cache of search texts' vectors", registry=registry
-        )
-
-    def _declare_requests(self, registry: CollectorRegistry) -> None:
-        self.search_seconds = Histogram(
+        self.query_cache = counter("owl_sap_query_cache", "Search texts looked up in the cache of vectors", ["result"])
+        self.query_cache_bytes = gauge("owl_sap_query_cache_bytes", "Memory of the cache of search texts' vectors")
+        self.search_seconds = histogram(
             "owl_sap_search_seconds",
             "Duration of a search by stage (embed, store, rerank, rank, passages)",
             ["collection", "stage"],
             buckets=_FAST,
-            registry=registry,
         )
-        self.reranks = Counter(
+        self.reranks = counter(
             "owl_sap_reranks",
             "Searches whose hits were to be reranked, by how that ended (done, failed, timeout)",
-            ["collection", "outcome"],
-            registry=registry,
+            outcome,
         )
-        self.hana_errors = Counter(
-            "owl_sap_hana_errors", "Errors of HANA and its driver by code", ["code"], registry=registry
+        self.hana_errors = counter("owl_sap_hana_errors", "Errors of HANA and its driver by code", ["code"])
+        self.http_requests = counter(
+            "owl_sap_http_requests", "HTTP requests by route template", ["method", "route", "status"]
         )
-        self.http_requests = Counter(
-            "owl_sap_http_requests", "HTTP requests by route template", ["method", "route", "status"], registry=registry
+        self.audit_failures = counter(
+            "owl_sap_audit_failures", "Entries of the audit log that could not be written and are lost"
         )
-        self.audit_failures = Counter(
-            "owl_sap_audit_failures",
-            "Entries of the audit log that could not be written and are lost",
-            registry=registry,
+        self.http_seconds = histogram(
+            "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST
         )
-        self.http_seconds = Histogram(
-            "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST, registry=registry
+        self.access_refused = counter(
+            "owl_sap_access_refused", "Requests refused for who asked, or from where", ["reason"]
         )
-
-        self.access_refused = Counter(
-            "owl_sap_access_refused", "Requests refused for who asked, or from where", ["reason"], registry=registry
+        self.gpu_missing = gauge(
+            "owl_sap_gpu_wanted_but_missing", "1 while a GPU is asked for (USE_GPU=true) and the CPU computes"
         )
-
-    def _declare_health(self, registry: CollectorRegistry) -> None:
-        self.gpu_missing = Gauge(
-            "owl_sap_gpu_wanted_but_missing",
-            "1 while a GPU is asked for (USE_GPU=true) and the CPU computes",
-            registry=registry,
+        self.ready = gauge(
+            "owl_sap_ready", "1 where the last check of readiness passed; absent before the first one", ["check"]
         )
-        self.ready = Gauge(
-            "owl_sap_ready",
-            "1 where the last look at readiness found it well; absent until somebody has looked",
-            ["check"],
-            registry=registry,
-        )
-        self.ready_time = Gauge(
-            "owl_sap_ready_timestamp_seconds", "When that look ended, as POSIX time; 0: never", registry=registry
-        )
-
-        self.loop_lag = Histogram(
+        self.ready_time = gauge("owl_sap_ready_timestamp_seconds", "When that check ended, as POSIX time; 0: never")
+        self.loop_lag = histogram(
             "owl_sap_event_loop_lag_seconds",
             "How late the service's event loop was, looked at twice a second: so long every request was held up",
             buckets=_LATE,
-            registry=registry,
         )
+        self.registry.register(self)
 
-    def _declare_asked(self, registry: CollectorRegistry) -> None:
-        self._gpus = scraped.Gpus()
-        self.engines = scraped.Asked(scraped.ENGINE_METRICS)
-        self.engine_info = scraped.Asked((scraped.ENGINE_INFO,))
-        self.collections = scraped.Asked(scraped.COLLECTION_METRICS)
-        self.store = scraped.Asked(scraped.STORE_METRICS)
-        self.jobs = scraped.Asked(scraped.JOB_METRICS)
-        self.job_wait = scraped.Asked((scraped.JOB_WAIT,))
-        self.job_progress = scraped.Asked(scraped.JOB_PROGRESS)
-        self.certificate = scraped.Asked(scraped.CERTIFICATE_METRICS)
-        for collector in (
-            *(self._gpus, self.engines, self.engine_info, self.collections, self.store),
-            *(self.jobs, self.job_wait, self.job_progress, self.certificate),
-        ):
-            registry.register(collector)
+    def describe(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        return list(_families().values())
 
-    def watch_gpus(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Tell of the cards from now on. `read` gives what GET /v1/gpu answers; it must not take long."""
-        self._gpus.read = read
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        families = _families()
+        for source in list(self.sources.values()):
+            for name, labels, value in source():
+                if value is not None:
+                    families[name].add_metric(labels, value)
+        return (family for family in families.values() if family.samples)
 
     def expect(self, collections: Iterable[str]) -> None:
-        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1. Alerts know by
-        that which collections are synced at all."""
+        """Count their syncs from 0 on: `increase` misses the first of a series that begins at 1. Alerts know by that
+        which collections are synced at all."""
         for collection in collections:
             for outcome in SYNC_OUTCOMES:
                 self.syncs.labels(collection, outcome)
 
     def tell_ready(self, checks: Mapping[str, bool]) -> None:
-        """What a look at readiness has found."""
         for check, good in checks.items():
             self.ready.labels(check).set(good)
         self.ready_time.set(time.time())
@@ -194,3 +213,25 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
+    return {
+        name: CounterMetricFamily(name.removesuffix("_total"), documentation, labels=labels)
+        if name.endswith("_total")
+        else GaugeMetricFamily(name, documentation, labels=labels)
+        for name, (documentation, labels) in FIGURES.items()
+    }
+
+
+def gpu_samples(found: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield the samples of the cards. `found`: the answer of GET /v1/gpu."""
+    if found["devices"] or not found["answered"]:
+        yield "owl_sap_gpu_driver_answers", (), float(found["answered"])
+    for device in found["devices"]:
+        card = tuple("" if device[label] is None else str(device[label]) for label in _CARD)
+        for name, (field, scale, _) in GPU_FIGURES.items():
+            value = device[field]
+            yield name, card, None if value is None else value * scale
+        for reason in device["throttle_reasons"] or ():
+            yield "owl_sap_gpu_throttle", (*card, reason), 1.0

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from app.src.core.backends.torch.compute_thread import give_back
-from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, StateUnusable, Unaccountable
+from cronsim import CronSim
+
+from app.src.core.backends.torch.process import give_back
+from app.src.jobs import (
+    Job,
+    JobOptions,
+    JobRunning,
+    Jobs,
+    Kind,
+    Limits,
+    Patience,
+    QueueFull,
+    Run,
+    StateUnusable,
+    Turn,
+    Unaccountable,
+)
 from app.src.service.collections import Collections
-from app.src.service.quarantine import Quarantine
-from app.src.service.schedule import Scheduler
-from app.src.service.sync import Sync, SyncRequest
+from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
+from app.src.settings import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
 from connector.sync.quarantine import GivenKey
 
+_log = logging.getLogger(__name__)
+LOOK_SECONDS = 30.0  # schedules are looked at at least so often: clocks are set, machines sleep, others take turns
+_BUSY_SECONDS = 1.0  # and so often while one is due and its previous job has not ended
 _STALE_SECONDS = 5.0  # age of a remembered answer of `stale_since`, which every search asks for
 _READ = ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded"))
 # By kind of job: the count of rows, and the counts that must add up to it.
@@ -28,6 +49,113 @@ _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
     "build": _READ,
     "retry": ("retried", ("upserted", "empty", "gone", "quarantined")),
 }
+
+
+def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> float:
+    """Return POSIX seconds of the start that follows `turn` (None: the first); in the past when it is overdue. However
+    many turns were missed, one is due. A turn in the future, from before the clock was set back, counts as now."""
+    since = now if turn is None else min(turn.since, now)
+    last = None if turn is None or turn.last is None else min(turn.last, now)
+    if schedule.every is not None:
+        start = since if last is None else last + schedule.every
+    else:
+        zone = UTC if schedule.timezone == "UTC" else ZoneInfo(schedule.timezone)
+        after = datetime.fromtimestamp(since if last is None else max(since, last), zone)
+        start = next(CronSim(schedule.cron or "", after)).timestamp()
+    # Random, but the same for every process.
+    return start + random.Random(f"{turn}{start}").uniform(0, schedule.jitter)
+
+
+def as_text(schedule: ScheduleSettings | None) -> str | None:
+    """Return a text that changes when the operator changes the schedule."""
+    return None if schedule is None else schedule.model_dump_json()
+
+
+class Scheduler:
+    """Queues the syncs of `schedules` (by collection; None: it has none) when they are due. Turns are decided in the
+    job records, so several processes may run the same schedules. Thread-safe."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        schedules: Mapping[str, ScheduleSettings | None],
+        request: Mapping[str, Any],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._jobs = jobs
+        self._every = schedules
+        self._schedules = {name: schedule for name, schedule in schedules.items() if schedule is not None}
+        self._request = request
+        self._clock = clock
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def next_start(self, collection: str) -> float | None:
+        """None for a collection without a schedule. Raises StateUnusable."""
+        schedule = self._schedules.get(collection)
+        if schedule is None:
+            return None
+        return next_start(schedule, self._jobs.turn(collection), self._clock())
+
+    def run(self) -> None:
+        """Look from now on, in a thread. Raises StateUnusable."""
+        self.register()
+        if self._schedules and self._thread is None:
+
+            def keep_looking() -> None:
+                wait = 0.0
+                while not self._ending.wait(wait):
+                    wait = self.look()
+
+            self._thread = threading.Thread(target=keep_looking, name="schedules", daemon=True)
+            self._thread.start()
+
+    def register(self) -> None:
+        """Record the schedules."""
+        for name, schedule in self._every.items():
+            if schedule is not None or self._jobs.turn(name) is not None:
+                self._jobs.register(name, as_text(schedule))
+
+    def stop(self) -> None:
+        """Start nothing more. Returns at once."""
+        self._ending.set()
+
+    def close(self, timeout: float = 1.0) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def look(self) -> float:
+        """Queue what is due; return after how many seconds to look again. An error of one schedule stops no other."""
+        now = self._clock()
+        soonest = now + LOOK_SECONDS
+        for name, schedule in self._schedules.items():
+            try:
+                soonest = min(soonest, self._look_at(name, schedule, now))
+            except Exception as error:  # without this thread nothing would ever be due again
+                why = error if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
+                if not self._ending.is_set():
+                    _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, why)
+        return max(0.01, soonest - now)
+
+    def _look_at(self, name: str, schedule: ScheduleSettings, now: float) -> float:
+        """Return when to look again."""
+        turn = self._jobs.turn(name)
+        if turn is None:  # the folder of the records was cleared
+            self._jobs.register(name, as_text(schedule))
+            return now
+        start = next_start(schedule, turn, now)
+        if start > now:
+            return start
+        before = self._jobs.last(name)
+        if before is not None and not before.over:
+            self._jobs.get(before.id)  # puts it back if its process has died
+            return now + _BUSY_SECONDS
+        try:
+            taken = self._jobs.start_turn(name, turn, self._request)
+        except (JobRunning, QueueFull):
+            return now + _BUSY_SECONDS
+        return now if taken is None else next_start(schedule, Turn(turn.since, now), now)
 
 
 class Background:
@@ -84,13 +212,10 @@ class Background:
 
     # ----------------------------------------------------------------------------------------------- starting a job
 
-    def start_sync(self, name: str, request: SyncRequest) -> Job:
-        """Raises UnknownCollection, WrongOrigin, JobRunning, QueueFull, StateUnusable."""
-        return self._start(name, "sync", asdict(request))
-
-    def start_build(self, name: str, request: SyncRequest) -> Job:
-        """Build another generation. Raises as `start_sync`."""
-        return self._start(name, "build", asdict(request))
+    def start_sync(self, name: str, request: SyncRequest, kind: Kind = "sync") -> Job:
+        """Also for `kind` "build": another generation. Raises UnknownCollection, WrongOrigin, JobRunning, QueueFull,
+        StateUnusable."""
+        return self._start(name, kind, asdict(request))
 
     def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Raises as `start_sync`."""
@@ -128,23 +253,17 @@ class Background:
         name, asked, observer = run.collection, run.job.request, _JobObserver(run)
         match run.job.kind:
             case "sync" | "build":
-                request = SyncRequest(
-                    full=asked.get("full", False),
-                    max_deletes=asked.get("max_deletes"),
-                    owner=asked.get("owner", "sync"),
-                    accept_schema=asked.get("accept_schema", False),
-                )
+                known = ("full", "max_deletes", "owner", "accept_schema")
+                request = SyncRequest(**{key: asked[key] for key in known if key in asked})
                 if asked.get("retry_login") and run.job.attempts == 1:  # only once: HANA locks users
                     self._parts.allow_login()
                 work = self._sync.run if run.job.kind == "sync" else self._sync.build
                 return work(name, request, observer, run.stopping).as_dict()
             case "verify":
-                repair, generation = asked.get("repair", False), asked.get("generation")
-                return self._sync.verify(
-                    name, repair=repair, generation=generation, observer=observer, stop=run.stopping
-                ).as_dict()
+                chosen = {"repair": asked.get("repair", False), "generation": asked.get("generation")}
+                return self._sync.verify(name, **chosen, observer=observer, stop=run.stopping).as_dict()
             case "retry":
-                return self._quarantine.retry_ids(name, asked.get("ids"), observer, run.stopping).as_dict()
+                return self._quarantine.retry(name, asked.get("ids"), observer, run.stopping).as_dict()
 
     # ------------------------------------------------------------------------------------------------------- status
 
@@ -164,7 +283,7 @@ class Background:
         if time.monotonic() - asked >= _STALE_SECONDS:
             try:
                 job = self.jobs.last(name)
-                since = _stale_since(job, self._collections.stored(name)) if _away(job) else None
+                since = _stale_since(job, self._collections.stored(name)) if _away(job) is not None else None
             except (ConnectorError, StateUnusable):
                 since = None
             self._stale[name] = (time.monotonic(), since)
@@ -176,19 +295,18 @@ def passing(error: Exception) -> bool:
     return isinstance(error, ConnectorError) and error.retryable
 
 
-def _away(job: Job | None) -> bool:
-    """Whether source or store were away in the collection's last job, and it has not recovered."""
-    return job is not None and job.waiting_since is not None and job.state not in ("succeeded", "cancelled")
+def _away(job: Job | None) -> float | None:
+    """Return since when source or store have been away in the collection's last job, None if they are back."""
+    return None if job is None or job.state in ("succeeded", "cancelled") else job.waiting_since
 
 
 def _stale_since(job: Job | None, status: CollectionStatus | None) -> str | None:
     """None also when another process has synced it since."""
-    if not _away(job) or status is None or status.last_sync is None:
+    away = _away(job)
+    if away is None or status is None or status.last_sync is None:
         return None
     last = status.last_sync if status.last_sync.tzinfo else status.last_sync.replace(tzinfo=UTC)
-    assert job is not None
-    overtaken = last.timestamp() > (job.waiting_since or 0.0)
-    return None if overtaken else last.isoformat()
+    return None if last.timestamp() > away else last.isoformat()
 
 
 class _JobObserver:

@@ -6,10 +6,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from difflib import get_close_matches
-from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.principal import Principal
-from app.src.access.rows import Nothing, Rights, seen
-from app.src.service.collections import Collections
-from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
-from app.src.service.wiring import Parts
-from connector.model import CollectionSpec, CollectionStatus, Filter, Sample, Scalar, StoredText
+from app.src.access.rows import Nothing, Rights
+from app.src.service.collections import Bounds, Collections, SingleFlightCache, VisibleView
+from connector.model import CollectionStatus, Scalar, StoredText
 
 SAMPLE = 5000  # rows that fields and maps are made from, at most
 MOST_IDS = 100
@@ -87,36 +85,10 @@ class Fields:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A row on the map. `color`: its value of the field asked for; `title`: its first words."""
-
-    id: str
-    x: float
-    y: float
-    color: Scalar
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class PointMap:
-    """`explained`: the shares of the variance of the `sampled` vectors that x and y show. `rows`: visible to the
-    caller."""
-
-    points: list[Point]
-    explained: tuple[float, float]
-    sampled: int
-    rows: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 class Browse:
     """Thread-safe. Raises UnknownCollection, also before the first sync. Invisible rows count as not stored."""
 
-    def __init__(self, parts: Parts, collections: Collections, rights: Rights) -> None:
-        self._parts = parts
+    def __init__(self, collections: Collections, rights: Rights) -> None:
         self._collections = collections
         self._rights = rights
         self._fields: SingleFlightCache[Fields] = SingleFlightCache(REMEMBERED)
@@ -125,123 +97,116 @@ class Browse:
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """Return the rows with these ids, as search gives them, in that order, each once; unknown ids are left out.
         Raises ValueError for more than MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
+        from connector.document.document import parse_id
+        from connector.stores.records import FOREIGN
+        from connector.sync.documents import readable_ids, shown_id
+        from connector.sync.quarantine import named_key
+
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
-
-        from connector.sync.documents import readable_ids
-
         wanted = list(dict.fromkeys(readable_ids(spec, ids)))
 
-        def read(stored: CollectionStatus) -> list[ReadRow]:
-            if isinstance(within, Nothing):
-                return []
-            found = self._texts_of(stored, wanted, within)
+        def read(view: VisibleView, stored: CollectionStatus) -> list[ReadRow]:
+            found = _texts(view, wanted) if not isinstance(within, Nothing) else []
             columns = self._collections.key_columns(name, stored) if found else ()
-            overlapping = spec.chunk.overlap > 0
             rows: dict[str, ReadRow] = {}
-            for _, chunks in groupby(found, key=lambda text: text.id):
-                row = _row(spec, list(chunks), columns, overlapping=overlapping)
-                rows.setdefault(row.id, row)
+            for stored_id, group in groupby(found, key=lambda text: text.id):
+                chunks = list(group)
+                texts, id_ = [chunk.text for chunk in chunks], shown_id(spec, stored_id)
+                key = {} if stored_id.startswith(FOREIGN) else named_key(parse_id(stored_id), columns)
+                text = joined(texts, overlapping=spec.chunk.overlap > 0)
+                rows.setdefault(id_, ReadRow(id_, key, text, chunks[0].metadata, texts))
             return list(rows.values())
 
-        return [] if self._collections.is_empty(spec) else self._collections.in_one_generation(name, read)
-
-    def _texts_of(self, stored: CollectionStatus, ids: Sequence[str], within: Filter | None) -> list[StoredText]:
-        """Read a few rows at a time, to stop at MOST_CHARACTERS."""
-        found: list[StoredText] = []
-        characters = 0
-        for start in range(0, len(ids), _IDS_AT_ONCE):
-            some = ids[start : start + _IDS_AT_ONCE]
-            read = seen(self._parts.store.view(stored.collection, stored.generation, within).texts(some), within)
-            characters += sum(len(text.text) for text in read)
-            if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
-                raise ValueError(
-                    f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer ids"
-                )
-            found += read
-        return found
+        return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or []
 
     def example_id(self, name: str) -> str | None:
         """Return the id of any stored row, None if there is none. For the operator: row rights do not apply."""
-        spec = self._collections.spec(name)
         from connector.sync.documents import shown_id
 
-        def read(stored: CollectionStatus) -> str | None:
-            chosen = self._parts.store.view(spec.name, stored.generation).sample(1).chosen
-            return shown_id(spec, chosen[0].id) if chosen else None
+        def read(view: VisibleView, _: CollectionStatus) -> str | None:
+            chosen = view.sample(1).chosen
+            return shown_id(self._collections.spec(name), chosen[0].id) if chosen else None
 
-        return None if self._collections.is_empty(spec) else self._collections.in_one_generation(name, read)
+        return self._collections.read(name, None, read)
 
     def fields(self, name: str, *, principal: Principal) -> Fields:
         """Return the metadata that filters can use. For a large collection up to REMEMBERED.seconds old: it reads every
         row."""
-        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         from connector.document.document import metadata_names
 
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         declared = list(metadata_names(spec.metadata).values())
-        if self._collections.is_empty(spec):
-            return Fields([_field(name, Counter()) for name in declared], 0, 0)
+        nothing = Fields([_field(name, Counter()) for name in declared], 0, 0)
 
-        def read(stored: CollectionStatus) -> Fields:
+        def read(view: VisibleView, _: CollectionStatus) -> Fields:
+            def compute() -> Fields:
+                sample = view.sample(SAMPLE, texts=False)
+                found = _values(declared, (text.metadata for text in sample.chosen))
+                return Fields([_field(name, values) for name, values in found.items()], len(sample.chosen), sample.rows)
+
             if isinstance(within, Nothing):
-                return Fields([_field(name, Counter()) for name in declared], 0, 0)
-            look = partial(looked_at, stored, within)
+                return nothing
             # A small collection is read in no time, so it is not remembered.
-            return self._fields.get(key_of(stored, within), look, lasts=lambda known: known.sampled < known.rows)
+            return self._fields.get(view.key, compute, lasts=lambda known: known.sampled < known.rows)
 
-        def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
-            sample = self._parts.store.view(spec.name, stored.generation, within).sample(SAMPLE, texts=False)
-            chosen = seen(sample.chosen, within)
-            found = _values(declared, (text.metadata for text in chosen))
-            rows = _rows(sample, chosen)
-            return Fields([_field(name, values) for name, values in found.items()], len(chosen), rows)
+        return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or nothing
 
-        return self._collections.in_one_generation(name, read)
-
-    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> PointMap:
-        """Return up to `limit` rows as points: the vectors of their first chunks in the plane where SAMPLE of them
-        differ most. Raises ValueError for a field `color` that is neither declared nor in a visible row."""
-        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
+    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> dict[str, Any]:
+        """Return up to `limit` rows as `points` (id, x, y, the value `color` of the field asked for, and `title`: the
+        first words): the vectors of their first chunks in the plane where SAMPLE of them differ most. `explained`: the
+        shares of the variance of the `sampled` vectors that x and y show; `rows`: visible to the caller. Raises
+        ValueError for a field `color` that is neither declared nor in a visible row."""
         from connector.document.document import metadata_names
+        from connector.sync.documents import shown_id
 
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         names = metadata_names(spec.metadata)
-        if isinstance(within, Nothing) or self._collections.is_empty(spec):
-            if not spec.written_by_clients:  # their fields are not declared
-                _known_field(color, names, ())
-            return PointMap([], (0.0, 0.0), 0, 0)
 
-        def read(stored: CollectionStatus) -> PointMap:
-            store = self._parts.store
-            sample = store.view(spec.name, stored.generation, within).sample(SAMPLE)
-            rows = seen(sample.chosen, within)
-            field = _known_field(color, names, rows)
-            vectors = store.view(spec.name, stored.generation).vectors(rows)
+        def read(view: VisibleView, _: CollectionStatus) -> dict[str, Any]:
+            sample = view.sample(SAMPLE)
+            rows, field = sample.chosen, _known_field(color, names, sample.chosen)
+            vectors = view.vectors(rows)
             lengths = np.linalg.norm(vectors, axis=1)
             placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
             xy, explained = principal_plane(vectors[placed] / lengths[placed, None])
-            points = [
-                _point(spec, rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)
-            ]
-            return PointMap(points, explained, len(placed), _rows(sample, rows))
+            points = []
+            for place, (x, y) in zip(placed[:limit], xy.tolist(), strict=False):
+                value = None if field is None else rows[place].metadata.get(field)
+                title = " ".join(rows[place].text[: 4 * _TITLE].split())
+                points.append(
+                    {
+                        "id": shown_id(spec, rows[place].id),
+                        "x": round(x, _DIGITS),
+                        "y": round(y, _DIGITS),
+                        "color": value if _kind(value) is not None else None,
+                        "title": title if len(title) <= _TITLE else f"{title[:_TITLE].rsplit(' ', 1)[0]} ...",
+                    }
+                )
+            return {"points": points, "explained": explained, "sampled": len(placed), "rows": sample.rows}
 
-        return self._collections.in_one_generation(name, read)
+        found = None if isinstance(within, Nothing) else self._collections.read(name, within, read)
+        if found is None:
+            if not spec.written_by_clients:  # their fields are not declared
+                _known_field(color, names, ())
+            found = {"points": [], "explained": (0.0, 0.0), "sampled": 0, "rows": 0}
+        return found
 
 
-def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:
-    """A store that wrongly gave invisible rows has counted them too."""
-    return sample.rows if len(seen_of_it) == len(sample.chosen) else len(seen_of_it)
-
-
-def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
-    from connector.document.document import parse_id
-    from connector.stores.records import FOREIGN
-    from connector.sync.documents import shown_id
-    from connector.sync.quarantine import named_key
-
-    first, texts = chunks[0], [chunk.text for chunk in chunks]
-    key = {} if first.id.startswith(FOREIGN) else named_key(parse_id(first.id), columns)
-    return ReadRow(shown_id(spec, first.id), key, joined(texts, overlapping=overlapping), first.metadata, texts)
+def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
+    """Read a few rows at a time, to stop at MOST_CHARACTERS."""
+    found: list[StoredText] = []
+    characters = 0
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        read = view.texts(ids[start : start + _IDS_AT_ONCE])
+        characters += sum(len(text.text) for text in read)
+        if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
+            raise ValueError(
+                f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer ids"
+            )
+        found += read
+    return found
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
@@ -262,8 +227,6 @@ def _alike(whole: str, text: str) -> int:
     return next((n for n in range(min(_PROBE, len(whole), len(text)), 0, -1) if whole.endswith(text[:n])), 0)
 
 
-# ------------------------------------------------------------------------------------------------------------- fields
-
 _Kind = type[bool] | type[float] | type[str]
 _TYPES: Mapping[_Kind, FieldType] = {bool: "boolean", float: "number", str: "text"}
 Values = Counter[tuple[_Kind, Any]]
@@ -271,18 +234,24 @@ Values = Counter[tuple[_Kind, Any]]
 
 
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """Values by field: the declared fields first, others by how many rows have them. Leaves out what filters cannot
-    compare (null, objects, lists) or name."""
+    """Return values by field: the declared fields first, others by how many rows have them. Leaves out what filters
+    cannot compare (null, objects, lists) or name."""
+    from connector.errors import BadFilter
+    from connector.stores.filters import parse
+
     found: dict[str, Values] = {name: Counter() for name in declared}
     for metadata in rows:
         for name, value in metadata.items():
             kind = _kind(value)
             if kind is not None:
                 found.setdefault(name, Counter())[kind, value] += 1
-    others = sorted(
-        (name for name in found if name not in declared and _is_word(name)),
-        key=lambda name: (-found[name].total(), name),
-    )
+    others = []
+    for name in found:
+        if name not in declared:
+            with suppress(BadFilter):
+                parse({name: 1})
+                others.append(name)
+    others.sort(key=lambda name: (-found[name].total(), name))
     return {name: found[name] for name in (*dict.fromkeys(declared), *others)}
 
 
@@ -294,53 +263,32 @@ def _kind(value: object) -> _Kind | None:
     return str if isinstance(value, str) else None
 
 
-def _is_word(name: str) -> bool:
-    from connector.errors import BadFilter
-    from connector.stores.filters import parse
-
-    try:
-        parse({name: 1})
-    except BadFilter:
-        return False
-    return True
-
-
 def _field(name: str, values: Values) -> Field:
     kinds = {kind for kind, _ in values}
     ranked = sorted(values.items(), key=lambda item: (-item[1], str(item[0][1])))
-    shown = [FieldValue(value, count) for (_, value), count in ranked if not _too_long(value)][:VALUES]
-    least, most = _range(kinds, [value for _, value in values])
+    shown = [
+        FieldValue(value, count)
+        for (_, value), count in ranked
+        if not (isinstance(value, str) and len(value) > LONGEST_VALUE)
+    ][:VALUES]
+    least = most = None
+    if kinds == {float} or (kinds == {str} and all(_is_time(value) for _, value in values)):
+        plain = [value for _, value in values]
+        least, most = min(plain), max(plain)
     kind: FieldType = "text" if not kinds else _TYPES[next(iter(kinds))] if len(kinds) == 1 else "mixed"
     return Field(name, kind, shown, len(shown) < len(values), least, most)
 
 
-def _too_long(value: Scalar) -> bool:
-    return isinstance(value, str) and len(value) > LONGEST_VALUE
-
-
-def _range(kinds: set[_Kind], values: Sequence[Any]) -> tuple[Any, Any]:
-    if kinds == {float} or (kinds == {str} and all(map(_is_time, values))):
-        return min(values), max(values)
-    return None, None
-
-
 def _is_time(text: str) -> bool:
     found = _DAY.fullmatch(text)
-    if found is None:
-        return False
-    try:
-        date.fromisoformat(found[1])
-    except ValueError:
-        return False
-    return True
-
-
-# ---------------------------------------------------------------------------------------------------------------- map
+    with suppress(ValueError):
+        return found is not None and bool(date.fromisoformat(found[1]))
+    return False
 
 
 def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """The two principal components of `vectors` (n, d): coordinates (n, 2) and the share of the variance that each
-    explains. Nothing where there are fewer than two vectors; zeros where all are the same.
+    """Return the two principal components of `vectors` (n, d): coordinates (n, 2) and the share of the variance that
+    each explains. Nothing where there are fewer than two vectors; zeros where all are the same.
 
     With X the centred vectors and X = U S V', the coordinates are X V = U S and the shares are s_i^2 / sum(s_j^2)
     (Jolliffe, Principal Component Analysis, 2nd edition, sections 1.1 and 3.5). V, or for few vectors U, comes from the
@@ -373,26 +321,9 @@ def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[Sto
     """Return the metadata name of a field given by that name or its column's. Raises ValueError."""
     if color is None:
         return None
-    field, there = names.get(color, color), set(names.values())
-    if field in there or any(_kind(row.metadata.get(field)) is not None for row in rows):
+    field, declared = names.get(color, color), set(names.values())
+    if field in declared or any(_kind(row.metadata.get(field)) is not None for row in rows):
         return field
-    near = get_close_matches(color, sorted({*names, *there, *_names(rows)}), 1)
+    near = get_close_matches(color, sorted({*names, *declared, *(name for row in rows for name in row.metadata)}), 1)
     hint = f'; did you mean "{near[0]}"?' if near else f"; declared are: {', '.join(names) or 'none'}"
     raise ValueError(f"color: no metadata field has this name{hint}")
-
-
-def _names(rows: Iterable[StoredText]) -> set[str]:
-    return {name for row in rows for name in row.metadata}
-
-
-def _point(spec: CollectionSpec, row: StoredText, at: Sequence[float], field: str | None) -> Point:
-    from connector.sync.documents import shown_id
-
-    value = None if field is None else row.metadata.get(field)
-    color = value if _kind(value) is not None else None
-    return Point(shown_id(spec, row.id), round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
-
-
-def _first_words(text: str) -> str:
-    flat = " ".join(text[: 4 * _TITLE].split())
-    return flat if len(flat) <= _TITLE else f"{flat[:_TITLE].rsplit(' ', 1)[0]} ..."

@@ -1,4 +1,4 @@
-"""Tables of the source: list, introspect, propose a collection, preview its texts. Writes nothing."""
+"""Tables of the source: list, introspect, propose a collection, preview its texts; and change logs (method `log`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
+    from connector.hana.change_setup import Setup
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
@@ -29,12 +31,10 @@ class NotPreviewable(ConfigurationError):
 
 
 class Catalog:
-    """The source, as the technical user sees it."""
+    """The source, as the technical user sees it. Writes nothing."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-
-    # ---------------------------------------------------------------------------------------------------- tables
 
     def tables(
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
@@ -181,3 +181,35 @@ def _previewed(found: Introspection, template: str | None, parsed: Template | No
         raise NoProposal(found.reason)
     wanted = template or proposal.template
     return CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)
+
+
+class ChangeLogs:
+    """The change log of a collection with method `log`. Raises as `connector.hana.change_setup`, and
+    UnknownCollection."""
+
+    def __init__(self, parts: Parts, collections: Collections) -> None:
+        self._parts = parts
+        self._collections = collections
+
+    def look(self, name: str) -> Setup:
+        """Return what is installed. Only reads the catalogue."""
+        return self._run("look", name)
+
+    def install(self, name: str) -> Setup:
+        return self._run("install", name)
+
+    def remove(self, name: str) -> Setup:
+        """With any method: triggers may be left from when it was `log`."""
+        return self._run("remove", name)
+
+    def _run(self, what: str, name: str) -> Setup:
+        from connector.hana import change_setup
+
+        spec = self._collections.spec(name)
+        if what != "remove" and spec.changes.method != "log":
+            raise ConfigurationError(
+                f'collection "{name}" finds changes by "{spec.changes.method}", which needs nothing to be installed; '
+                'set changes = { method = "log" } first'
+            )
+        work = {"look": change_setup.look, "install": change_setup.install, "remove": change_setup.remove}[what]
+        return work(self._parts.pool("hana"), spec, self._parts.settings.hana.user or "")

@@ -1,24 +1,72 @@
-"""The configured collections by name, and what the store holds of each."""
+"""The configured collections by name, what the store holds of each, and how their visible rows are read and cached."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.access.rows import seen
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, no_collections
+from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
-from connector.model import CollectionSpec, CollectionStatus
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, Sample, StoredText, Vectors
+from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync
 
 TRIES = 3  # a read is repeated this often when another generation becomes active during it
 _STATUS_SECONDS = 5.0  # age of a remembered status: asking the store counts its rows
 
 Result = TypeVar("Result")
+Key = tuple[str, int, str]
+"""Collection, generation, row filter."""
+
+
+class VisibleView:
+    """The rows of one generation that a caller may see. Filters every answer of the store by `within` once more, so
+    that a faulty store shows no other rows. Raises as `connector.stores.store.View`."""
+
+    def __init__(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> None:
+        self._view = store.view(stored.collection, stored.generation, within)
+        self.within = within
+        # With the row filter, so that no caller gets what was computed over rows hidden from it.
+        self.key: Key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
+
+    def search(self, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+        return seen(self._view.search(vector, k, where), self.within)
+
+    def keyword(self, text: str, k: int, where: Filter | None) -> list[Hit]:
+        return seen(self._view.keyword(text, k, where), self.within)
+
+    def keyed(self, number: str, count: int, where: Filter | None) -> list[Hit]:
+        return seen(self._view.keyed(number, count, where), self.within)
+
+    def texts(self, ids: Sequence[str]) -> list[StoredText]:
+        return seen(self._view.texts(ids), self.within)
+
+    def sample(self, count: int, *, texts: bool = True) -> Sample:
+        found = self._view.sample(count, texts=texts)
+        chosen = seen(found.chosen, self.within)
+        # A store that gave invisible rows has counted them too.
+        return Sample(chosen, found.rows if len(chosen) == len(found.chosen) else len(chosen))
+
+    def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
+        return self._view.vectors(chunks)
+
+    def index_use(self, k: int, where: Filter | None) -> IndexUse:
+        return self._view.index_use(k, where)
 
 
 class Collections:
@@ -56,8 +104,6 @@ class Collections:
             raise nothing_to_sync(name)
         return spec
 
-    # ---------------------------------------------------------------------------------------------- what is stored
-
     def stored(self, name: str) -> CollectionStatus | None:
         """None before the first sync. Raises UnknownTable when the store's schema does not exist."""
         status = self._parts.store.status(name)
@@ -75,25 +121,26 @@ class Collections:
             self._remembered[name] = (time.monotonic(), status)
         return status
 
-    def in_one_generation(self, name: str, read: Callable[[CollectionStatus], Result]) -> Result:
-        """Return `read` of the active generation; repeat it when another one becomes active meanwhile. Raises
-        GenerationChanged after TRIES, and as `active`."""
-        for _ in range(TRIES - 1):
+    def read(
+        self, name: str, within: Filter | None, read: Callable[[VisibleView, CollectionStatus], Result]
+    ) -> Result | None:
+        """Return `read` of the visible rows of the active generation; repeat it when another one becomes active
+        meanwhile. None for a collection that clients write and have not written to yet. Raises GenerationChanged after
+        TRIES, and as `active`."""
+        for left in reversed(range(TRIES)):
             try:
-                return read(self.active(name))
+                stored = self.active(name)
+            except UnknownCollection:
+                if self.spec(name).written_by_clients:
+                    return None
+                raise
+            try:
+                return read(VisibleView(self._parts.store, stored, within), stored)
             except GenerationChanged:
                 self._remembered.pop(name, None)
-        return read(self.active(name))
-
-    def is_empty(self, spec: CollectionSpec) -> bool:
-        """Whether clients write it and have written nothing yet: reading it is not an error then."""
-        if not spec.written_by_clients:
-            return False
-        try:
-            self.active(spec.name)
-        except UnknownCollection:
-            return True
-        return False
+                if not left:
+                    raise
+        return None
 
     def key_columns(self, name: str, stored: CollectionStatus | None = None) -> tuple[str, ...]:
         """Return the key columns that the rows were stored by (before the first sync: the configured ones); () if the
@@ -108,8 +155,6 @@ class Collections:
         except (DatabaseError, ConfigurationError):
             return ()
 
-    # ------------------------------------------------------------------------------------------------------ changes
-
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the name of each collection that this process has written to."""
         self._listeners.append(listener)
@@ -119,3 +164,66 @@ class Collections:
         self._remembered.pop(name, None)
         for listener in self._listeners:
             listener(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Keep `most` entries for `seconds`. After a write to the collection, and for values that do not last: `worth`
+    times as long as computing took, so that repeating it costs 1/`worth` of the time at most; 0: not at all."""
+
+    most: int
+    seconds: float
+    worth: float = 0.0
+
+
+class SingleFlightCache(Generic[Result]):
+    """A cache of what was computed over a collection's visible rows. Thread-safe. Concurrent callers of one key share
+    one computation and its error: one after another, they would wait many times as long for a store that hangs."""
+
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[Key, tuple[Result, float, float]] = {}  # value, its end, its end after a write
+        self._flights: dict[Key, Future[Result]] = {}
+        self._writes: Counter[str] = Counter()
+
+    def get(self, key: Key, compute: Callable[[], Result], lasts: Callable[[Result], bool] = lambda _: True) -> Result:
+        """Return the remembered value or `compute` it; errors are not kept. `lasts`: whether to keep the value for all
+        of `seconds` while nothing is written."""
+        with self._lock:
+            if key in self._entries and self._clock() < self._entries[key][1]:
+                return self._entries[key][0]
+            shared = self._flights.get(key)
+            flight = self._flights[key] = shared or Future()
+            writes, began = self._writes[key[0]], self._clock()
+        if shared is not None:
+            return shared.result()
+        try:
+            with cancelled_by(Cancellation()):  # others may wait for the value: it outlives the first caller
+                value = compute()
+            lasting = lasts(value)
+        except BaseException as error:
+            with self._lock:
+                del self._flights[key]
+            flight.set_exception(error)
+            raise
+        with self._lock:
+            now, bounds = self._clock(), self._bounds
+            after_write = min(now + bounds.seconds, now + bounds.worth * (now - began))
+            lasting = lasting and writes == self._writes[key[0]]
+            self._entries.pop(key, None)
+            self._entries[key] = value, now + bounds.seconds if lasting else after_write, after_write
+            for oldest in list(self._entries)[: -bounds.most]:
+                del self._entries[oldest]
+            del self._flights[key]
+        flight.set_result(value)
+        return value
+
+    def changed(self, name: str) -> None:
+        """The collection was written to."""
+        with self._lock:
+            self._writes[name] += 1
+            for key, (value, end, after_write) in self._entries.items():
+                if key[0] == name:
+                    self._entries[key] = value, min(end, after_write), after_write

@@ -35,7 +35,6 @@ class ClientDocuments:
         self._metrics = metrics
         self._turns: defaultdict[str, Turn] = defaultdict(Turn)
         self._looked: dict[str, float] = {}
-        self._warned: set[tuple[str, str]] = set()
 
     def put(
         self,
@@ -49,7 +48,6 @@ class ClientDocuments:
         number of tokens of each text; its errors pass through."""
         spec = self._checked(name, principal)
         maker = self._generations.maker(spec)
-        self._warn_of_model(name, maker.source.name)
         if counted is not None:
             counted(maker.embedder.count_tokens([each.text for each in documents]))
         put = Documents(maker.spec, self._parts.store, maker.embedder, self._turns[name]).put(documents)
@@ -77,17 +75,6 @@ class ClientDocuments:
             raise from_table(spec)
         self._rights.check_every_row(principal, name)
         return spec
-
-    def _warn_of_model(self, name: str, model: str) -> None:
-        """Warn once that the settings name another model than the documents have."""
-        wanted = self._parts.settings.embedding_of(name).model
-        if model != wanted and (name, wanted) not in self._warned:
-            self._warned.add((name, wanted))
-            _log.warning(
-                "%s: the documents there were embedded by %s, which goes on embedding what is written and asked for; "
-                "the settings name %s, which only a new or an empty collection takes",
-                *(name, model, wanted),
-            )
 
     def _count(self, name: str, **outcomes: int) -> None:
         for outcome, count in outcomes.items():

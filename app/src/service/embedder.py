@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,35 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.observe.metrics import Metrics
-from app.src.service.query_cache import QueryCache
 from connector.errors import TextsNotEmbeddable
 from connector.model import Vectors
+from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.core.queue import Lane
+    from app.src.core.queue import Lane, Watcher
 
 QUERY_CACHE_BYTES = 16 << 20
-
-
-class _QueueMetrics:
-    """`core.queue.Watcher`."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def queued(self, lane: Lane, texts: int) -> None:
-        self._metrics.embed_queue.labels(lane).inc(texts)
-
-    def began(self, lane: Lane, waited: float) -> None:
-        self._metrics.embed_wait_seconds.labels(lane).observe(waited)
-
-    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-        self._metrics.embed_batch_texts.labels(lane).observe(texts)
-        self._metrics.embed_batch_tokens.labels(lane).observe(tokens)
-
-    def refused(self) -> None:
-        self._metrics.embed_refused.inc()
 
 
 class EngineEmbedder:
@@ -60,12 +41,13 @@ class EngineEmbedder:
     ) -> None:
         metrics = self._metrics = metrics or Metrics()
         self.engine = engine
-        engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics(metrics))
+        engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
         self.max_tokens = engine.max_tokens
-        self._queries = QueryCache(cache_bytes, metrics)
+        self._queries = VectorCache(cache_bytes)  # of search texts, which it does not hold
+        self._queries_lock = threading.Lock()
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         """Embed in the bulk lane."""
@@ -78,12 +60,25 @@ class EngineEmbedder:
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """Embed in the interactive lane, or return the cached vector. Raises EngineOverloaded, too."""
+        key, metrics = VectorCache.key(text), self._metrics
+        with self._queries_lock:
+            known = self._queries.get(key)
+        metrics.query_cache.labels("miss" if known is None else "hit").inc()
+        if known is not None:
+            return known.copy()
         with _translated():
-            return self._queries.get(text, lambda: self.engine.embed([text], lane="interactive")[0])
+            vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
+        with self._queries_lock:
+            before = self._queries.bytes
+            self._queries.put(key, vector)
+            metrics.query_cache_bytes.inc(self._queries.bytes - before)
+        return vector.copy()
 
     def check_query(self, text: str) -> None:
         """Raise EngineOverloaded if `embed_query` would now. Takes no time."""
-        if not self._queries.holds(text):
+        with self._queries_lock:
+            known = self._queries.get(VectorCache.key(text))
+        if known is None:
             self.engine.check_room([text])
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
@@ -124,7 +119,30 @@ class EngineEmbedder:
     def close(self) -> None:
         """Fail waiting calls with EngineClosed; the batch in progress is finished."""
         self.engine.close()
-        self._queries.clear()
+        with self._queries_lock:
+            self._metrics.query_cache_bytes.dec(self._queries.bytes)
+            self._queries.clear()
+
+
+def _watcher(metrics: Metrics) -> Watcher:
+    """Return what counts the queue's events; core is imported with the engine only."""
+    from app.src.core.queue import Watcher
+
+    class QueueMetrics(Watcher):
+        def queued(self, lane: Lane, texts: int) -> None:
+            metrics.embed_queue.labels(lane).inc(texts)
+
+        def began(self, lane: Lane, waited: float) -> None:
+            metrics.embed_wait_seconds.labels(lane).observe(waited)
+
+        def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+            metrics.embed_batch_texts.labels(lane).observe(texts)
+            metrics.embed_batch_tokens.labels(lane).observe(tokens)
+
+        def refused(self) -> None:
+            metrics.embed_refused.inc()
+
+    return QueueMetrics()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from app.src.service.collections import Collections
@@ -68,9 +67,27 @@ class Generations:
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """As `all`, in the form that every surface shows."""
-        return [_shown(each) for each in self.all(name)]
-
-    # ------------------------------------------------------------------------------------------- recipes and models
+        return [
+            {
+                "generation": each.number,
+                "state": each.state,
+                "complete": each.complete,
+                "model": each.model,
+                "dimension": each.dimension,
+                "rows": each.rows,
+                "table": each.table,
+                **{
+                    key: None if moment is None else moment.isoformat()
+                    for key, moment in (
+                        ("created", each.created),
+                        ("retired", each.retired),
+                        ("last_sync", each.last_sync),
+                    )
+                },
+                "template": None if each.recipe is None else each.recipe.spec.template,
+            }
+            for each in self.all(name)
+        ]
 
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """Return what fills generation `number`; None: the active one, by the settings if they still fit it. Raises
@@ -99,16 +116,8 @@ class Generations:
         embedder, source = self._model_of(spec.name, generation)
         made_by = generation.recipe
         if made_by is not None:
-            was = made_by.spec
-            spec = replace(
-                spec,
-                source=was.source,
-                template=was.template,
-                key=was.key,
-                where=was.where,
-                metadata=was.metadata,
-                chunk=was.chunk,
-            )
+            recorded = ("source", "template", "key", "where", "metadata", "chunk")
+            spec = replace(spec, **{name: getattr(made_by.spec, name) for name in recorded})
         return Maker(replace(spec, name=generation.name), embedder, source, generation.number)
 
     def query_embedder(self, stored: CollectionStatus) -> EngineEmbedder:
@@ -156,8 +165,6 @@ class Generations:
             number = stored.number
         if number is not None:
             store.generations.record(name, number, Recipe(replace(maker.spec, name=name), maker.source))
-
-    # -------------------------------------------------------------------------------------------------- switching
 
     def compare(
         self, name: str, number: int | None = None, queries: Sequence[str] = (), sample: int = QUERIES
@@ -216,23 +223,3 @@ class Generations:
     def drop(self, name: str, number: int) -> None:
         """Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost while it is written to."""
         self._parts.store.generations.drop(self._collections.spec(name).name, number)
-
-
-def _shown(generation: Generation) -> dict[str, Any]:
-    return {
-        "generation": generation.number,
-        "state": generation.state,
-        "complete": generation.complete,
-        "model": generation.model,
-        "dimension": generation.dimension,
-        "rows": generation.rows,
-        "table": generation.table,
-        "created": _iso(generation.created),
-        "retired": _iso(generation.retired),
-        "last_sync": _iso(generation.last_sync),
-        "template": None if generation.recipe is None else generation.recipe.spec.template,
-    }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

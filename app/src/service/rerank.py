@@ -5,7 +5,6 @@ Add another kind of reranker in `_scorer`.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import threading
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.observe.metrics import Metrics
-from app.src.settings import SearchSettings, Settings, SettingsError
+from app.src.settings import Settings, SettingsError
 from connector.model import Hit
 
 if TYPE_CHECKING:
@@ -67,10 +66,15 @@ class Reranker:
         if not top:
             return Reranked(list(hits))
         try:
-            scores = self._scores(query, [hit.text for hit in top])
-        except (RerankFailed, TimeoutError) as failed:
-            self._metrics.reranks.labels(collection, "failed" if isinstance(failed, RerankFailed) else "timeout").inc()
-            return Reranked(list(hits), note=f"the hits are not reranked: {failed}")
+            scores = np.asarray(self._in_time(query, [hit.text for hit in top]), dtype=np.float64)
+            if scores.shape != (len(top),) or not np.isfinite(scores).all():
+                raise RerankFailed(f"the reranker gave no finite number for each of {len(top)} texts")
+        except (RerankFailed, TimeoutError, TypeError, ValueError) as failed:
+            late = isinstance(failed, TimeoutError)
+            self._metrics.reranks.labels(collection, "timeout" if late else "failed").inc()
+            # Errors of NumPy may quote what the reranker gave.
+            why = str(failed) if late or isinstance(failed, RerankFailed) else "the reranker gave no numbers"
+            return Reranked(list(hits), note=f"the hits are not reranked: {why}")
         self._metrics.reranks.labels(collection, "done").inc()
         order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
         ranked, least, greatest = scores[order], scores.min(), scores.max()
@@ -78,19 +82,6 @@ class Reranker:
         relevance[: len(top)] = (ranked - least) / (greatest - least) if greatest > least else 1.0
         by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
         return Reranked([*(top[place] for place in order), *hits[len(top) :]], relevance, by_id)
-
-    def _scores(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Raises RerankFailed, TimeoutError."""
-        found = self._in_time(query, texts)
-        try:
-            scores = np.asarray(found, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise RerankFailed("the reranker gave something else than numbers") from None
-        if scores.shape != (len(texts),):
-            raise RerankFailed(f"the reranker gave numbers of shape {scores.shape} for {len(texts)} texts")
-        if not np.isfinite(scores).all():
-            raise RerankFailed("the reranker gave numbers that are not finite")
-        return scores
 
     def _in_time(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """Run in a daemon thread of its own and abandon it after `rerank_seconds`: Python cannot end a thread."""
@@ -101,10 +92,15 @@ class Reranker:
         outcome: Future[Sequence[float]] = Future()
 
         def run() -> None:
+            from app.src.core.backends import EngineError
+
             try:
                 outcome.set_result(score(query, texts))
             except Exception as error:
-                outcome.set_exception(_failure(error))
+                # Only the class of others' errors, whose message may quote a row.
+                reason = str(error) if isinstance(error, EngineError) else type(error).__name__
+                _log.warning("a reranking failed: %s", reason)
+                outcome.set_exception(RerankFailed(reason))
             finally:
                 self._room.release()
 
@@ -116,26 +112,26 @@ class Reranker:
             raise TimeoutError(f"it took longer than {seconds:g} s ([search] rerank_seconds)") from None
 
 
-def _failure(error: Exception) -> RerankFailed:
-    """The message of the engine's own errors; only the class of others, whose message may quote a row."""
-    from app.src.core.backends import EngineError
-
-    reason = str(error) if isinstance(error, EngineError) else type(error).__name__
-    _log.warning("a reranking failed: %s", reason)
-    return RerankFailed(reason)
-
-
 def _scorer(settings: Settings) -> Scorer | None:
     """Return what `[search] rerank` names, None for "off". Raises SettingsError."""
     search = settings.search
-    if search.kind == "function":
-        return _function(search)
-    if search.kind == "cross-encoder":
-        return _cross_encoder(search, settings.embedding.device)
-    return None
-
-
-def _cross_encoder(search: SearchSettings, device: str) -> Scorer:
+    if search.kind == "function":  # the operator's module: code trusted like the rest of the configuration
+        module_name, _, name = search.rerank.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise SettingsError(
+                f'[search] rerank: the module "{module_name}" cannot be imported ({type(error).__name__}); it must be'
+                " installed, or lie on PYTHONPATH"
+            ) from error
+        function: Scorer | None = getattr(module, name, None)
+        if function is None:
+            raise SettingsError(f'[search] rerank: the module "{module_name}" has no "{name}"')
+        if not callable(function):
+            raise SettingsError(f'[search] rerank: "{search.rerank}" is not a function')
+        return function
+    if search.kind != "cross-encoder":
+        return None
     from app.src.core.backends import EngineError
     from app.src.core.cross_encoder import check_folder
 
@@ -152,28 +148,7 @@ def _cross_encoder(search: SearchSettings, device: str) -> Scorer:
 
         with loading:
             if not loaded:
-                loaded.append(CrossEncoding(search.folder, detect(device).torch_name))
+                loaded.append(CrossEncoding(search.folder, detect(settings.embedding.device).torch_name))
         return loaded[0].scores(query, texts)
 
     return scores
-
-
-def _function(search: SearchSettings) -> Scorer:
-    """Import the operator's module: code trusted like the rest of the configuration."""
-    module_name, _, name = search.rerank.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise SettingsError(
-            f'[search] rerank: the module "{module_name}" cannot be imported ({type(error).__name__}); it must be'
-            " installed, or lie on PYTHONPATH"
-        ) from error
-    found = getattr(module, name, None)
-    if found is None:
-        near = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
-        hint = f'; did you mean "{module_name}:{near[0]}"?' if near else ""
-        raise SettingsError(f'[search] rerank: the module "{module_name}" has no "{name}"{hint}')
-    if not callable(found):
-        raise SettingsError(f'[search] rerank: "{search.rerank}" is not a function')
-    function: Scorer = found
-    return function

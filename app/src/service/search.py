@@ -1,4 +1,6 @@
-"""Search one collection by meaning, by words or by both, under the caller's row rights."""
+"""Search one collection by meaning, by words or by both, under the caller's row rights. The way down: the query's
+vector from the engine, the rankings from the store's view; the way back: rerank, choose, passages, explanation.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.access.rows import Nothing, Rights, seen
+from app.src.access.rows import Nothing, Rights
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
-from app.src.service.collections import Collections
+from app.src.service.collections import Bounds, Collections, SingleFlightCache, VisibleView
 from app.src.service.generations import Generations
-from app.src.service.hybrid import Hybrid, Ranked, RowFilter, explanation
 from app.src.service.rerank import Reranked, Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.errors import UnknownRow
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, StoredText
-from connector.stores.coverage import Coverage, asked_words
-from connector.stores.ranking import mmr, units
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.stores.coverage import Coverage, asked_words, content_words
+from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
+from connector.stores.scan.vector_scan import single_threaded
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000  # hits of each ranking that fusion and MMR choose from: four times `k` within these bounds
 MOST_PASSAGES = 20  # of one hit
 PORTION = 20  # hits whose chunks are read together: rows may be long, and all their vectors are read
+SAMPLED = 2_000  # rows whose vectors show what a collection has in common
+# Backdrops, by collection and row filter. One costs several searches, and a few more rows hardly change it.
+REMEMBERED = Bounds(most=256, seconds=600.0, worth=50.0)
+_NUMBERS = 2  # at most this many words of a search text are looked for in keys
+_SHORTEST_NUMBER = 4
 _CANCELLED = 1e-6  # length of a mean of unit vectors that cancel each other out: its direction is chance
-_NO_PLAN = "the store's plan is shown to the scope admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,47 +132,118 @@ class Found:
     explain: dict[str, Any] | None = None
 
 
-class _Stages:
-    """Seconds by stage."""
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """`hits`, best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits of each ranking,
+    best first. `words`: those searched for. `keyed`: rows added by numbers in keys."""
+
+    hits: list[Hit]
+    cosines: dict[str, float] = field(default_factory=dict)
+    near: list[Hit] = field(default_factory=list)
+    worded: list[Hit] = field(default_factory=list)
+    words: tuple[str, ...] = ()
+    keyed: int = 0
+
+
+def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
+    """Say how `hits`, named by `ids`, were found: the size of each ranking, and the place of each hit in it."""
+    places = {
+        name: {hit.id: {"rank": rank, "score": round(hit.score, 6)} for rank, hit in enumerate(ranking, 1)}
+        for name, ranking in (("vector", ranked.near), ("keyword", ranked.worded))
+    }
+    return {
+        "rankings": {"vector": len(ranked.near), "keyword": len(ranked.worded), "key": ranked.keyed},
+        "words": list(ranked.words),
+        "index": {"used": index.used, "detail": index.detail},
+        "hits": [
+            {
+                "id": id_,
+                "score": hit.score,
+                "cosine": ranked.cosines.get(hit.id),
+                **{name: found.get(hit.id) for name, found in places.items()},
+            }
+            for hit, id_ in zip(hits, ids, strict=True)
+        ],
+    }
+
+
+class Hybrid:
+    """Blends candidates by meaning, by words and by the numbers in their keys into one ranking. Thread-safe. Remembers
+    what the visible rows of a collection have in common."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self._backdrops: SingleFlightCache[Backdrop | None] = SingleFlightCache(REMEMBERED)
+        self.changed = self._backdrops.changed
+
+    def search(
+        self, view: VisibleView, text: str, vector: NDArray[np.float32], depth: int, where: Filter | None
+    ) -> Ranked:
+        """Rank by meaning and by words together."""
+        words = content_words(text)
+        near = view.search(vector, depth, where)
+        worded = view.keyword(" ".join(words), depth, where) if words else []
+        chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
+        # Users paste material numbers, which the template need not contain.
+        keyed: dict[str, Hit] = {}
+        known = {hit.id for hit in chosen.values()}
+        for word in [word for word in words if _number(word)][:_NUMBERS]:
+            for number in dict.fromkeys((_number(word), _number(word).upper())):
+                for row in view.keyed(number, depth, where):
+                    if row.id not in known and Coverage((word,)).of(row.id):
+                        keyed.setdefault(row.id, row)
+        candidates = [*chosen.values(), *keyed.values()]
+        if not candidates:
+            return Ranked([], words=words)
+        vectors = units(view.vectors(candidates))
+
+        def backdrop() -> Backdrop | None:
+            rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
+            with single_threaded():
+                return Backdrop.of(rows[np.any(rows != 0, axis=1)])
+
+        # None: too few rows, and another process may be filling the collection.
+        common = self._backdrops.get(view.key, backdrop, lasts=lambda found: found is not None)
+        with single_threaded():
+            close = closeness(vector, vectors, common)
+        share = Coverage(words)
+        hits = blend(candidates, close, [share.of(f"{hit.text} {hit.id}") for hit in candidates])
+        cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
+        of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
+        shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
+        return Ranked(hits, shown, near, worded, words, len(keyed))
+
+
+def _number(word: str) -> str:
+    """Return the longest part of a word that has a digit and may be a number in a key, or ""."""
+    parts = [part for part in word.split() if len(part) >= _SHORTEST_NUMBER and any(map(str.isdigit, part))]
+    return max(parts, key=len, default="")
+
+
+@dataclass(slots=True)
+class _Request:
+    """One search of one generation. `vector`: of the query, None in mode keyword. `seconds`: by stage."""
+
+    spec: CollectionSpec
+    stored: CollectionStatus
+    view: VisibleView
+    query: Query
+    k: int
+    where: Filter | None
+    options: SearchOptions
+    mode: Mode
+    rerank: bool
+    vector: NDArray[np.float32] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.query if isinstance(self.query, str) else ""
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[stage] = time.perf_counter() - start
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One search of one generation. `vector`: of the query, None in mode keyword."""
-
-    spec: CollectionSpec
-    stored: CollectionStatus
-    query: Query
-    vector: NDArray[np.float32] | None
-    k: int
-    rows: RowFilter
-    options: SearchOptions
-    mode: Mode
-    rerank: bool
-
-    @property
-    def text(self) -> str:
-        return self.query if isinstance(self.query, str) else ""
-
-    @property
-    def diverse(self) -> bool:
-        return self.options.mmr_lambda is not None and self.options.mmr_lambda < 1
-
-    def depth(self, rerank_depth: int) -> int:
-        """How many hits to take from each ranking."""
-        depth = self.k
-        if self.diverse or self.mode == "hybrid":
-            depth = max(self.k, min(self.options.depth or max(DEEP, 4 * self.k), DEEPEST))
-        return max(depth, rerank_depth) if self.rerank else depth
 
 
 class Search:
@@ -181,7 +258,6 @@ class Search:
         background: Background,
         metrics: Metrics,
     ) -> None:
-        self._parts = parts
         self._collections = collections
         self._generations = generations
         self._rights = rights
@@ -189,7 +265,6 @@ class Search:
         self._metrics = metrics
         self._hybrid = Hybrid()
         self._reranker = Reranker(parts.settings, metrics)
-        self._reranks = self._reranker.on
         self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
         collections.on_change(self._hybrid.changed)
 
@@ -212,25 +287,24 @@ class Search:
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
         mode, rerank = self._checked(query, options)
-        if self._collections.is_empty(spec):
-            if isinstance(query, Like):
-                raise _no_row(name)
-            found = Found([], {}, ["the collection is still empty: it was not synced or written to yet"])
-        elif isinstance(within, Nothing):
+        if isinstance(within, Nothing):
             if isinstance(query, Like):
                 raise _no_row(name)
             notes = _notes(spec, where, query, mode, True)  # a wrong filter is an error for every caller
-            found = Found([], {}, [within.why, *notes], rows="none")
+            found: Found | None = Found([], {}, [within.why, *notes], rows="none")
         else:
-            asked, rows = _stored(spec, query), RowFilter(where, within)
 
-            def search(stored: CollectionStatus) -> Found:
-                return self._in(_Request(spec, stored, asked, None, k, rows, options, mode, rerank))
+            def search(view: VisibleView, stored: CollectionStatus) -> Found:
+                asked = _stored(spec, query)
+                return self._in(_Request(spec, stored, view, asked, k, where, options, mode, rerank))
 
-            found = self._collections.in_one_generation(name, search)
+            found = self._collections.read(name, within, search)
+        if found is None:
+            if isinstance(query, Like):
+                raise _no_row(name)
+            found = Found([], {}, ["the collection is still empty: it was not synced or written to yet"])
         if found.explain is not None and not principal.may("admin"):
-            index = found.explain["index"] | {"detail": _NO_PLAN}
-            found = replace(found, explain=found.explain | {"index": index})
+            found.explain["index"]["detail"] = "the store's plan is shown to the scope admin"
         return replace(found, stale_since=self._background.stale_since(name))
 
     def operators_ids(
@@ -250,159 +324,104 @@ class Search:
             known[1].check_query(text)
 
     def _checked(self, query: Query, options: SearchOptions) -> tuple[Mode, bool]:
-        """The mode, and whether to rerank. Raises ValueError."""
+        """Return the mode, and whether to rerank. Raises ValueError."""
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
         mode = mode_of(query, options.mode)
         if not isinstance(query, str) and mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
             raise ValueError(f"mode {mode} searches words: give a text as the query, not {given}")
-        if options.rerank and not self._reranks:
+        if options.rerank and not self._reranker.on:
             raise ValueError("no reranker is configured: set [search] rerank (docs/search.md)")
         if options.rerank and not isinstance(query, str):
             raise ValueError("reranking needs a text as the query: give one, or leave rerank out")
-        return mode, self._reranks and isinstance(query, str) and options.rerank is not False
+        return mode, self._reranker.on and isinstance(query, str) and options.rerank is not False
 
     def _in(self, request: _Request) -> Found:
         """Raises GenerationChanged when another generation becomes active."""
-        spec, stored, query, options = request.spec, request.stored, request.query, request.options
-        stages = _Stages()
+        spec, options, view = request.spec, request.options, request.view
+        diverse = options.mmr_lambda is not None and options.mmr_lambda < 1
+        depth = request.k
+        if diverse or request.mode == "hybrid":
+            depth = max(request.k, min(options.depth or max(DEEP, 4 * request.k), DEEPEST))
+        if request.rerank:
+            depth = max(depth, self._reranker.settings.rerank_depth)
+        itself = request.query.id if isinstance(request.query, Like) else None
         if request.mode != "keyword":
-            with stages.timed("embed"):
-                request = replace(request, vector=self._query_vector(request))
-        depth = request.depth(self._reranker.settings.rerank_depth)
-        itself = query.id if isinstance(query, Like) else None
-        with stages.timed("store"):
+            with request.timed("embed"):
+                request.vector = self._query_vector(request)
+        with request.timed("store"):
             ranked = self._ranked(request, depth + (itself is not None))
             candidates = [hit for hit in ranked.hits if hit.id != itself]
         reranked = Reranked(candidates)
         if request.rerank:
-            with stages.timed("rerank"):
+            with request.timed("rerank"):
                 reranked = self._reranker.rerank(spec.name, request.text, candidates)
         hits = reranked.hits
-        if request.diverse:
-            with stages.timed("rank"):
-                hits = self._diverse(request, reranked)
+        if diverse:
+            with request.timed("rank"):
+                hits = _diverse(request, reranked)
         hits, passages = hits[: request.k], None
         if options.passages > 1:
-            with stages.timed("passages"):
-                passages = self._passages(request, hits)
-        columns = self._collections.key_columns(spec.name, stored)
+            with request.timed("passages"):
+                passages = _passages(request, hits)
+        columns = self._collections.key_columns(spec.name, request.stored)
         found = [
             _found(hit, columns, spec, None if passages is None else passages[place]) for place, hit in enumerate(hits)
         ]
-        for stage, seconds in stages.seconds.items():
+        for stage, seconds in request.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
-        took = {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()}
+        took = {stage: round(seconds * 1000, 3) for stage, seconds in request.seconds.items()}
         explained = None
         if options.explain:
             ids = [hit.id for hit in found]
-            where, within = request.rows.where, request.rows.within
-            index = self._parts.store.view(spec.name, stored.generation, within).index_use(depth, where)
-            explained = explanation(ranked, hits, ids, index)
-            explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
-            explained["reranker"] = self._reranker_explained(reranked, hits, ids) if request.rerank else None
-        notes = [
-            *_notes(spec, request.rows.where, query, request.mode, bool(candidates)),
-            *self._note_on_length(request),
-            *(note for note in (ranked.note, reranked.note) if note is not None),
-        ]
-        return Found(found, took, notes, rows="all" if request.rows.within is None else "some", explain=explained)
-
-    # --------------------------------------------------------------------------------------------------- the rankings
+            explained = explanation(ranked, hits, ids, view.index_use(depth, request.where))
+            explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates), "reranker": None}
+            if request.rerank:
+                explained["reranker"] = {
+                    "by": self._reranker.settings.kind,
+                    "depth": len(reranked.scores),
+                    "why_not": reranked.note,
+                    "scores": {id_: reranked.scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
+                }
+        notes = _notes(spec, request.where, request.query, request.mode, bool(candidates))
+        notes += [note for note in (self._too_long(request), reranked.note) if note is not None]
+        return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
     def _ranked(self, request: _Request, depth: int) -> Ranked:
-        """Up to `depth` hits, best first, none below `min_score`; hybrid gives more."""
-        store, stored, rows, least = self._parts.store, request.stored, request.rows, request.options.min_score
-        name, active, where, within = stored.collection, stored.generation, rows.where, rows.within
-        if request.mode == "hybrid" and request.vector is not None:
-            ranked = self._hybrid.search(store, stored, (request.text, request.vector), depth, rows)
-            if least is None:
-                return ranked
-            return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])
-        vector, text = request.vector, request.text
-        near = [] if vector is None else store.view(name, active, within).search(vector, depth, where)
-        worded = store.view(name, active, within).keyword(text, depth, where) if vector is None else []
-        near, worded = seen(near, within), seen(worded, within)
-        return Ranked([hit for hit in near or worded if least is None or hit.score >= least], {}, near, worded)
-
-    def _diverse(self, request: _Request, reranked: Reranked) -> list[Hit]:
-        """Choose by MMR. Relevance is the reranker's; without one the score, in modes with words as a share of the best
-        one: a cosine is on MMR's scale already."""
-        hits, relevance = reranked.hits, reranked.relevance
-        if relevance is None:
-            relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-            if request.mode != "vector" and len(relevance) and relevance.max() > 0:
-                relevance /= relevance.max()
-        vectors = self._parts.store.view(request.stored.collection, request.stored.generation).vectors(hits)
-        return [hits[place] for place in mmr(relevance, vectors, request.k, request.options.mmr_lambda or 0.0)]
-
-    def _reranker_explained(self, reranked: Reranked, hits: Sequence[Hit], ids: Sequence[str]) -> dict[str, Any]:
-        return {
-            "by": self._reranker.settings.kind,
-            "depth": len(reranked.scores),
-            "why_not": reranked.note,
-            "scores": {id_: reranked.scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
-        }
-
-    # ---------------------------------------------------------------------------------------------------- passages
-
-    def _passages(self, request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
-        """For each hit: the chunk found first, then the others of its row, best first; in mode keyword only those with
-        a word. A row that was deleted meanwhile keeps the chunk that was found."""
-        store, stored, within = self._parts.store, request.stored, request.rows.within
-        coverage = Coverage(asked_words(request.text))
-
-        def scores(chunks: Sequence[Hit] | Sequence[StoredText]) -> list[float]:
-            if not chunks:
-                return []
-            if request.vector is None:
-                return [round(coverage.of(chunk.text), 6) for chunk in chunks]
-            vectors = units(store.view(stored.collection, stored.generation).vectors(chunks))
-            cosines: list[float] = (vectors @ request.vector.astype(np.float64)).tolist()
-            return cosines
-
-        answer = []
-        for start in range(0, len(hits), PORTION):
-            some = hits[start : start + PORTION]
-            ids = [hit.id for hit in some]
-            chunks = seen(store.view(stored.collection, stored.generation, within).texts(ids), within)
-            of_row: dict[str, list[Passage]] = {}
-            for chunk, score in zip(chunks, scores(chunks), strict=True):
-                if request.vector is not None or score > 0:
-                    of_row.setdefault(chunk.id, []).append(Passage(chunk.text, score, chunk.number))
-            for hit, score in zip(some, scores(some), strict=True):
-                others = [each for each in of_row.get(hit.id, []) if each.chunk != hit.number]
-                others.sort(key=lambda each: (-each.score, each.chunk))
-                answer.append([Passage(hit.text, score, hit.number), *others][: request.options.passages])
-        return answer
-
-    # --------------------------------------------------------------------------------------------------- the query
+        """Return up to `depth` hits, best first, none below `min_score`; hybrid gives more."""
+        view, where, vector, least = request.view, request.where, request.vector, request.options.min_score
+        if vector is None:
+            worded = view.keyword(request.text, depth, where)
+            ranked = Ranked(worded, worded=worded)
+        elif request.mode == "vector":
+            near = view.search(vector, depth, where)
+            ranked = Ranked(near, near=near)
+        else:
+            ranked = self._hybrid.search(view, request.text, vector, depth, where)
+        if least is None:
+            return ranked
+        kept = [hit for hit in ranked.hits if ranked.cosines.get(hit.id, hit.score) >= least]
+        return replace(ranked, hits=kept)
 
     def _query_vector(self, request: _Request) -> NDArray[np.float32]:
-        query = request.query
-        if isinstance(query, Like):
-            return self._like(query, request.stored, request.rows.within)
-        if not isinstance(query, str):
-            return unit_vector(query, request.stored.dimension)
-        return self._embedder(request.stored).embed_query(query)
-
-    def _like(self, like: Like, stored: CollectionStatus, within: Filter | None) -> NDArray[np.float32]:
-        """The mean of the row's unit vectors: of all directions its cosines with them have the largest sum. Raises
-        UnknownRow for an unknown row and, in the same words, for an invisible one; ValueError for one without a vector,
-        which others may have written."""
-        name, store = stored.collection, self._parts.store
-        chunks = seen(store.view(name, stored.generation, within).texts([like.id]), within)
-        if not chunks:
-            raise _no_row(name)
-        vectors = store.view(name, stored.generation).vectors(chunks).astype(np.float64)
+        query, view, dimension = request.query, request.view, request.stored.dimension
+        if isinstance(query, str):
+            return self._embedder(request.stored).embed_query(query)
+        if not isinstance(query, Like):
+            return unit_vector(query, dimension)
+        # The mean of the row's unit vectors: of all directions its cosines with them have the largest sum.
+        chunks = view.texts([query.id])
+        if not chunks:  # in the same words for an unknown row and an invisible one
+            raise _no_row(request.spec.name)
+        vectors = view.vectors(chunks).astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(lengths) & (lengths > 0)
         known = vectors[usable] / lengths[usable, None]
-        if not len(known):
+        if not len(known):  # others may have written it
             raise ValueError("that row has no vector, so similar rows cannot be found")
         mean = known.mean(axis=0)
-        return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), stored.dimension)
+        return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), dimension)
 
     def _embedder(self, stored: CollectionStatus) -> EngineEmbedder:
         """Remembered: the model of a generation never changes."""
@@ -412,16 +431,56 @@ class Search:
             known = self._embedders[stored.collection] = key, self._generations.query_embedder(stored)
         return known[1]
 
-    def _note_on_length(self, request: _Request) -> list[str]:
+    def _too_long(self, request: _Request) -> str | None:
         if request.mode == "keyword" or not request.text:
-            return []
+            return None
         embedder = self._embedder(request.stored)
         if len(request.text) <= embedder.max_tokens:  # no token is shorter than a character
-            return []
+            return None
         (tokens,) = embedder.count_tokens([request.text])
         if tokens <= embedder.max_tokens:
+            return None
+        return f"the search text has {tokens} tokens; the model uses only the first {embedder.max_tokens}"
+
+
+def _diverse(request: _Request, reranked: Reranked) -> list[Hit]:
+    """Choose by MMR. Relevance is the reranker's; without one the score, in modes with words as a share of the best
+    one: a cosine is on MMR's scale already."""
+    hits, relevance = reranked.hits, reranked.relevance
+    if relevance is None:
+        relevance = np.array([hit.score for hit in hits], dtype=np.float64)
+        if request.mode != "vector" and len(relevance) and relevance.max() > 0:
+            relevance /= relevance.max()
+    chosen = mmr(relevance, request.view.vectors(hits), request.k, request.options.mmr_lambda or 0.0)
+    return [hits[place] for place in chosen]
+
+
+def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
+    """Return for each hit the chunk found first, then the others of its row, best first; in mode keyword only those
+    with a word. A row that was deleted meanwhile keeps the chunk that was found."""
+    view, coverage_of = request.view, Coverage(asked_words(request.text))
+
+    def scores(chunks: Sequence[Hit] | Sequence[StoredText]) -> list[float]:
+        if not chunks:
             return []
-        return [f"the search text has {tokens} tokens; the model uses only the first {embedder.max_tokens}"]
+        if request.vector is None:
+            return [round(coverage_of.of(chunk.text), 6) for chunk in chunks]
+        cosines: list[float] = (units(view.vectors(chunks)) @ request.vector.astype(np.float64)).tolist()
+        return cosines
+
+    answer = []
+    for start in range(0, len(hits), PORTION):
+        some = hits[start : start + PORTION]
+        chunks = view.texts([hit.id for hit in some])
+        of_row: dict[str, list[Passage]] = {}
+        for chunk, score in zip(chunks, scores(chunks), strict=True):
+            if request.vector is not None or score > 0:
+                of_row.setdefault(chunk.id, []).append(Passage(chunk.text, score, chunk.number))
+        for hit, score in zip(some, scores(some), strict=True):
+            others = [each for each in of_row.get(hit.id, []) if each.chunk != hit.number]
+            others.sort(key=lambda each: (-each.score, each.chunk))
+            answer.append([Passage(hit.text, score, hit.number), *others][: request.options.passages])
+    return answer
 
 
 def _no_row(name: str) -> UnknownRow:
@@ -429,7 +488,7 @@ def _no_row(name: str) -> UnknownRow:
 
 
 def _stored(spec: CollectionSpec, query: Query) -> Query:
-    """The query, with the id of a row as the store has it. Raises UnknownRow for what cannot be an id."""
+    """Return the query, with the id of a row as the store has it. Raises UnknownRow for what cannot be an id."""
     if not isinstance(query, Like):
         return query
     from connector.sync.documents import stored_ids
@@ -444,14 +503,16 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     """Notes on the filter and the words. A field that is not declared is no error: rows that others wrote may have
     it."""
     from connector.document.document import metadata_names
+    from connector.document.values import is_dats, iso_date
     from connector.hana.catalog import did_you_mean
-    from connector.stores.filters import fields
+    from connector.model import Column
+    from connector.stores.filters import Kind, compared
     from connector.stores.words import words
 
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
-    unknown = sorted(set(fields(where, names)) - set(names.values()))
+    unknown = sorted({term.field for term in compared(where, names)} - set(names.values()))
     if spec.written_by_clients:  # their metadata is not declared
         unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
@@ -460,33 +521,30 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
     if not spec.written_by_clients:
-        notes.extend(_dates_without_dashes(where, names))
+        # ABAP's 20240131 is stored as 2024-01-31, and as text it is greater than every day of its year.
+        texts = [
+            (term.field, str(value))
+            for term in compared(where, names)
+            if term.kind is Kind.TEXT and term.operator not in ("$like", "$contains")
+            for value in term.values
+        ]
+        for name, text in texts:
+            if (day := iso_date(text)) and is_dats(Column(name, "NVARCHAR", len(text))):
+                dates = f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"'
+                notes.append(dates)
+                break
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text has no letter or digit, so there is no word to search for")
     return notes
 
 
-def _dates_without_dashes(where: Filter | None, names: Mapping[str, str]) -> list[str]:
-    """ABAP's 20240131 is stored as 2024-01-31, and as text it is greater than every day of its year."""
-    from connector.document.values import is_dats, iso_date
-    from connector.model import Column
-    from connector.stores.filters import texts_compared
-
-    for name, text in texts_compared(where, names):
-        day = iso_date(text)
-        if day and is_dats(Column(name, "NVARCHAR", len(text))):
-            return [f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"']
-    return []
-
-
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, passages: list[Passage] | None) -> FoundHit:
     from connector.document.document import parse_id
+    from connector.stores.records import FOREIGN
     from connector.sync.documents import shown_id
     from connector.sync.quarantine import named_key
 
-    if hit.id.startswith("record:"):
-        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata, passages)
-    key = named_key(parse_id(hit.id), columns)
+    key = {} if hit.id.startswith(FOREIGN) else named_key(parse_id(hit.id), columns)
     return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, passages)
 
 

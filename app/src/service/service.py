@@ -7,22 +7,18 @@ from pathlib import Path
 from app.src.access.authentication import Authentication
 from app.src.access.rows import Rights
 from app.src.evaluation.run import Evaluator
+from app.src.observe.checks import Checks
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.browse import Browse
-from app.src.service.calibration import Calibration
-from app.src.service.catalog import Catalog
-from app.src.service.change_log import ChangeLogs
+from app.src.service.catalog import Catalog, ChangeLogs
 from app.src.service.collections import Collections
 from app.src.service.documents import ClientDocuments
-from app.src.service.finetuning import Finetuning
 from app.src.service.generations import Generations
-from app.src.service.quarantine import Quarantine
-from app.src.service.readiness import Probes
 from app.src.service.search import Search
 from app.src.service.status import Status, version
-from app.src.service.sync import Sync
-from app.src.service.watching import Watch
+from app.src.service.sync import Quarantine, Sync
+from app.src.service.tuning import Tuning
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.protocols import Source
@@ -59,19 +55,17 @@ class Service:
         self.background = Background(self.parts, self.collections, self.sync, self.quarantine, file)
         self.jobs = self.background.jobs
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
-        self.browse = Browse(self.parts, self.collections, self.rights)
+        self.browse = Browse(self.collections, self.rights)
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
         self.catalog = Catalog(self.parts)
         self.changes = ChangeLogs(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
-        self.calibration = Calibration(self.parts)
-        self.finetuning = Finetuning(self.parts, self.collections, file)
-        self.status = Status(self.parts, self.collections, self.background)
-        self.readiness = Probes(self.parts, self.access, self.metrics)
-        self._watch = Watch(self.parts, self.background, self.collections, self.metrics, self.status.gpu)
+        self.tuning = Tuning(self.parts, self.collections, file)
+        self.status = Status(self.parts, self.collections, self.background, self.metrics)
+        self.readiness = Checks(self.parts, self.access, self.metrics)
 
     def close(self) -> None:
         """Stop jobs and end connections; the service cannot be used afterwards."""
         self.background.close()
-        self._watch.look.close()
+        self.status.close()
         self.parts.close()

@@ -1,20 +1,28 @@
-"""The state of the collections and of the service itself, as every surface shows it."""
+"""The state of the collections and of the service, as every surface and the metrics show it."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.src.jobs import StateUnusable, Tally
+from app.src.observe.checks import choices
+from app.src.observe.gpu import gpu_missing
+from app.src.observe.metrics import Metrics, Sample, gpu_samples
 from app.src.service.background import Background
 from app.src.service.collections import Collections
-from app.src.service.readiness import choices
-from app.src.service.watching import behind
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.model import CollectionStatus
+from connector.stores.store import VectorStore
 from connector.sync.schema import WRITTEN
 
 if TYPE_CHECKING:
@@ -22,8 +30,13 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "owl-sap-connector"
 GPU_WITHIN = 2.0  # seconds for NVIDIA's driver: it takes 50 ms a card, and may never answer when a card has died
+LOOK_SECONDS = 15.0  # age of what the metrics say of collections before the store is asked again,
+LOOK_SHARE = 0.05  # which takes at most this share of the time: counting a large collection takes seconds
+LOOK_WAIT = 1.0  # seconds that a scrape waits for the store
+ANSWER_SECONDS = 10.0  # a look that takes longer counts as not answered until it ends
 HUB_PARTS = 2  # of a hub's model name: owner and model
-_ZERO = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")  # before the first sync; the rest is null
+_COUNTS = ("rows", "chunks", "empty", "quarantined")
+_ZERO = (*_COUNTS, "generation", "foreign")  # before the first sync; the rest is null
 _INTERNAL = "checkpoint"
 _KEYS = (
     *(item.name for item in fields(CollectionStatus) if item.name != _INTERNAL),
@@ -40,118 +53,255 @@ def version() -> str:
         return "unknown"
 
 
+def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float | None, float | None, float | None]:
+    """Return seconds since the last complete sync, the same with what its watermark was behind the source, and seconds
+    since the last complete comparison began; None if unknown. By this machine's clock."""
+    from connector.stores.records import in_utc
+    from connector.sync.feeds.watermark import behind
+
+    now, checkpoint = now or datetime.now(UTC), status.checkpoint
+    last, full = in_utc(status.last_sync), in_utc(checkpoint.last_full)
+    age = None if last is None else max(0.0, (now - last).total_seconds())
+    lag = None if age is None else age + behind(checkpoint.mark)
+    return age, lag, None if full is None else max(0.0, (now - full).total_seconds())
+
+
+class StoreLook:
+    """The collections of a store as they were when it last answered, for scrapes that must not wait for a store that
+    hangs. Thread-safe. One thread looks at a time; none before the first question."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        store: Callable[[], AbstractContextManager[VectorStore | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._names = names
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._done.set()
+        self._begun, self._took = -math.inf, 0.0
+        self._known: dict[str, CollectionStatus | None] = {}
+        self._known_at: float | None = None
+        self._answers: float | None = None
+        self._due = bool(names)
+
+    def forget(self) -> None:
+        """Ask the store at the next question, because it was written to."""
+        self._due = True
+
+    def statuses(self, wait: float = LOOK_WAIT) -> dict[str, CollectionStatus | None]:
+        """Return the last known; None: never synced; {} while the store has not answered yet. Not older than
+        LOOK_SECONDS if the store answers within `wait`."""
+        with self._lock:
+            now = self._clock()
+            rest = max(LOOK_SECONDS, self._took / LOOK_SHARE)
+            if self._names and self._done.is_set() and (self._due or now - self._begun >= rest):
+                done = threading.Event()
+                threading.Thread(target=self._run, args=(done,), name="owl-sap-store-look", daemon=True).start()
+                self._due, self._begun, self._done = False, now, done
+            done, left = self._done, self._begun + wait - now
+        done.wait(max(0.0, left))
+        with self._lock:
+            return dict(self._known)
+
+    def health(self) -> dict[str, float | None]:
+        """Return `answers` of the last look and `look_age` of the last one that succeeded; None: not known yet."""
+        with self._lock:
+            now = self._clock()
+            hangs = not self._done.is_set() and now - self._begun > ANSWER_SECONDS
+            return {
+                "answers": 0.0 if hangs else self._answers,
+                "look_age": None if self._known_at is None else now - self._known_at,
+            }
+
+    def close(self) -> None:
+        """Begin no more looks; one in progress has a second to end, because its connections are closed next."""
+        with self._lock:
+            self._names, done = (), self._done
+        done.wait(1.0)
+
+    def _run(self, done: threading.Event) -> None:
+        found = None
+        with suppress(Exception), self._store() as store:  # readiness and doctor say what is wrong
+            found = {name: None if store is None else store.status(name) for name in self._names}
+        with self._lock:
+            now = self._clock()
+            self._answers, self._took = float(found is not None), now - self._begun
+            if found is not None:
+                self._known, self._known_at = found, now
+            done.set()
+
+
 class Status:
     """Thread-safe."""
 
-    def __init__(self, parts: Parts, collections: Collections, background: Background) -> None:
+    def __init__(self, parts: Parts, collections: Collections, background: Background, metrics: Metrics) -> None:
         self._parts = parts
         self._collections = collections
         self._background = background
+        self._look = StoreLook(collections.names, parts.store_to_read)
+        collections.on_change(lambda _: self._look.forget())
+        metrics.expect(collections.synced_names)
+        metrics.gpu_missing.set_function(self._gpu_missing)
+        metrics.sources |= {
+            "engines": self._engine_samples,
+            "collections": self._collection_samples,
+            "jobs": self._job_samples,
+            "gpu": lambda: gpu_samples(self.gpu()),
+        }
+
+    def close(self) -> None:
+        self._look.close()
 
     def collections(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One entry per collection; before its first sync with 0 rows and no table. Raises UnknownCollection, and
-        UnknownTable when the store's schema does not exist."""
+        """Return one entry per collection; before its first sync with 0 rows and no table. Raises UnknownCollection,
+        and UnknownTable when the store's schema does not exist."""
+        from connector.stores.records import in_utc
+
         entries = []
         for name in self._collections.names if names is None else names:
-            self._collections.spec(name)
-            status = self._collections.stored(name)
-            shown = _never_synced(name, self._parts.settings) if status is None else _shown(status)
+            spec, status = self._collections.spec(name), self._collections.stored(name)
+            if status is None:
+                settings = self._parts.settings
+                shown = dict.fromkeys(_KEYS) | dict.fromkeys(_ZERO, 0)
+                shown |= {
+                    "collection": name,
+                    "store": settings.store.kind,
+                    "schema": settings.store_schema if settings.store.kind == "hana" else None,
+                    "method": WRITTEN["method"] if spec.written_by_clients else None,
+                }
+            else:
+                last, full, lag = in_utc(status.last_sync), in_utc(status.checkpoint.last_full), ages(status)[1]
+                shown = {key: value for key, value in asdict(status).items() if key != _INTERNAL}
+                shown |= {
+                    "last_sync": None if last is None else last.isoformat(),
+                    "lag_seconds": None if lag is None else round(lag, 1),
+                    "method": (status.checkpoint.mark or {}).get("method", "full"),
+                    "last_full": None if full is None else full.isoformat(),
+                }
             entries.append(shown | self._background.shown(name, status))
         return entries
 
     def info(self) -> dict[str, Any]:
-        """The answer of `/v1/info`. Loads the engine."""
+        """Return the answer of `/v1/info`. Loads the engine."""
         settings, engine = self._parts.settings, self._parts.engine
-        api = settings.api
+        limits = ("max_body_bytes", "max_inputs", "max_text_chars", "max_k")
         return {
             "version": version(),
-            "model": engine.model,
-            "dimension": engine.dimension,
-            "max_tokens": engine.max_tokens,
-            "fingerprint": engine.fingerprint,
-            "device": _device(engine),
+            **_engine(engine),
             "models": own_models(settings, self._parts.engine_if_loaded_for),
             "settings": [asdict(each) for each in choices(engine)],
             "store": settings.store.kind,
             "collections": self._collections.names,
-            "limits": {
-                "max_body_bytes": api.max_body_bytes,
-                "max_inputs": api.max_inputs,
-                "max_text_chars": api.max_text_chars,
-                "max_k": api.max_k,
-            },
+            "limits": {name: getattr(settings.api, name) for name in limits},
         }
 
     def gpu(self) -> dict[str, Any]:
-        """What NVIDIA's driver reports now, within GPU_WITHIN. Loads no engine."""
+        """Return what NVIDIA's driver reports now, within GPU_WITHIN. Loads no engine."""
         from app.src.core.nvml import snapshot_within
 
         return snapshot_within(GPU_WITHIN).as_dict()
 
+    # -------------------------------------------------------------------------------------------------------- metrics
 
-def _shown(status: CollectionStatus) -> dict[str, Any]:
-    from connector.stores.records import in_utc
+    def _gpu_missing(self) -> float:
+        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded
+        if engine is not None and embedding.expect_gpu:  # answers at once, even if the driver hangs
+            return float(engine.profile.kind != "cuda")
+        return float(gpu_missing(embedding, engine) is not None)
 
-    last, checkpoint, lag = in_utc(status.last_sync), status.checkpoint, behind(status).lag
-    full = in_utc(checkpoint.last_full)
-    shown = {name: value for name, value in asdict(status).items() if name != _INTERNAL}
-    return shown | {
-        "last_sync": None if last is None else last.isoformat(),
-        "lag_seconds": None if lag is None else round(lag, 1),
-        "method": (checkpoint.mark or {}).get("method", "full"),
-        "last_full": None if full is None else full.isoformat(),
-    }
+    def _engine_samples(self) -> Iterator[Sample]:
+        """Of several engines with the same model and precision (another revision) the sums."""
+        sums: dict[tuple[str, ...], dict[str, float]] = {}
+        for engine in self._parts.engines_loaded:
+            yield "owl_sap_engine_info", (engine.model, engine.precision, engine.path, engine.profile.name), 1.0
+            into = sums.setdefault((engine.model, engine.precision), {})
+            budgets = {"token_budget": engine.token_budget, "planned_tokens": engine.memory.planned_tokens}
+            for name, value in (asdict(engine.stats()) | budgets).items():
+                into[name] = into.get(name, 0.0) + value
+        for labels, found in sums.items():
+            yield "owl_sap_engine_token_budget", labels, found.pop("token_budget")
+            yield "owl_sap_engine_planned_tokens", labels, found.pop("planned_tokens")
+            ratio = found["padded_tokens"] / found["tokens"] if found["tokens"] else 1.0
+            yield "owl_sap_engine_padding_ratio", labels, ratio
+            found["recomputed_rows"] = found.pop("recomputed")
+            for name, value in found.items():
+                yield f"owl_sap_engine_{name}_total", labels, value
+
+    def _collection_samples(self) -> Iterator[Sample]:
+        statuses, now = self._look.statuses(), datetime.now(UTC)
+        for name, status in statuses.items():
+            rows, chunks, empty, quarantined = (0.0 if status is None else getattr(status, key) for key in _COUNTS)
+            age, lag, full_age = (None, None, None) if status is None else ages(status, now)
+            for metric, value in (
+                ("rows", rows),
+                ("chunks", chunks),
+                ("empty_rows", empty),
+                ("quarantined_rows", quarantined),
+                ("sync_lag_seconds", lag),
+                ("checkpoint_age_seconds", age),
+                ("full_comparison_age_seconds", full_age),
+            ):
+                yield f"owl_sap_{metric}", (name,), value
+        health = self._look.health()
+        yield "owl_sap_store_answers", (), health["answers"]
+        yield "owl_sap_store_look_age_seconds", (), health["look_age"]
+        with suppress(StateUnusable):
+            for name in self._collections.names:
+                # Without a turn no process keeps schedules by these records; others know.
+                if self._background.jobs.turn(name) is not None:
+                    start = self._background.scheduler.next_start(name)
+                    overdue = None if start is None else max(0.0, time.time() - start)
+                    yield "owl_sap_sync_overdue_seconds", (name,), overdue
+
+    def _job_samples(self) -> Iterator[Sample]:
+        try:
+            tally = self._background.jobs.tally()
+        except StateUnusable:
+            tally = Tally()
+        for labels, count in tally.counts.items():
+            yield "owl_sap_jobs", labels, count
+        waited = 0.0 if tally.oldest is None else max(0.0, time.time() - tally.oldest)
+        yield "owl_sap_jobs_oldest_queued_seconds", (), waited
+        for labels, (done, total) in tally.progress.items():
+            yield "owl_sap_job_rows_done", labels, done
+            yield "owl_sap_job_rows", labels, total
 
 
-def _never_synced(name: str, settings: Settings) -> dict[str, Any]:
-    store = settings.store
-    empty = dict.fromkeys(_KEYS) | dict.fromkeys(_ZERO, 0)
-    schema = settings.store_schema if store.kind == "hana" else None
-    by_clients = any(each.name == name and each.documents for each in settings.collections)
-    method = WRITTEN["method"] if by_clients else None
-    return empty | {"collection": name, "store": store.kind, "schema": schema, "method": method}
-
-
-EngineOf = Callable[[str], "EmbeddingEngine | None"]
-"""The engine of a collection, None while it is not loaded."""
-
-
-def own_models(settings: Settings, engine_of: EngineOf) -> list[dict[str, Any]]:
+def own_models(settings: Settings, engine_of: Callable[[str], EmbeddingEngine | None]) -> list[dict[str, Any]]:
     """Return the models that only single collections use, each once. A model that is not loaded has only a name; of a
-    folder only the last part of the path is shown."""
+    folder only the last part of the path is shown. `engine_of`: the engine of a collection, None while not loaded."""
     collections: dict[str, list[str]] = {}
     for each in settings.collections:
         if each.model is not None and each.model != settings.embedding.model:
             collections.setdefault(each.model, []).append(each.name)
-    return [_of_model(model, names, engine_of(names[0])) for model, names in collections.items()]
+    shown = []
+    for model, names in collections.items():
+        path, engine = Path(model), engine_of(names[0])
+        is_path = path.is_absolute() or len(path.parts) > HUB_PARTS or model.startswith(("./", "../", "~"))
+        unloaded = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
+        shown.append(
+            {"model": path.name if is_path else model, "collections": names, "loaded": engine is not None}
+            | (unloaded if engine is None else _engine(engine))
+        )
+    return shown
 
 
-def _of_model(model: str, collections: list[str], engine: EmbeddingEngine | None) -> dict[str, Any]:
-    shown = {"model": _shown_name(model), "collections": collections, "loaded": engine is not None}
-    if engine is None:
-        return shown | dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
-    return shown | {
+def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
+    return {
         "model": engine.model,
         "dimension": engine.dimension,
         "max_tokens": engine.max_tokens,
         "fingerprint": engine.fingerprint,
-        "device": _device(engine),
-    }
-
-
-def _shown_name(model: str) -> str:
-    """Return a packaged or hub name unchanged, and the last part of a path."""
-    path = Path(model)
-    is_path = path.is_absolute() or len(path.parts) > HUB_PARTS or model.startswith(("./", "../", "~"))
-    return path.name if is_path else model
-
-
-def _device(engine: EmbeddingEngine) -> dict[str, Any]:
-    return {
-        "kind": engine.profile.kind,
-        "name": engine.profile.name,
-        "precision": engine.precision,
-        "precision_reason": engine.precision_reason,
-        "path": engine.path,
-        "path_reason": engine.path_reason,
+        "device": {
+            "kind": engine.profile.kind,
+            "name": engine.profile.name,
+            "precision": engine.precision,
+            "precision_reason": engine.precision_reason,
+            "path": engine.path,
+            "path_reason": engine.path_reason,
+        },
     }

@@ -1,4 +1,5 @@
-"""Bring collections up to date with their tables: sync, build another generation, plan, verify."""
+"""Bring collections up to date with their tables: sync, build another generation, plan, verify, and the rows in
+quarantine."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from connector.errors import ConfigurationError, ConnectorError, GenerationRefus
 from connector.model import CollectionSpec, ModelSource, Recipe
 from connector.protocols import Observer
 from connector.stores.records import ModelStamp
+from connector.sync import quarantine
 from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
 from connector.sync.plan import Plan, PlanOptions, plan
+from connector.sync.quarantine import Entry, GivenKey, RetryReport
 from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, Watch, never, sync
 from connector.sync.verify import VerifyReport, verify
 
@@ -49,11 +52,7 @@ class BuildReport(SyncReport):
     serving: SyncReport | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    options: SyncOptions
-    observer: Observer | None
-    stop: Stop
+_Run = tuple[SyncOptions, Watch]
 
 
 def run_options(settings: Settings, owner: str) -> SyncOptions:
@@ -100,7 +99,7 @@ class Sync:
         """As `build`, with `model` instead of the configured one; None before the first sync."""
         if self._collections.stored(name) is None:
             return None
-        run = _Run(run_options(self._parts.settings, "finetune"), observer, stop)
+        run = self._run_of(SyncRequest(owner="finetune"), observer, stop)
         return self._counted(lambda spec, run: self._build(spec, run, model), name, run)
 
     def _run_of(self, request: SyncRequest | None, observer: Observer | None, stop: Stop) -> _Run:
@@ -108,7 +107,7 @@ class Sync:
         options = run_options(self._parts.settings, request.owner)
         most = options.max_deletes if request.max_deletes is None else request.max_deletes
         options = replace(options, full=request.full, max_deletes=most, accept_schema=request.accept_schema)
-        return _Run(options, observer, stop)
+        return options, Watch(observer, stop)
 
     def _counted(self, work: Callable[[CollectionSpec, _Run], Report], name: str, run: _Run) -> Report:
         spec = self._collections.spec_of_table(name)
@@ -162,10 +161,15 @@ class Sync:
         # Begin it first: then the active generation keeps its own recipe even if the settings fit its model.
         beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
         number = int(beside.rpartition("@")[2])
-        serving, notes = self._keep_up(spec, run)
+        serving: SyncReport | None = None
+        notes = []
+        try:  # a missing model must not stop its replacement
+            serving = self._fill(generations.maker(spec), run)
+        except self._own_errors(LeaseLost) as error:
+            notes.append(f"the active generation was not updated: {error}")
         if before is not None and before.recipe is None:
             notes.append("the active generation has no recorded recipe, so it was updated by the settings")
-        full = replace(run, options=replace(run.options, full=True))
+        full = replace(run[0], full=True), run[1]
         built = self._fill(replace(maker, spec=replace(spec, name=beside), number=number), full)
         report = BuildReport(**{item.name: getattr(built, item.name) for item in fields(SyncReport)})
         report.collection, report.generation, report.serving = spec.name, number, serving
@@ -181,13 +185,6 @@ class Sync:
             )
         return report
 
-    def _keep_up(self, spec: CollectionSpec, run: _Run) -> tuple[SyncReport | None, list[str]]:
-        """Update the active generation as far as possible: a missing model must not stop its replacement."""
-        try:
-            return self._fill(self._generations.maker(spec), run), []
-        except self._own_errors(LeaseLost) as error:
-            return None, [f"the active generation was not updated: {error}"]
-
     def _own_errors(self, *more: type[Exception]) -> tuple[type[Exception], ...]:
         """Errors of one generation's recipe or model, which do not concern another one."""
         of_engine = (kind for kind in self._parts.expected_errors if not issubclass(kind, ConnectorError))
@@ -195,7 +192,8 @@ class Sync:
 
     def _fill(self, maker: Maker, run: _Run) -> SyncReport:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
-        report = sync(maker.spec, ends, run.options, run.observer, run.stop)
+        options, watch = run
+        report = sync(maker.spec, ends, options, watch.observer, watch.stop)
         if report.paused not in _BEFORE_WRITING:
             self._generations.record(maker)
         return report
@@ -250,7 +248,7 @@ class Sync:
         stop: Stop = never,
     ) -> VerifyReport:
         """Compare the active generation, or `generation`, with the source by its own recipe and model."""
-        run = _Run(run_options(self._parts.settings, "verify"), observer, stop)
+        run = run_options(self._parts.settings, "verify"), Watch(observer, stop)
         report = self._verify(self._collections.spec_of_table(name), generation, run, repair=repair)
         if repair:
             self._collections.changed(name)
@@ -259,8 +257,7 @@ class Sync:
     def _verify(self, spec: CollectionSpec, generation: int | None, run: _Run, *, repair: bool) -> VerifyReport:
         maker = self._generations.maker(spec, generation)
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
-        watch = Watch(run.observer, run.stop)
-        return verify(maker.spec, ends, repair=repair, options=run.options, watch=watch)
+        return verify(maker.spec, ends, repair=repair, options=run[0], watch=run[1])
 
 
 def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
@@ -272,3 +269,48 @@ def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
         "English: texts in others are found by their words (mode hybrid), hardly by meaning. Keep one language by "
         "`where`, or take a multilingual model (docs/search.md)"
     ]
+
+
+class Quarantine:
+    """Thread-safe. `wanted` None: all rows in quarantine. Raises UnknownCollection, and UnknownKey for `wanted`."""
+
+    def __init__(self, parts: Parts, collections: Collections, generations: Generations) -> None:
+        self._parts = parts
+        self._collections = collections
+        self._generations = generations
+
+    def entries(self, name: str, wanted: Sequence[GivenKey] | None = None) -> list[Entry]:
+        """In the order of their keys."""
+        self._collections.spec(name)
+        stored = self._collections.stored(name)
+        rows = [] if stored is None else self._parts.store.quarantine(name)
+        columns = self._collections.key_columns(name, stored) if rows else ()
+        attempts = self._parts.settings.sync.max_attempts
+        return quarantine.chosen([quarantine.entry(row, columns, attempts) for row in rows], wanted)
+
+    def ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
+        """The ids of these entries; None: of all, without looking."""
+        return None if wanted is None else [entry.id for entry in self.entries(name, wanted)]
+
+    def retry(
+        self, name: str, ids: list[str] | None = None, observer: Observer | None = None, stop: Stop = never
+    ) -> RetryReport:
+        """Sync the rows with these ids again (None: all). Raises as a sync."""
+        maker = self._generations.maker(self._collections.spec_of_table(name))
+        ends = Ends(self._parts.source, self._parts.store, maker.embedder)
+        options = run_options(self._parts.settings, "retry")
+        report = quarantine.retry(maker.spec, ends, ids, options, Watch(observer, stop))
+        self._collections.changed(name)
+        return report
+
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
+        """Delete entries and return how many; the next sync meets the rows again. Raises LeaseLost when another worker
+        holds the collection longer than `lease_wait` seconds."""
+        ids = [entry.id for entry in self.entries(name, wanted)]
+        if not ids:
+            return 0
+        options = run_options(self._parts.settings, "drop")
+        options = options if lease_wait is None else replace(options, lease_wait=lease_wait)
+        dropped = quarantine.drop(self._parts.store, name, ids, options)
+        self._collections.changed(name)
+        return dropped

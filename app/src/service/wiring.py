@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder as EngineEmbedder
-from app.src.settings import HanaSettings, Settings
+from app.src.settings import Settings
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
 from connector.model import ModelSource
@@ -22,16 +22,19 @@ from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from app.src.core.onnx_export.serving import GraphOptions
     from connector.hana.connection import HanaPool
 
 _log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
+_Model = tuple[str, str | None, str]
+"""Name, revision, precision."""
 
 
 class EnginesScan:
-    """A `VectorScan` for the local store, on the card that the engine computes on. Nothing is loaded before vectors are
-    searched: then the query has just been embedded, so the engine is there."""
+    """A `VectorScan` for the local store, on the card that the engine computes on. Loads nothing before vectors are
+    searched."""
 
     def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
         """`wanted`: a card is asked for, so that having none is an error."""
@@ -41,31 +44,28 @@ class EnginesScan:
         self._found: VectorScan | None = None
 
     def copy(self, dimension: int) -> ScanCopy:
-        with self._lock:
-            if self._found is None:
-                self._found = self._find()
-            return self._found.copy(dimension)
-
-    def _find(self) -> VectorScan:
         from app.src.core.backends import EngineError
         from connector.stores.scan.int8_scan import best_scan
 
-        try:
-            engine = self._engine()
-        except EngineError:
-            if self._wanted:
-                raise
-            return best_scan()  # vectors can be searched without the model
-        if engine.profile.kind == "cuda":
-            from app.src.core.scan import CardScan
+        with self._lock:
+            if self._found is None:
+                found, engine = best_scan(), None
+                try:
+                    engine = self._engine()
+                except EngineError:
+                    if self._wanted:  # otherwise vectors can be searched without the model
+                        raise
+                if engine is not None and engine.profile.kind == "cuda":
+                    from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
-        if self._wanted:
-            raise ConfigurationError(
-                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
-                " use auto or cpu"
-            )
-        return best_scan()
+                    found = CardScan(engine.profile, engine.memory, found)
+                elif engine is not None and self._wanted:
+                    raise ConfigurationError(
+                        f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
+                        " use auto or cpu"
+                    )
+                self._found = found
+            return self._found.copy(dimension)
 
 
 class Parts:
@@ -89,8 +89,10 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
-        self._others: dict[tuple[str, str | None, str], EngineEmbedder] = {}
-        self._others_lock = threading.Lock()
+        wanted = settings.embedding
+        self._configured: _Model = (wanted.model, wanted.revision, wanted.precision)
+        self._models: dict[_Model, EngineEmbedder] = {}
+        self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
     @property
@@ -102,40 +104,38 @@ class Parts:
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self._load_engine)
+        return self.embedder.engine
 
     @property
     def engine_if_loaded(self) -> EmbeddingEngine | None:
         """Loads none."""
-        return self._parts.get("engine")
+        there = self.embedder_if_loaded
+        return None if there is None else there.engine
 
     @property
     def engines_loaded(self) -> list[EmbeddingEngine]:
         """The configured model's, and those of other models that collections have. Loads none."""
-        own = self.engine_if_loaded
-        return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
+        return [each.engine for each in list(self._models.values())]
 
     def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
         """Of the model that the settings name for a collection. Loads none."""
         wanted = self.settings.embedding_of(collection)
-        if wanted.model == self.settings.embedding.model:
-            return self.engine_if_loaded
-        there = self._others.get((wanted.model, wanted.revision, wanted.precision))
+        there = self._models.get((wanted.model, wanted.revision, wanted.precision))
         return None if there is None else there.engine
 
     @property
     def embedder_if_loaded(self) -> EngineEmbedder | None:
         """Loads none."""
-        return self._parts.get("embedder")
+        return self._models.get(self._configured)
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self._part("embedder", lambda: self._embedder_over(self.engine))
+        return self.embedder_of(None)
 
     def embedder_for(self, collection: str) -> EngineEmbedder:
         """The model that the settings name for a collection. Raises the engine's errors."""
         wanted = self.settings.embedding_of(collection)
-        if wanted.model == self.settings.embedding.model:
+        if wanted is self.settings.embedding:
             return self.embedder
         return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
 
@@ -145,26 +145,24 @@ class Parts:
         weights = self.embedder_for(collection).engine.weights_sha256
         return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
 
-    def embedder_of(self, model: ModelSource) -> EngineEmbedder:
-        """The configured model, or another, beside it in memory from now on. Raises the engine's errors."""
-        key = (model.name, model.revision, model.precision)
-        wanted = self.settings.embedding
-        if key == (wanted.model, wanted.revision, wanted.precision):
-            return self.embedder  # never a second time
-        if (there := self._others.get(key)) is not None:
+    def embedder_of(self, model: ModelSource | None) -> EngineEmbedder:
+        """Return a model (None: the configured one), which stays in memory. Raises the engine's errors."""
+        key = self._configured if model is None else (model.name, model.revision, model.precision)
+        if (there := self._models.get(key)) is not None:
             return there  # also while another model is loaded
-        with self._others_lock:  # not the parts' own lock: loading takes seconds
-            if key not in self._others:
-                self._others[key] = self._embedder_over(self._load_engine(model))
-            return self._others[key]
-
-    def load(self, model: ModelSource) -> EmbeddingEngine:
-        """A model of the caller's own, who closes it. Raises the engine's errors."""
-        return self._load_engine(model)
+        wanted = self.settings.embedding
+        with self._models_lock:  # not the parts' own lock: loading takes seconds
+            if key not in self._models:
+                engine = self.load(None if key == self._configured else model)
+                size = wanted.query_cache_mb << 20
+                self._models[key] = EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
+            return self._models[key]
 
     @property
     def source(self) -> Source:
-        return self._part("source", self._open_source)
+        from connector.hana.source import HanaSource
+
+        return self._part("source", lambda: HanaSource(self.pool("hana")))
 
     @property
     def store(self) -> VectorStore:
@@ -198,7 +196,23 @@ class Parts:
         if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
             missing = "password" if hana.user else "user"
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
-        return self._part(f"pool {section}", lambda: open_pool(hana))
+        from connector.hana.connection import ConnectionOptions, HanaPool
+
+        options = ConnectionOptions(
+            host=hana.host or "",
+            port=hana.port,
+            user=hana.user or "",
+            password="" if hana.password is None else hana.password.get_secret_value(),
+            userkey=hana.userkey or "",
+            schema=hana.schema_name or "",
+            encrypt=hana.encrypt,
+            validate_certificate=hana.validate_certificate,
+            trust_store=hana.trust_store or "",
+            host_name_in_certificate=hana.host_name_in_certificate or "",
+            connect_timeout=hana.connect_timeout,
+            communication_timeout=hana.communication_timeout,
+        )
+        return self._part(f"pool {section}", lambda: HanaPool(options, size=hana.pool_size))
 
     @property
     def store_pool(self) -> HanaPool:
@@ -228,12 +242,12 @@ class Parts:
     def close(self) -> None:
         with self._lock:
             parts, self._parts = self._parts, {}
-        for name in ("store", *(name for name in parts if name.startswith("pool ")), "embedder", "engine"):
+        for name in ("store", *(name for name in parts if name.startswith("pool "))):
             if name in parts:
                 parts[name].close()
-        with self._others_lock:
-            others, self._others = self._others, {}
-        for embedder in others.values():
+        with self._models_lock:
+            models, self._models = self._models, {}
+        for embedder in models.values():
             embedder.close()
 
     # ----------------------------------------------------------------------------------------------- how they are built
@@ -245,27 +259,23 @@ class Parts:
             part: Part = self._parts[name]
         return part
 
-    def _may_have_card(self) -> bool:
-        """Told without loading a model, which a search by a vector does not need."""
-        from app.src.core.device import torch_build
-
-        wanted = self.settings.embedding
-        if wanted.hashing or wanted.device == "cpu":
-            return False
-        build = torch_build()
-        return build is not None and build.cuda is not None
-
-    def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
-        wanted = self.settings.embedding
-        size = wanted.query_cache_mb << 20
-        return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
-
-    def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
-        """The configured model; or another, on the same device within the same limits."""
-        from app.src.core.loading import EngineOptions, load_engine
+    def graph_options(self) -> GraphOptions:
         from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
 
-        wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
+        tensorrt = self.settings.tensorrt
+        return GraphOptions(
+            cache=self.graphs_folder,
+            enabled=tensorrt.enabled,
+            algorithm=tensorrt.algorithm,
+            build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+        )
+
+    def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
+        """Load the configured model, or another on the same device within the same limits; the caller closes it."""
+        from app.src.core.loading import EngineOptions, load_engine
+
+        wanted = self.settings.embedding
         if model is not None:
             pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
             wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
@@ -278,15 +288,8 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
-            onnx=GraphOptions(
-                cache=self.graphs_folder,
-                enabled=tensorrt.enabled,
-                algorithm=tensorrt.algorithm,
-                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
-                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
-            ),
+            onnx=self.graph_options(),
             overlap=wanted.overlap,
-            pinned=wanted.pinned,
             graphs=wanted.cuda_graphs,
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
@@ -306,18 +309,19 @@ class Parts:
             _log.warning("WARNING: %s", gpu_message(missing))
         return engine
 
-    def _open_source(self) -> Source:
-        from connector.hana.source import HanaSource
-
-        return HanaSource(self.pool("hana"))
-
     def _open_store(self) -> VectorStore:
         wanted = self.settings.store
         if wanted.kind == "local":
+            from app.src.core.cards import torch_build
             from connector.stores.local.store import LocalStore
 
-            anywhere = wanted.scan == "gpu" or (wanted.scan == "auto" and self._may_have_card())
-            scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu") if anywhere else None
+            scan = None
+            if wanted.scan != "cpu":
+                embedding, build = self.settings.embedding, torch_build()
+                # Decided without loading a model, which a search by a vector does not need.
+                may_have = build is not None and build.cuda is not None and embedding.device != "cpu"
+                if wanted.scan == "gpu" or (may_have and not embedding.hashing):
+                    scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
             return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
         from connector.stores.hana.store import HanaStore
 
@@ -336,24 +340,3 @@ class Parts:
         from connector.document.document import metadata_names
 
         return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
-
-
-def open_pool(hana: HanaSettings) -> HanaPool:
-    """Connections as the settings say; nothing is connected yet."""
-    from connector.hana.connection import ConnectionOptions, HanaPool
-
-    options = ConnectionOptions(
-        host=hana.host or "",
-        port=hana.port,
-        user=hana.user or "",
-        password="" if hana.password is None else hana.password.get_secret_value(),
-        userkey=hana.userkey or "",
-        schema=hana.schema_name or "",
-        encrypt=hana.encrypt,
-        validate_certificate=hana.validate_certificate,
-        trust_store=hana.trust_store or "",
-        host_name_in_certificate=hana.host_name_in_certificate or "",
-        connect_timeout=hana.connect_timeout,
-        communication_timeout=hana.communication_timeout,
-    )
-    return HanaPool(options, size=hana.pool_size)

@@ -17,7 +17,7 @@ from app.src.settings.model import (
     WorkerSettings,
 )
 from app.src.settings.section import Duration, seconds
-from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show, t4_gpu
+from app.src.settings.sources import Loaded, SettingsError, load, no_collections, show
 
 __all__ = [
     "AccessSettings",
@@ -41,8 +41,6 @@ __all__ = [
     "is_loopback",
     "load",
     "no_collections",
-    "proxy_variables",
     "seconds",
     "show",
-    "t4_gpu",
 ]

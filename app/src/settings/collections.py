@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings import section as durations
-from app.src.settings.section import Columns, Duration
-from app.src.settings.section import Section as _Section
+from app.src.settings.section import Columns, Duration, Section
 from connector.model import NO_TABLE, ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def _claim_path(value: Any) -> Any:
-    """One claim may be a plain string; its dots belong to the name."""
-    return (value,) if isinstance(value, str) else value
-
+_ODD = re.compile(r"[^A-Za-z0-9_]")
 
 ClaimPath = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1), BeforeValidator(_claim_path)
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(min_length=1),
+    # One claim may be a plain string; its dots belong to the name.
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
 
 
-class ChunkSettings(_Section):
+def _table(name: str) -> str:
+    if name:
+        TableRef.parse(name)
+    return name
+
+
+Table = Annotated[str, AfterValidator(_table)]
+
+
+class ChunkSettings(Section):
     max_tokens: int | None = Field(
         default=None, ge=8, description="without special tokens; default: all the model takes"
     )
@@ -42,10 +45,7 @@ class ChunkSettings(_Section):
         return self
 
 
-METHODS = ("full", "watermark", "log", "rowid")
-
-
-class ChangesSettings(_Section):
+class ChangesSettings(Section):
     """Change detection at the source."""
 
     method: Literal["full", "watermark", "log", "rowid"] = Field(
@@ -56,57 +56,20 @@ class ChangesSettings(_Section):
     column: str | None = Field(
         default=None, description="watermark: the column that every change sets: a time in UTC, or a rising number"
     )
-    delay: str = Field(
-        default="30s",
+    delay: Duration = Field(
+        default=30.0,
         description="watermark: longer than the longest transaction that writes; younger changes wait for the next run",
     )
-    reconcile: str = Field(
-        default="24h", description="longest time between two full comparisons, which every method needs"
+    reconcile: Duration = Field(
+        default=86_400.0,
+        gt=0,
+        description="longest time between two full comparisons, which every method needs: each misses some changes "
+        "(deletions, late commits, disabled triggers)",
     )
     hash: Literal["client", "server"] = Field(
         default="client", description="full: server lets HANA hash the rows, so that unchanged rows are not read"
     )
-    log: str | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _table_of_keys(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            raise ValueError(f'write it as a table: changes = {{ method = "{given}" }}')
-        return given
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _known(cls, method: Any) -> Any:
-        if method not in METHODS:
-            near = difflib.get_close_matches(str(method), METHODS, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(METHODS)}"
-            raise ValueError(f'unknown change method "{method}"; {hint}')
-        return method
-
-    @field_validator("delay")
-    @classmethod
-    def _length(cls, delay: str) -> str:
-        durations.seconds(delay)
-        return delay
-
-    @field_validator("reconcile")
-    @classmethod
-    def _due(cls, reconcile: str) -> str:
-        never = reconcile.strip().lower() in ("0", "never", "off", "none", "")
-        if never or durations.seconds(reconcile) <= 0:
-            raise ValueError(
-                f'reconcile = "{reconcile}" would never compare all rows, and every method misses some changes: '
-                'deletions, late commits, disabled triggers. Write a duration such as "24h" or "7d"'
-            )
-        return reconcile
-
-    @field_validator("log")
-    @classmethod
-    def _table(cls, log: str | None) -> str | None:
-        if log is not None:
-            TableRef.parse(log)
-        return log
+    log: Table | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
     @model_validator(mode="after")
     def _fits(self) -> ChangesSettings:
@@ -125,27 +88,20 @@ class ChangesSettings(_Section):
         return ChangeSpec(
             method=self.method,
             column=self.column,
-            delay=durations.seconds(self.delay),
-            reconcile=durations.seconds(self.reconcile),
+            delay=self.delay,
+            reconcile=self.reconcile,
             hash=self.hash,
             log=None if self.log is None else TableRef.parse(self.log),
         )
 
 
-class ScheduleSettings(_Section):
+class ScheduleSettings(Section):
     """When a collection is synced automatically."""
 
-    every: Duration | None = Field(default=None, description='span from start to start: "5m", "1h30m"')
+    every: Duration | None = Field(default=None, ge=1, description='span from start to start: "5m", "1h30m"')
     cron: str | None = Field(default=None, description='minute hour day month weekday: "15 2 * * *"')
     timezone: str = Field(default="UTC", description="of `cron`: a name such as Europe/Berlin; summer time is observed")
     jitter: Duration = Field(default=0.0, description="random delay of each start, at most this long (30s)")
-
-    @field_validator("every")
-    @classmethod
-    def _not_too_often(cls, every: float | None) -> float | None:
-        if every is not None and every < 1:
-            raise ValueError('every must be at least "1s"')
-        return every
 
     @field_validator("cron")
     @classmethod
@@ -168,7 +124,9 @@ class ScheduleSettings(_Section):
         try:
             ZoneInfo(timezone)
         except (KeyError, OSError, ValueError):
-            raise ValueError(_NO_ZONE.format(timezone)) from None
+            raise ValueError(
+                f"unknown time zone {timezone!r}; use a name of the IANA database such as Europe/Berlin"
+            ) from None
         return timezone
 
     @model_validator(mode="after")
@@ -180,10 +138,7 @@ class ScheduleSettings(_Section):
         return self
 
 
-_NO_ZONE = "unknown time zone {!r}; use a name of the IANA database such as Europe/Berlin"
-
-
-class CollectionSettings(_Section):
+class CollectionSettings(Section):
     """One `[[collections]]` block."""
 
     name: str = Field(description="letters, digits, - and _")
@@ -191,7 +146,7 @@ class CollectionSettings(_Section):
         default=False,
         description="clients write it, over REST or with LangChain; it has no source, template or sync",
     )
-    source: str = Field(
+    source: Table = Field(
         default="", description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"'
     )
     template: str = Field(default="", description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
@@ -224,16 +179,9 @@ class CollectionSettings(_Section):
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:
-        if not _NAME.fullmatch(name) or len(name) > 100:
+        if not re.fullmatch("[A-Za-z0-9_-]{1,100}", name):
             raise ValueError(f"{name!r} is not a collection name: use letters, digits, - and _, at most 100 characters")
         return name
-
-    @field_validator("source")
-    @classmethod
-    def _table(cls, source: str) -> str:
-        if source:
-            TableRef.parse(source)
-        return source
 
     @model_validator(mode="after")
     def _of_a_table_or_of_clients(self) -> CollectionSettings:
@@ -261,11 +209,9 @@ class CollectionSettings(_Section):
         """Columns of row rights must be in the metadata, under a name that no other column can get."""
         for column in self.row_rights:
             if column not in self.metadata:
-                declared = ", ".join((*self.metadata, column))
-                near = difflib.get_close_matches(column, self.metadata, n=1)
                 raise ValueError(
                     f'row_rights names the column "{column}", which is not declared in metadata: write '
-                    f"metadata = [{declared}] and sync" + (f', or did you mean "{near[0]}"?' if near else "")
+                    f"metadata = [{', '.join((*self.metadata, column))}] and sync"
                 )
             alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
             if alike:
@@ -276,8 +222,8 @@ class CollectionSettings(_Section):
         return self
 
     def spec(self) -> CollectionSpec:
+        chunk = ChunkSpec(self.chunk.max_tokens, self.chunk.overlap)
         if self.documents:
-            chunk = ChunkSpec(self.chunk.max_tokens, self.chunk.overlap)
             return CollectionSpec(self.name, NO_TABLE, "", ("id",), metadata=self.metadata, chunk=chunk)
         return CollectionSpec(
             name=self.name,
@@ -286,12 +232,9 @@ class CollectionSettings(_Section):
             key=self.key,
             where=self.where,
             metadata=self.metadata,
-            chunk=ChunkSpec(self.chunk.max_tokens, self.chunk.overlap),
+            chunk=chunk,
             changes=self.changes.spec(),
         )
-
-
-_ODD = re.compile(r"[^A-Za-z0-9_]")
 
 
 def _may_meet(one: str, other: str) -> bool:

@@ -98,7 +98,6 @@ class EmbeddingSettings(Section):
         "refused (HTTP 429)",
     )
     overlap: bool = Field(default=True, description="on a card: launch a batch while the previous one computes")
-    pinned: bool = Field(default=True, description="on a card: copy through pinned memory")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
     )
@@ -266,8 +265,8 @@ class StateSettings(Section):
         "beside owl-sap.toml",
     )
     keep_jobs: ClassVar[int] = 1000  # records of finished jobs
-    keep_days: float = Field(default=30.0, gt=0, description="days that records of finished jobs are kept")
-    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a worker")
+    keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
+    max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
     max_attempts: int = Field(default=5, ge=1, description="a job fails after its process has died so often")
 
 
@@ -284,12 +283,7 @@ class McpSettings(Section):
         description="API key or token whose rights `owl-sap mcp` uses; default: the operator's, who sees every row",
     )
     max_hits: ClassVar[int] = 50  # rows of one search by an agent
-    max_chars: int = Field(
-        default=40_000,
-        ge=2_000,
-        le=1_000_000,
-        description="characters of texts and metadata in one answer; longer ones are cut with a note",
-    )
+    max_chars: ClassVar[int] = 40_000  # characters of texts and metadata in one answer; longer ones are cut with a note
 
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -312,8 +306,6 @@ class SearchSettings(Section):
     def _known(cls, rerank: str) -> str:
         if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
             return rerank
-        if rerank == "late-interaction":
-            raise ValueError("late-interaction was removed; name a cross-encoder folder, your own function, or off")
         raise ValueError(
             "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
         )

@@ -15,7 +15,7 @@ from dotenv import dotenv_values
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from app.src.settings.model import Settings
-from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES, BadVariable, Variable
+from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from connector.failpoints import Failpoint
 
 DEFAULT_FILE = "owl-sap.toml"
@@ -24,19 +24,10 @@ _CONFIG_VARIABLE = "OWL_SAP_CONFIG"
 # For tests of crashes only: no setting, so that no configuration file can arm one.
 _FAILPOINT_VARIABLE = "OWL_SAP_FAILPOINT"
 _FILE_SUFFIX = "_FILE"
-_T4_PREFIX = "T4_GPU_"
 _SLIP = 0.8  # likeness (difflib's) from which a name is taken for a misspelt one
 
 SettingPath = tuple[str, ...]
-# Former settings and their fixed values.
-_REMOVED = {
-    "mcp.max_hits": "50",
-    "search.rerank_depth": "50",
-    "state.keep_jobs": "1000",
-    "tensorrt.least_cosine": "0.99",
-    "tensorrt.least_int8_share": "0.5",
-    "tensorrt.least_overlap": "0.9",
-}
+_Variables = Mapping[str, tuple[str, str]]  # name -> text, origin
 
 
 class SettingsError(Exception):
@@ -45,13 +36,12 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: the source of each set value, by path; absent: the default. `inert`: variables without effect; `kept`:
-    the values of those that T4GPUConfig has a field for. `failpoint`: where a test ends this process."""
+    """`origins`: the source of each set value, by path; absent: the default. `inert`: variables without effect.
+    `failpoint`: where a test ends this process."""
 
     settings: Settings
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
     inert: Mapping[str, str] = field(default_factory=dict)
-    kept: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None
     failpoint: Failpoint | None = None
 
@@ -69,17 +59,19 @@ def load(
     folder = folder or Path.cwd()
     variables = _environment(environ, folder)
     file = _file(config, variables, folder)
-    layers = _Layers()
-    if file is not None:
-        layers.add_tree(_toml(file), str(file.name if config is None else file))
-    layers.add_variables(variables)
-    for path, value in (flags or {}).items():
-        layers.put(path, value, "flag")
+    assigned = list(_in_file(_toml(file), str(file.name if config is None else file))) if file is not None else []
+    inert: dict[str, str] = {}
+    assigned += _assigned_by(variables, inert)
+    assigned += [(path, value, "flag") for path, value in (flags or {}).items()]
+    tree: dict[str, Any] = {}
+    origins: dict[SettingPath, str] = {}
+    for path, value, origin in assigned:
+        _put(tree, origins, path, value, origin)
     try:
-        settings = Settings.model_validate(layers.tree)
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError("\n".join(_explained(error, layers))) from None
-    return Loaded(settings, layers.origins, layers.inert, layers.kept, file, _failpoint(variables))
+        raise SettingsError("\n".join(_explained(error, tree, origins))) from None
+    return Loaded(settings, origins, inert, file, _failpoint(variables))
 
 
 def no_collections(file: Path | None) -> str:
@@ -95,33 +87,22 @@ def no_collections(file: Path | None) -> str:
 # ------------------------------------------------------------------------------------------------ files and environment
 
 
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-
-
-def proxy_variables(environ: Mapping[str, str] | None = None) -> tuple[list[str], list[str]]:
-    """Return the names of the set proxy variables (values may hold passwords), and NO_PROXY's hosts."""
-    actual = os.environ if environ is None else environ  # noqa: TID251 - as in _environment
-    names = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if actual.get(name)]
-    spared = actual.get("NO_PROXY") or actual.get("no_proxy") or ""
-    return names, [host.strip() for host in spared.split(",") if host.strip()]
-
-
-def _environment(environ: Mapping[str, str] | None, folder: Path) -> dict[str, tuple[str, str]]:
-    """Name -> (text, origin). The environment beats .env; an empty variable counts as unset (compose passes those)."""
+def _environment(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
+    """The environment beats .env; an empty variable counts as unset (compose passes those)."""
     merged: dict[str, tuple[str, str]] = {}
     file = folder / ".env"
     if file.is_file():
         try:
             # As written: a password may hold a $, which interpolation would take for a variable.
             values = dotenv_values(file, interpolate=False)
-            merged |= {name: (text, f".env {name}") for name, text in values.items() if text}
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
+        merged |= {name: (text, f".env {name}") for name, text in values.items() if text}
     actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
     return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
 
 
-def _failpoint(variables: Mapping[str, tuple[str, str]]) -> Failpoint | None:
+def _failpoint(variables: _Variables) -> Failpoint | None:
     text, origin = variables.get(_FAILPOINT_VARIABLE, ("", ""))
     if not text:
         return None
@@ -133,7 +114,7 @@ def _failpoint(variables: Mapping[str, tuple[str, str]]) -> Failpoint | None:
         raise SettingsError(f"{origin}: {error}") from None
 
 
-def _file(config: Path | None, variables: Mapping[str, tuple[str, str]], folder: Path) -> Path | None:
+def _file(config: Path | None, variables: _Variables, folder: Path) -> Path | None:
     named = config or (Path(variables[_CONFIG_VARIABLE][0]) if _CONFIG_VARIABLE in variables else None)
     if named is None:
         return folder / DEFAULT_FILE if (folder / DEFAULT_FILE).is_file() else None
@@ -149,91 +130,62 @@ def _toml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
-    except (ValueError, RecursionError):
-        raise SettingsError(f"{file}: {_BEYOND_TOML}") from None
+    except (ValueError, RecursionError):  # Python's parser stumbles over these without naming them
+        raise SettingsError(
+            f"{file}: not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
+        ) from None
 
 
-_NO_SECTION = "must be a section, not a single value"
-# What Python's parser stumbles over without naming it.
-_BEYOND_TOML = "not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
+# ---------------------------------------------------------------------------------------------------------- the sources
+
+_Assigned = tuple[SettingPath, Any, str]  # a setting, its value, the value's origin
 
 
-@dataclass(slots=True)
-class _Layers:
-    """Layered values, later over earlier, with their origins."""
+def _in_file(tree: Mapping[str, Any], origin: str, prefix: SettingPath = ()) -> Iterator[_Assigned]:
+    for name, value in tree.items():
+        path = (*prefix, name)
+        if isinstance(value, dict) and path in _SECTIONS:
+            yield path, {}, origin
+            yield from _in_file(value, origin, path)
+        else:
+            yield path, value, origin
 
-    tree: dict[str, Any] = field(default_factory=dict)
-    origins: dict[SettingPath, str] = field(default_factory=dict)
-    inert: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)
 
-    def put(self, path: SettingPath, value: Any, origin: str) -> None:
-        node = self.tree
-        for depth, name in enumerate(path[:-1], start=1):
-            inner = node.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise SettingsError(f"{self.origins[path[:depth]]}: {name}: {_NO_SECTION}")
-            node = inner
-        node[path[-1]] = value
-        self.origins[path] = origin
-
-    def add_tree(self, tree: Mapping[str, Any], origin: str, prefix: SettingPath = ()) -> None:
-        for name, value in tree.items():
-            path = (*prefix, name)
-            if isinstance(value, dict) and _section(path) is not None:
-                self.put(path, {}, origin)
-                self.add_tree(value, origin, path)
-            else:
-                self.put(path, value, origin)
-
-    def add_variables(self, variables: Mapping[str, tuple[str, str]]) -> None:
-        for table in (GUIDE_VARIABLES, VARIABLES):
-            for variable in table:
-                self._add_known(variable, variables)
-        for name, (_, origin) in variables.items():
-            if name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
-                self._add_own(name, origin, variables)
-            elif name.startswith(_T4_PREFIX):
-                _check_spelling(name, origin)
-
-    def _add_known(self, variable: Variable, variables: Mapping[str, tuple[str, str]]) -> None:
+def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assigned]:
+    """`inert` gets the variables without effect. Raises SettingsError for unknown and invalid ones."""
+    for variable in (*GUIDE_VARIABLES, *VARIABLES):
         text, origin = _text_of(variable.name, variables)
         if text is None:
-            return
+            continue
         try:
             assigned = {} if variable.assign is None else variable.assign(text)
-            if variable.kept is not None:
-                self.kept[variable.kept] = variable.read(text)
-        except BadVariable as error:
+        except ValueError as error:
             raise SettingsError(f"{origin}: {error}") from None
         if not assigned:
-            self.inert[variable.name] = variable.note
-        for path, value in assigned.items():
-            self.put(path, value, origin)
-
-    def _add_own(self, name: str, origin: str, variables: Mapping[str, tuple[str, str]]) -> None:
-        known = own_variables()
-        base = name.removesuffix(_FILE_SUFFIX) if name not in known else name
-        if base not in known:
-            if removed := _removed(base.removeprefix(PREFIX).lower().replace("__", ".")):
-                raise SettingsError(f"{origin}: {removed}")
-            raise SettingsError(f"{origin}: no such setting{_nearest(name, list(known))}; see owl-sap config schema")
-        text, origin = _text_of(base, variables)
-        if text is not None:
-            self.put(known[base], _parsed(base, text, origin), origin)
-
-
-def _check_spelling(name: str, origin: str) -> None:
-    """Refuse near misses of the guides' variables. Others pass, such as Kubernetes' own for a service named t4-gpu."""
-    known = [variable.name for variable in VARIABLES if variable.name.startswith(_T4_PREFIX)]
-    base = name.removesuffix(_FILE_SUFFIX)
-    near = difflib.get_close_matches(base, known, n=1, cutoff=_SLIP)
-    if base not in known and near:
-        raise SettingsError(f'{origin}: no such variable; did you mean "{near[0]}"? (docs/gpu.md lists them)')
+            inert[variable.name] = variable.note
+        yield from ((path, value, origin) for path, value in assigned.items())
+    own, guides = own_variables(), [each.name for each in VARIABLES if each.name.startswith("T4_GPU_")]
+    for name, (_, origin) in variables.items():
+        base = name if name in own else name.removesuffix(_FILE_SUFFIX)
+        if name.startswith("T4_GPU_") and base not in guides:
+            # Others pass, such as Kubernetes' own for a service named t4-gpu.
+            if near := _nearest(base, guides, _SLIP):
+                raise SettingsError(f"{origin}: no such variable{near} (docs/gpu.md lists them)")
+        elif name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
+            if base not in own:
+                raise SettingsError(f"{origin}: no such setting{_nearest(name, list(own))}; see owl-sap config schema")
+            text, origin = _text_of(base, variables)
+            if own[base] == ("collections",) and text is not None:
+                try:
+                    yield own[base], tomllib.loads(text)["collections"], origin
+                except (ValueError, KeyError, RecursionError):
+                    raise SettingsError(f"{origin}: must be [[collections]] blocks in TOML") from None
+            else:
+                yield own[base], text, origin
 
 
-def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str | None, str]:
-    """Return the variable's text, or the content of the file that NAME_FILE names."""
+def _text_of(name: str, variables: _Variables) -> tuple[str | None, str]:
+    """Return the variable's text, or the content of the file that NAME_FILE names; and the origin."""
     direct, indirect = variables.get(name), variables.get(name + _FILE_SUFFIX)
     if indirect is None:
         return direct or (None, "")
@@ -246,169 +198,105 @@ def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str |
         raise SettingsError(f"{indirect[1]}: the file it names cannot be read ({type(error).__name__})") from None
 
 
-def _parsed(name: str, text: str, origin: str) -> Any:
-    if name != PREFIX + "COLLECTIONS":
-        return text
-    try:
-        return tomllib.loads(text)["collections"]
-    except (ValueError, KeyError, RecursionError):
-        raise SettingsError(f"{origin}: must be [[collections]] blocks in TOML") from None
+_NO_SECTION = "must be a section, not a single value"
 
 
-# ------------------------------------------------------------------------------------------------- what there is to set
+def _put(tree: dict[str, Any], origins: dict[SettingPath, str], path: SettingPath, value: Any, origin: str) -> None:
+    node = tree
+    for depth, name in enumerate(path[:-1], start=1):
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise SettingsError(f"{origins[path[:depth]]}: {name}: {_NO_SECTION}")
+    node[path[-1]] = value
+    origins[path] = origin
 
 
-def own_variables() -> dict[str, SettingPath]:
-    """Every OWL_SAP_* variable and its setting."""
-    names = {PREFIX + "__".join(path).upper(): path for path in _leaves(Settings)}
-    return names
+# ------------------------------------------------------------------------------------------------------------- settings
 
 
-def _leaves(model: type[BaseModel], prefix: SettingPath = ()) -> Iterator[SettingPath]:
-    for name in _names(model):
-        path = (*prefix, name)
-        inner = _section(path)
-        if inner is None:
-            yield path
-        else:
-            yield from _leaves(inner, path)
+def _sections(model: type[BaseModel], path: SettingPath = ()) -> Iterator[tuple[SettingPath, type[BaseModel]]]:
+    """Yield the models by path; that of a list of blocks has the list's path."""
+    yield path, model
+    for name, info in model.model_fields.items():
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _sections(kind, (*path, info.alias or name))
+
+
+_SECTIONS = dict(_sections(Settings))
 
 
 def _names(model: type[BaseModel]) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
-def _section(path: Sequence[str | int]) -> type[BaseModel] | None:
-    """Return the model at this path, if any; positions in lists are skipped."""
-    model: type[BaseModel] = Settings
-    for name in path:
-        if isinstance(name, int):
-            continue
-        info = next((info for key, info in model.model_fields.items() if name == (info.alias or key)), None)
-        inner = _model_in(info.annotation) if info is not None else None
-        if inner is None:
-            return None
-        model = inner
-    # A list of blocks is one value: a layer replaces it whole.
-    return None if path and path[-1] == "collections" else model
+# A list of blocks is one value: a layer replaces it whole.
+_LEAVES = [
+    (*path, name)
+    for path, model in _SECTIONS.items()
+    for name in _names(model)
+    if path[:1] != ("collections",) and ((*path, name) not in _SECTIONS or name == "collections")
+]
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-# ------------------------------------------------------------------------------------------------------------- messages
-
-
-def _explained(error: ValidationError, layers: _Layers) -> Iterator[str]:
-    for fault in error.errors(include_url=False, include_input=False, include_context=False):
-        location = fault["loc"]
-        where = f"{_origin(location, layers.origins)}: {_shown(location, layers.tree)}"
-        if fault["type"] == "extra_forbidden":
-            yield f"{where}: {_removed('.'.join(map(str, location))) or f'unknown key{_suggestion(location)}'}"
-        elif fault["type"] == "model_type":
-            yield f"{where}: {_NO_SECTION}"
-        else:
-            told = " ".join(fault["msg"].removeprefix("Value error, ").split())  # on one line
-            yield f"{where}: {told}"
-
-
-def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -> str:
-    for length in range(len(location), 0, -1):
-        origin = origins.get(tuple(str(part) for part in location[:length]))
-        if origin is not None:
-            return origin
-    # A section that only variables made: the first of them.
-    return next((origin for path, origin in origins.items() if path[: len(location)] == tuple(location)), "settings")
-
-
-def _shown(location: Sequence[str | int], tree: Mapping[str, Any]) -> str:
-    """Return the setting's name as in the file, with the collection's name."""
-    match location:
-        case ["collections", int(index), *rest]:
-            name = tree["collections"][index].get("name") if isinstance(tree["collections"][index], Mapping) else None
-            named = str(name) if isinstance(name, str) and name else f"number {index + 1}"
-            return f"[[collections]] {'.'.join([named, *map(str, rest)])}"
-        case _:
-            return ".".join(map(str, location))
-
-
-def _removed(name: str) -> str | None:
-    return f"no longer a setting, remove it; its value is always {_REMOVED[name]}" if name in _REMOVED else None
-
-
-def _suggestion(location: Sequence[str | int]) -> str:
-    *parent, name = location
-    model = _section(parent) if not parent or parent[-1] != "collections" else None
-    if parent and isinstance(parent[-1], int):
-        model = _model_in(Settings.model_fields["collections"].annotation) or _collection_model()
-    names = _names(model or Settings)
-    elsewhere = [".".join(path) for path in own_variables().values() if path[-1] == name and path[:-1] != tuple(parent)]
-    near = _nearest(str(name), names)
-    return near or (f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}")
-
-
-def _collection_model() -> type[BaseModel]:
-    return next(
-        argument
-        for argument in get_args(Settings.model_fields["collections"].annotation)
-        if isinstance(argument, type) and issubclass(argument, BaseModel)
-    )
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f'; did you mean "{near[0]}"?' if near else ""
-
-
-# -------------------------------------------------------------------------------------------------------------- showing
+def own_variables() -> dict[str, SettingPath]:
+    """Every OWL_SAP_* variable and its setting."""
+    return {PREFIX + "__".join(path).upper(): path for path in _LEAVES}
 
 
 def show(loaded: Loaded) -> list[dict[str, Any]]:
     """Every setting as `{"setting", "value", "origin"}`; a secret that is set shows as asterisks."""
     rows = []
-    for path in _leaves(Settings):
-        value = _value(loaded.settings, path)
-        rows.append({"setting": ".".join(path), "value": value, "origin": _shown_origin(path, loaded)})
+    for path in _LEAVES:
+        value: Any = loaded.settings
+        for name in path:
+            value = getattr(value, "schema_name" if name == "schema" else name, None)
+        if path == ("collections",):
+            value = [item.model_dump(mode="json", by_alias=True) for item in value]
+        elif isinstance(value, tuple):  # as its variable takes it
+            value = ", ".join(map(str, value))
+        elif isinstance(value, dict):
+            value = ", ".join(f"{name}={inner}" for name, inner in value.items())
+        elif isinstance(value, SecretStr | Path):
+            value = str(value)
+        rows.append({"setting": ".".join(path), "value": value, "origin": loaded.origins.get(path, "default")})
     return rows
 
 
-def _shown_origin(path: SettingPath, loaded: Loaded) -> str:
-    return loaded.origins.get(path, "default")
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
-def _value(settings: Settings, path: SettingPath) -> Any:
-    node: Any = settings
-    for name in path:
-        node = getattr(node, "schema_name" if name == "schema" else name, None)
-    if isinstance(node, SecretStr):
-        return str(node)
-    if path == ("collections",):
-        return [item.model_dump(mode="json", by_alias=True) for item in node]
-    if isinstance(node, tuple):  # as its variable takes it
-        return ", ".join(map(str, node))
-    if isinstance(node, dict):
-        return ", ".join(f"{name}={value}" for name, value in node.items())
-    return str(node) if isinstance(node, Path) else node
+def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        location = fault["loc"]
+        # A section that only variables made has the origin of the first of them.
+        begun = [tuple(map(str, location[:length])) for length in range(len(location), 0, -1)]
+        inside = (origin for path, origin in origins.items() if path[: len(location)] == tuple(location))
+        origin = next((origins[path] for path in begun if path in origins), None) or next(inside, "settings")
+        shown = ".".join(map(str, location))
+        if location[0] == "collections" and len(location) > 1:  # a collection by its name
+            index = int(location[1])
+            block = tree["collections"][index]
+            name = block.get("name") if isinstance(block, Mapping) else None
+            named = name if isinstance(name, str) and name else f"number {index + 1}"
+            shown = f"[[collections]] {'.'.join([named, *map(str, location[2:])])}"
+        if fault["type"] == "extra_forbidden":
+            message = f"unknown key{_suggestion(location)}"
+        elif fault["type"] == "model_type":
+            message = _NO_SECTION
+        else:
+            message = " ".join(fault["msg"].removeprefix("Value error, ").split())  # on one line
+        yield f"{origin}: {shown}: {message}"
 
 
-def t4_gpu(loaded: Loaded) -> dict[str, Any]:
-    """Each field by the setting that its variable reaches, wherever that was set; the few that have none as the
-    variables say, else left to the guides' default."""
-    embedding, tensorrt = loaded.settings.embedding, loaded.settings.tensorrt
-    half = embedding.precision not in ("fp32", "tf32")
-    return {
-        **loaded.kept,
-        "fp16_mode": half,
-        "enable_tensor_cores": embedding.precision != "fp32",
-        "int8_mode": tensorrt.enabled or embedding.precision == "int8",
-        "max_workspace_size": tensorrt.workspace_mb << 20,
-        "optimization_level": tensorrt.optimization_level,
-        "enable_profiling": embedding.profiling,
-        "memory_fraction": embedding.memory_fraction,
-        "precision": embedding.precision,
-        "calibration_cache": loaded.settings.tensorrt_cache(loaded.file),
-    }
+def _suggestion(location: Sequence[str | int]) -> str:
+    *parent, name = (part for part in location if isinstance(part, str))
+    names = _names(_SECTIONS.get(tuple(parent), Settings))
+    elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
+    near = _nearest(name, names)
+    return near or (f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}")
+
+
+def _nearest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f'; did you mean "{near[0]}"?' if near else ""

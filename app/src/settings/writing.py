@@ -4,22 +4,13 @@ Whatever names and comments hold, the text is TOML that reads back unchanged. Ne
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tomlkit
-from pydantic import BaseModel
-from tomlkit.items import Table
 
-from app.src.settings.collections import CollectionSettings
-from app.src.settings.model import (
-    ApiSettings,
-    EmbeddingSettings,
-    HanaSettings,
-    StoreSettings,
-    SyncSettings,
-)
+from app.src.settings.model import Settings
 
 _WIDTH = 110
 Value = str | Sequence[str] | Mapping[str, str]
@@ -32,12 +23,16 @@ def collection_block(
     comments."""
     table = tomlkit.table()
     for name, value in block.items():
-        _comment(table, comments.get(name, ""))
-        table.add(name, _item(value))
-    for note in notes:
-        _comment(table, note)
-    for line in sql.splitlines():
-        table.add(tomlkit.comment(_printable(line)))
+        for line in textwrap.wrap(_line(comments.get(name, "")), _WIDTH):
+            table.add(tomlkit.comment(line))
+        item: Any = value if isinstance(value, str) else list(value)
+        if isinstance(value, Mapping):
+            item = tomlkit.inline_table()
+            item.update(value)
+        table.add(name, item)
+    wrapped = [line for note in notes for line in textwrap.wrap(_line(note), _WIDTH)]
+    for line in (*wrapped, *map(_printable, sql.splitlines())):
+        table.add(tomlkit.comment(line))
     blocks = tomlkit.aot()
     blocks.append(table)
     document = tomlkit.document()
@@ -45,69 +40,60 @@ def collection_block(
     return tomlkit.dumps(document)
 
 
-def _item(value: Value) -> Any:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, Mapping):
-        return list(value)
-    inline = tomlkit.inline_table()
-    inline.update(value)
-    return inline
-
-
-def _comment(table: Table, text: str) -> None:
-    for line in textwrap.wrap(" ".join(_printable(text).split()), _WIDTH):
-        table.add(tomlkit.comment(line))
-
-
 def _printable(text: str) -> str:
     """On one line: a line break in a name must not end the comment."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-# By section: its model, what it is, and the settings that a start may need.
-_SECTIONS: Mapping[str, tuple[type[BaseModel], str, tuple[str, ...]]] = {
+def _line(text: str) -> str:
+    return " ".join(_printable(text).split())
+
+
+# By section: what it is, and the settings that a start may need, with an example where there is no default.
+_SECTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hana": (
-        HanaSettings,
         "where the rows are",
-        ("host", "port", "user", "userkey", "schema", "encrypt", "validate_certificate", "trust_store",
-         "host_name_in_certificate", "connect_timeout", "communication_timeout", "pool_size"),
+        {
+            "host": "db.example.com",
+            "port": None,
+            "user": "OWL_TECHNICAL",
+            "userkey": "OWL",
+            "schema": "SAPABAP1",
+            "encrypt": None,
+            "validate_certificate": None,
+            "trust_store": "/etc/ssl/hana.pem",
+            "host_name_in_certificate": "db.example.com",
+        },
     ),
-    "store": (StoreSettings, "where the vectors go", ("kind", "path", "schema", "scan")),
-    "embedding": (EmbeddingSettings, "what turns texts into vectors", ("model", "precision", "device", "threads")),
-    "sync": (SyncSettings, "how rows are read and compared", ("page_rows", "readers", "max_deletes", "max_attempts")),
-    "api": (ApiSettings, "the REST service (owl-sap serve)", ("host", "port", "job_workers", "run_schedules")),
-}  # fmt: skip
-# Of settings without a default; others are shown with theirs.
-_EXAMPLES: Mapping[str, Any] = {
-    "hana.host": "db.example.com",
-    "hana.user": "OWL_TECHNICAL",
-    "hana.userkey": "OWL",
-    "hana.schema": "SAPABAP1",
-    "hana.trust_store": "/etc/ssl/hana.pem",
-    "hana.host_name_in_certificate": "db.example.com",
-    "store.path": "vectors",
-    "store.schema": "VECTORS",
-    "embedding.threads": 4,
+    "store": ("where the vectors go", {"kind": None, "path": "vectors", "schema": "VECTORS"}),
+    "embedding": (
+        "what turns texts into vectors",
+        {"model": None, "precision": None, "device": None, "threads": 4},
+    ),
+    "sync": ("how rows are read and compared", {"page_rows": None, "readers": None, "max_deletes": None}),
+    "api": (
+        "the REST service (owl-sap serve)",
+        {"host": None, "port": None, "job_workers": None, "run_schedules": None},
+    ),
 }
-_OF_BLOCK = (
-    ("schedule", '{ every = "15m" }'),
-    ("chunk", "{ max_tokens = 254, overlap = 32 }"),
-    ("row_rights", '{ MTART = "mtart" }'),
-    ("model", '"all-MiniLM-L6-v2"'),
-    ("switch", '"auto"'),
-)
 _BLOCK = """\
 # A collection: rows of one table or view, as texts to search. `owl-sap tables` lists what there is;
 # `owl-sap introspect SCHEMA.TABLE` proposes such a block, with a reason for each choice.
 # [[collections]]
-# name = "materials"  # {name}
-# source = "SAPABAP1.MAKT"  # {source}
-# key = ["MANDT", "MATNR", "SPRAS"]  # {key}
-# where = "MANDT = '100' AND SPRAS = 'E'"  # {where}
-# template = "{{MAKTX}}"  # {template}
-# metadata = ["SPRAS"]  # {metadata}
-# changes = {{ method = "full" }}  # {changes}
+# name = "materials"
+# source = "SAPABAP1.MAKT"
+# key = ["MANDT", "MATNR", "SPRAS"]  # default: the primary key
+# where = "MANDT = '100' AND SPRAS = 'E'"  # your own SQL condition, sent unchanged
+# template = "{MAKTX}"
+"""
+_MORE = """\
+# metadata = ["SPRAS", "MTART"]  # columns stored beside the vector, for filters
+# changes = { method = "full" }  # how changes are found: full, watermark, log or rowid
+# schedule = { every = "15m" }  # when `serve` or `worker` syncs by itself
+# chunk = { max_tokens = 254, overlap = 32 }  # how long texts are split; default: as long as the model takes
+# row_rights = { MTART = "mtart" }  # metadata column = claim of the caller: docs/row-rights.md
+# model = "all-MiniLM-L6-v2"  # a model of its own
+# switch = "auto"  # to a new model once it is built and verified; default: manual
 """
 _ENVIRONMENT = """\
 # Copy to .env (chmod 600, never commit it) and fill in. Read from the working directory; the real environment wins.
@@ -148,57 +134,28 @@ def settings_file(start: Start) -> str:
         "# HANA_PASSWORD, or into a file that HANA_PASSWORD_FILE names (see .env.example).",
         "",
     ]
-    for name in _SECTIONS:
-        parts += [*_section(name, start), ""]
+    for section, (about, examples) in _SECTIONS.items():
+        parts.append(f"[{section}]  # {about}")
+        fields = type(getattr(Settings(), section)).model_fields.items()
+        infos = {info.alias or name: info for name, info in fields}
+        given = start.given.get(section, {})
+        for key, example in examples.items():
+            why = _line(start.why.get(f"{section}.{key}") or infos[key].description or key)
+            value = given.get(key)
+            shown = value if value is not None else infos[key].default if example is None else example
+            setting = f"{key} = {tomlkit.item(shown).as_string()}  # {why}"
+            parts.append(setting if value is not None else f"# {setting}")
+        parts.append("")
     if start.blocks:
         parts.append("# Lines marked GUESS rest on a name or on the rows of today: look at them first.")
         parts += [block.rstrip("\n") + "\n" for block in start.blocks]
-        parts += ["# More that a block may have:", *_more()]
-    else:
-        described = {name: _description(CollectionSettings, name) for name in CollectionSettings.model_fields}
-        parts += [_BLOCK.format(**described), *_more()]
-    return "\n".join(parts) + "\n"
+        parts.append("# More that a block may have:")
+    return "\n".join(parts) + "\n" + ("" if start.blocks else _BLOCK) + _MORE
 
 
 def environment_file(start: Start) -> str:
     """.env.example."""
     hana = start.given.get("hana", {})
-    example = {name: hana.get(name) or _EXAMPLES.get(f"hana.{name}", 443) for name in ("host", "port", "user")}
-    shown = {name: _line(str(value)) for name, value in example.items()}
+    examples = _SECTIONS["hana"][1]
+    shown = {name: _line(str(hana.get(name) or examples[name] or 443)) for name in ("host", "port", "user")}
     return _ENVIRONMENT.format(**shown, kind=start.given.get("store", {}).get("kind", "hana"))
-
-
-def _section(name: str, start: Start) -> Iterator[str]:
-    model, about, keys = _SECTIONS[name]
-    given = start.given.get(name, {})
-    yield f"[{name}]  # {about}"
-    for key in keys:
-        path = f"{name}.{key}"
-        why = _line(start.why.get(path) or _description(model, key))
-        if given.get(key) is not None:
-            yield f"{key} = {_toml_value(given[key])}  # {why}"
-        else:
-            yield f"# {key} = {_toml_value(_EXAMPLES.get(path, _default(model, key)))}  # {why}"
-
-
-def _more() -> list[str]:
-    return [f"# {key} = {value}  # {_line(_description(CollectionSettings, key))}" for key, value in _OF_BLOCK]
-
-
-def _description(model: type[BaseModel], key: str) -> str:
-    info = next(info for name, info in model.model_fields.items() if key in (name, info.alias))
-    return info.description or key
-
-
-def _default(model: type[BaseModel], key: str) -> Any:
-    info = next(info for name, info in model.model_fields.items() if key in (name, info.alias))
-    return info.default
-
-
-def _toml_value(value: Any) -> str:
-    return str(tomlkit.item(value).as_string())
-
-
-def _line(text: str) -> str:
-    """On one line."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,23 +24,20 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts -> unit vectors, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    training: list[Pair]
-    held_out: list[Pair]
+def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs to train on and those held out: whole groups that share a text, so that no held-out text occurs
+    in the training. The result depends on the pairs and the seed, not on their order.
 
-
-def split(pairs: Sequence[Pair], seed: int) -> Split:
-    """Hold out whole groups of pairs that share a text, so that no held-out text occurs in the training.
-
-    The result depends on the pairs and the seed, not on their order. Raises ConfigurationError when there are too few
-    pairs, or nearly all share texts.
+    Raises ConfigurationError when there are too few pairs, or nearly all share texts.
     """
     if len(pairs) < LEAST:
         raise ConfigurationError(f"{len(pairs)} pairs to learn from; at least {LEAST} are needed")
     wanted = min(max(1, round(HELD_OUT * len(pairs))), MOST_HELD_OUT)
-    salt = str(seed).encode()
-    order = sorted(_groups(pairs), key=lambda group: min(_digest(salt, pairs[member]) for member in group))
+
+    def digest(number: int) -> bytes:
+        return hashlib.blake2b("\0".join((str(seed), *pairs[number])).encode(), digest_size=16).digest()
+
+    order = sorted(_groups(pairs), key=lambda group: min(map(digest, group)))
     chosen: set[int] = set()
     for group in order:
         # A larger group would fill most of the held-out part with one text.
@@ -52,14 +49,7 @@ def split(pairs: Sequence[Pair], seed: int) -> Split:
             "the pairs cannot be split into a training part and a held-out part, because nearly all share a text with "
             "each other; add pairs with other queries and texts"
         )
-    return Split(training, [pair for number, pair in enumerate(pairs) if number in chosen])
-
-
-def _digest(salt: bytes, pair: Pair) -> bytes:
-    whole = hashlib.blake2b(salt, digest_size=16)
-    for text in pair:
-        whole.update(b"\0" + text.encode())
-    return whole.digest()
+    return training, [pair for number, pair in enumerate(pairs) if number in chosen]
 
 
 def _groups(pairs: Sequence[Pair]) -> list[list[int]]:
@@ -91,9 +81,6 @@ class Figures:
     mrr: float
     queries: int
     texts: int
-
-    def as_dict(self) -> dict[str, float | int]:
-        return asdict(self)
 
     def worse_than(self, other: Figures) -> bool:
         """Compare by recall, then by rank."""

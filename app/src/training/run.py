@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from app.src.core.device import DeviceError, DeviceProfile, detect
-from app.src.core.finetune.recipe import Hooks, Pace, Recipe, Technique, Trained, TrainingJob, missing_packages
+from app.src.core.finetune.recipe import TrainingJob, TrainingObserver, missing_packages, precision_of
 from app.src.training import card
-from app.src.training.held_out import Figures, Split, Trial, split
-from app.src.training.pairs import Pairs, read_file, read_rows
+from app.src.training.held_out import Figures, Trial, split
+from app.src.training.pairs import Pair, Pairs, read_file, read_rows
 from app.src.training.work import Work
 from connector.errors import ConfigurationError
 from connector.extras import install_command
@@ -36,8 +36,8 @@ _EMBEDDED_AT_ONCE = 512  # texts between two looks at `TrainingObserver.stop`
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Pairs come from `file`, or from two `columns` of the collection's rows. None: the default, or with `resume` what
-    the unfinished training was begun with."""
+    """Pairs come from `file`, or from two `columns` of the collection's rows. None: the default, or with `resume` the
+    value that the unfinished training was begun with."""
 
     file: Path | None = None
     columns: tuple[str, str] | None = None
@@ -67,16 +67,6 @@ class Resources:
     page_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingObserver:
-    """`say`: a sentence for people. `step`: steps done, all steps, last loss. `stop`: true ends the training with a
-    checkpoint."""
-
-    say: Callable[[str], None] = lambda _text: None
-    step: Callable[[int, int, float | None], None] = lambda _done, _steps, _loss: None
-    stop: Callable[[], bool] = lambda: False
-
-
 @dataclass(slots=True)
 class Report:
     """`folder`: the finished model, None when `stopped`. `worse`: it finds less than the base model, so it should not
@@ -101,7 +91,7 @@ class Report:
 
 
 class _Stopped(Exception):
-    """`TrainingObserver.stop` ended an evaluation."""
+    """The observer ended the training or an evaluation."""
 
 
 def finetune(
@@ -121,7 +111,7 @@ def finetune(
         raise ConfigurationError(f'"{model.name}" is the test embedder and cannot be trained: set another model')
     path = find_folder(model.name, model.revision)
     base = read_folder(path, display_name(model.name, path))
-    weights = check_files(base, model.weights_sha256)
+    base_facts = {"model": base.name, "weights_sha256": check_files(base, model.weights_sha256)}
     try:
         profile = detect(resources.device)
     except DeviceError as error:
@@ -129,7 +119,25 @@ def finetune(
     except ImportError as error:
         raise _not_importable(error.name or "torch") from error
     with work.opened(resume=request.resume):
-        report = _Run(spec, model, (base, weights, profile), work, resources, observer)(request)
+        begun = work.facts() if request.resume else {}
+        chosen = _chosen(request, begun, work, base_facts)
+        if "columns" in chosen:
+            observer.say(card.LICENCE_NOTICE)
+            columns = chosen["columns"][0], chosen["columns"][1]
+            limit, source = chosen["most_pairs"], resources.source()
+            pairs = read_rows(spec, columns, source, limit, page_rows=resources.page_rows, stop=observer.stop)
+        else:
+            pairs = read_file(Path(chosen["file"]), chosen["most_pairs"])
+        observer.say(str(pairs))
+        report = Report(spec.name, base_facts, pairs.counts())
+        try:
+            if observer.stop():  # the reading may have been cut short
+                raise _Stopped
+            _Run(model, base, profile, work, resources, observer).finish(chosen, begun, pairs, report)
+        except _Stopped:
+            report.stopped = True
+        if report.stopped and work.begun:
+            report.unfinished = str(work.folder)
     report.seconds = round(time.monotonic() - started, 3)
     return report
 
@@ -138,104 +146,66 @@ def _not_importable(packages: str) -> ConfigurationError:
     return ConfigurationError(f"training needs {packages}, which cannot be imported: {install_command('train')}")
 
 
+def _chosen(request: Request, begun: dict[str, Any], work: Work, base_facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the options in force; a resumed training keeps those it was begun with."""
+    given, before = request.given(), begun.get("chosen", {})
+    for name, value in given.items():
+        if request.resume and value != before.get(name):
+            raise ConfigurationError(
+                f"the training in {work.folder} was begun with {name} {before.get(name)}, not {value}: "
+                "omit the option to continue, or delete the folder"
+            )
+    chosen = (before if request.resume else DEFAULTS) | given
+    if ("file" in chosen) == ("columns" in chosen):
+        raise ConfigurationError(
+            "name the pairs to learn from: --pairs FILE.jsonl, or --columns TITLE LONGTEXT for rows of the collection"
+        )
+    if request.resume and begun.get("base") != base_facts:
+        raise ConfigurationError(
+            f"the training in {work.folder} was begun with another base model than {base_facts['model']} is now: "
+            "delete the folder and start again"
+        )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One fine-tuning in its work folder."""
 
-    def __init__(
-        self,
-        spec: CollectionSpec,
-        model: ModelSource,
-        base: tuple[Folder, str, DeviceProfile],
-        work: Work,
-        resources: Resources,
-        observer: TrainingObserver,
-    ) -> None:
-        self._spec = spec
-        self._model = model
-        self._base, weights, self._profile = base
-        self._base_facts = {"model": self._base.name, "weights_sha256": weights}
-        self._work = work
-        self._resources = resources
-        self._observer = observer
+    model: ModelSource
+    base: Folder
+    profile: DeviceProfile
+    work: Work
+    resources: Resources
+    observer: TrainingObserver
 
-    def __call__(self, request: Request) -> Report:
-        begun = self._work.facts() if request.resume else {}
-        chosen = self._chosen(request, begun)
-        if "columns" in chosen:
-            self._observer.say(card.LICENCE_NOTICE)
-        pairs = self._pairs(chosen)
-        report = Report(self._spec.name, dict(self._base_facts), pairs.counts())
-        try:
-            if self._observer.stop():  # the reading may have been cut short
-                raise _Stopped
-            self._finish(chosen, begun, pairs, report)
-        except _Stopped:
-            report.stopped = True
-        if report.stopped and self._work.begun:
-            report.unfinished = str(self._work.folder)
-        return report
-
-    def _chosen(self, request: Request, begun: dict[str, Any]) -> dict[str, Any]:
-        given = request.given()
-        before = begun.get("chosen", {})
-        for name, value in given.items():
-            if request.resume and value != before.get(name):
-                raise ConfigurationError(
-                    f"the training in {self._work.folder} was begun with {name} {before.get(name)}, not {value}: "
-                    "omit the option to continue, or delete the folder"
-                )
-        chosen = (DEFAULTS if not request.resume else before) | given
-        if ("file" in chosen) == ("columns" in chosen):
-            raise ConfigurationError(
-                "name the pairs to learn from: --pairs FILE.jsonl, or --columns TITLE LONGTEXT for rows of the "
-                "collection"
-            )
-        if request.resume and begun.get("base") != self._base_facts:
-            raise ConfigurationError(
-                f"the training in {self._work.folder} was begun with another base model than {self._base.name} is now: "
-                "delete the folder and start again"
-            )
-        return chosen
-
-    def _pairs(self, chosen: dict[str, Any]) -> Pairs:
-        limit = chosen["most_pairs"]
-        if "file" in chosen:
-            pairs = read_file(Path(chosen["file"]), limit)
-        else:
-            columns: tuple[str, str] = (chosen["columns"][0], chosen["columns"][1])
-            source, rows = self._resources.source(), self._resources.page_rows
-            pairs = read_rows(self._spec, columns, source, limit, page_rows=rows, stop=self._observer.stop)
-        self._observer.say(str(pairs))
-        return pairs
-
-    def _finish(self, chosen: dict[str, Any], begun: dict[str, Any], pairs: Pairs, report: Report) -> None:
-        divided = split(pairs.pairs, chosen["seed"])
-        trial = Trial.of(divided.held_out, divided.training)
+    def finish(self, chosen: dict[str, Any], begun: dict[str, Any], pairs: Pairs, report: Report) -> None:
+        """Measure, train, measure again and write the model. Raises _Stopped."""
+        work = self.work
+        training, held_out = split(pairs.pairs, chosen["seed"])
+        trial = Trial.of(held_out, training)
         report.training = {name: chosen[name] for name in ("epochs", "batch_size", "learning_rate", "seed")}
-        report.training |= {"pairs": len(divided.training), "held_out": len(divided.held_out)}
+        report.training |= {"pairs": len(training), "held_out": len(held_out)}
         if begun and begun.get("pairs") != pairs.digest:
             raise ConfigurationError(
-                f"the pairs differ from those that the training in {self._work.folder} was begun with, because the "
-                "rows or the file changed: delete the folder and start again"
+                f"the pairs differ from those that the training in {work.folder} was begun with, because the rows or "
+                "the file changed: delete the folder and start again"
             )
-        before = Figures(**begun["before"]) if begun else self._figures(trial, self._model)
-        report.before = before.as_dict()
+        before = Figures(**begun["before"]) if begun else self._figures(trial, self.model)
+        report.before = asdict(before)
         if not begun:
-            facts = {"chosen": chosen, "base": self._base_facts, "pairs": pairs.digest, "before": report.before}
-            self._work.begin(facts)
-        if self._train(chosen, divided, report).stopped:
-            report.stopped = True
-            return
-        candidate = self._work.candidate
-        weights = sha256_of(read_folder(candidate, self._work.out.name).weights)
-        after = self._figures(trial, ModelSource(str(candidate), None, weights, self._model.precision))
-        report.after, report.weights_sha256, report.worse = after.as_dict(), weights, after.worse_than(before)
+            work.begin({"chosen": chosen, "base": report.base, "pairs": pairs.digest, "before": report.before})
+        self._train(chosen, training, report)
+        weights = sha256_of(read_folder(work.candidate, work.out.name).weights)
+        after = self._figures(trial, ModelSource(str(work.candidate), None, weights, self.model.precision))
+        report.after, report.weights_sha256, report.worse = asdict(after), weights, after.worse_than(before)
         names = ("collection", "base", "pairs", "training", "before", "after", "weights_sha256", "worse")
         facts = {name: getattr(report, name) for name in names}  # no text, no path
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        card.write(candidate, self._work.out.name, facts | {"made": made, "version": version()})
-        self._work.finish()
-        report.folder = str(self._work.out)
+        version = importlib.metadata.version("owl-sap-connector")
+        card.write(work.candidate, work.out.name, facts | {"made": made, "version": version})
+        work.finish()
+        report.folder = str(work.out)
 
     def _figures(self, trial: Trial, source: ModelSource) -> Figures:
         """Measure with the engine that would serve; it is closed afterwards, because training needs the memory."""
@@ -243,52 +213,36 @@ class _Run:
         def embed(texts: Sequence[str]) -> NDArray[np.float32]:
             blocks = []
             for start in range(0, len(texts), _EMBEDDED_AT_ONCE):
-                if self._observer.stop():
+                if self.observer.stop():
                     raise _Stopped
                 blocks.append(engine.embed(list(texts[start : start + _EMBEDDED_AT_ONCE])))
             return np.concatenate(blocks)
 
-        with self._resources.load(source) as engine:
+        with self.resources.load(source) as engine:
             figures = trial.run(embed)
-        self._observer.say(
+        self.observer.say(
             f"recall@10 {figures.recall_at_10:.4f}, mean reciprocal rank {figures.mrr:.4f}: {figures.queries} held-out "
             f"queries among {figures.texts} texts"
         )
         return figures
 
-    def _train(self, chosen: dict[str, Any], divided: Split, report: Report) -> Trained:
+    def _train(self, chosen: dict[str, Any], pairs: list[Pair], report: Report) -> None:
         from app.src.core.finetune.trainer import save, train
 
-        technique = Technique.of(self._profile)
-        recipe = Recipe(chosen["epochs"], chosen["batch_size"], chosen["learning_rate"], chosen["seed"])
-        pairs = [(pair.query, pair.text) for pair in divided.training]
-        job = TrainingJob(self._base.path, self._work.checkpoints, pairs, recipe, self._profile, technique)
-        self._observer.say(
-            f"training on {self._profile.name}: {len(pairs)} pairs, {job.steps} steps; {', '.join(technique.reasons)}"
-        )
-        model, trained = train(job, Hooks(self._observer.step, self._halved, self._observer.stop))
+        recipe = {name: chosen[name] for name in ("epochs", "batch_size", "learning_rate", "seed")}
+        texts = [(pair.query, pair.text) for pair in pairs]
+        job = TrainingJob(self.base.path, self.work.checkpoints, texts, self.profile, **recipe)
+        precision, reason = precision_of(self.profile)
+        self.observer.say(f"training on {self.profile.name}: {len(pairs)} pairs, {job.steps} steps; {reason}")
+        model, trained = train(job, self.observer)
         report.training |= {
             "steps": trained.steps,
             "began_at": trained.began_at,
-            "at_once": trained.pace.micro,
-            "accumulation": trained.pace.accumulation,
-            "precision": technique.precision,
-            "device": self._profile.name,
+            "precision": precision,
+            "device": self.profile.name,
             "losses": [[step, loss] for step, loss in trained.losses.items()],
         }
-        if not trained.stopped:
-            shutil.rmtree(self._work.candidate, ignore_errors=True)  # a kill may have left half of one
-            save(model, self._base, self._work.candidate)
-        return trained
-
-    def _halved(self, pace: Pace) -> None:
-        self._observer.say(
-            f"out of memory: continuing with {pace.micro} pairs at once, {pace.accumulation} times per step"
-        )
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("owl-sap-connector")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        if trained.stopped:
+            raise _Stopped
+        shutil.rmtree(self.work.candidate, ignore_errors=True)  # a kill may have left half of one
+        save(model, self.base, self.work.candidate)

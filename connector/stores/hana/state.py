@@ -1,5 +1,4 @@
-"""The state tables of the HANA store: the rows of OWL_STATE, remembered for a short time by searches, and the upgrade
-of tables that an earlier version made."""
+"""The state tables of the HANA store: the rows of OWL_STATE, remembered for a short time by searches."""
 
 from __future__ import annotations
 
@@ -10,13 +9,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from connector.errors import ConfigurationError, DatabaseError, UnknownCollection, UnknownTable
-from connector.hana import catalog
 from connector.hana.connection import HanaPool
 from connector.model import Checkpoint
 from connector.stores import records
 from connector.stores.generations import changed
-from connector.stores.hana.tables import QUARANTINE, STATE, StateSql, UpgradeSql, VectorSql
-from connector.stores.records import CHECKPOINT_LENGTH, ModelStamp
+from connector.stores.hana.tables import StateSql, VectorSql
+from connector.stores.records import ModelStamp
 
 REMEMBERED = 2.0
 """Seconds for which a search uses a collection's row before reading it again."""
@@ -45,7 +43,6 @@ class Collections:
         self.names = names
         self._sql = StateSql(schema)
         self._remembered: dict[str, tuple[float, Collection]] = {}
-        self._upgraded = False
 
     def forget(self) -> None:
         self._remembered.clear()
@@ -104,37 +101,3 @@ class Collections:
         if generation is not None and found.generation != generation:
             raise changed(collection, generation, found.generation)
         return read(found)
-
-    # ----------------------------------------------------------------------------------------------------- upgrade
-
-    def upgrade(self) -> bool:
-        """Return whether there are state tables; if so they have this version's columns. Looks once; another worker
-        may do the same at the same moment. Raises DatabaseError where the user may not alter them."""
-        if self._upgraded:
-            return True
-        there = self._lengths(STATE)
-        if not there:
-            return False
-        sql = UpgradeSql(self.schema)
-        if "HIGHEST" not in there:
-            self._alter(STATE, sql.add_columns(), "HIGHEST")
-        if there["CHECKPOINT"] < CHECKPOINT_LENGTH:
-            self._alter(STATE, sql.widen_checkpoint(), "CHECKPOINT", CHECKPOINT_LENGTH)
-        quarantine = self._lengths(QUARANTINE)
-        if quarantine and "ROW_DIGEST" not in quarantine:
-            self._alter(QUARANTINE, sql.add_row_digest(), "ROW_DIGEST")
-        self._upgraded = True
-        return True
-
-    def _alter(self, table: str, sql: str, column: str, length: int = 0) -> None:
-        """Afterwards `column` exists with at least that length."""
-        try:
-            self.pool.execute(sql, doing=f"bringing {table} to this version's shape")
-        except DatabaseError:
-            if self._lengths(table).get(column, -1) < length:
-                raise
-
-    def _lengths(self, table: str) -> dict[str, int]:
-        """Return the length of each column; {} when the table does not exist."""
-        rows = self.pool.read(catalog.FIND_COLUMNS, (self.schema, table), doing=f"looking at {table}")
-        return {row[0]: int(row[2] or 0) for row in rows}

@@ -15,7 +15,6 @@ from connector.errors import (
     DatabaseError,
     PermissionRefused,
     RowRejected,
-    UnknownColumn,
     UnknownTable,
 )
 from connector.hana import catalog
@@ -27,19 +26,22 @@ from connector.model import (
     Chunk,
     CollectionStatus,
     Filter,
+    Generation,
     Lease,
     QuarantinedRow,
+    Recipe,
     StoredChunk,
     StoredRecord,
+    generation_name,
     is_generation,
 )
 from connector.protocols import Embedder
 from connector.stores import records
+from connector.stores.generations import DROPPED, GenerationRow, Switch, droppable, free_number, numbered, resumable
 from connector.stores.hana import tables as hana_tables
-from connector.stores.hana.generations import HanaGenerations
 from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.state import Collection, Collections
-from connector.stores.hana.tables import StateSql, VectorSql, portions, table_name, table_taken
+from connector.stores.hana.tables import StateSql, VectorSql, portions, table_name
 from connector.stores.hana.view import HanaView
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
@@ -79,11 +81,7 @@ class HanaStore:
         self._sql = StateSql(schema)
         self._collections = Collections(pool, schema, self._names)
         self._words = Keywords(pool)
-        self.generations = HanaGenerations(
-            self._collections,
-            ensure_table=self._ensure_table,
-            lease=lambda name: self.lease(name, "drop", 0),
-        )
+        self.generations = HanaGenerations(self)
 
     def close(self) -> None:
         """The pool stays open."""
@@ -99,9 +97,9 @@ class HanaStore:
             if is_generation(collection):
                 raise self._collections.unknown(collection)
             self._check_features()
-            self._create_state()
-        self._collections.upgrade()
-        if found is None:
+            for name, sql in self._sql.create().items():
+                if not self._exists(name):
+                    self._create([sql])
             found = self._collections.find(collection) or self._add(collection, stamp)
         if found.stamp != stamp:
             if is_generation(collection):
@@ -127,11 +125,6 @@ class HanaStore:
                 "or change [store] schema"
             )
 
-    def _create_state(self) -> None:
-        for name, sql in self._sql.create().items():
-            if not self._exists(name):
-                self._create([sql])
-
     def _exists(self, table: str) -> bool:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
 
@@ -146,16 +139,23 @@ class HanaStore:
                     raise
 
     def _add(self, collection: str, stamp: ModelStamp) -> Collection:
-        table = VectorSql(self._schema, table_name(collection, 1))
+        with suppress(RowRejected):  # another worker was first
+            self._register(collection, 1, collection, stamp, None)
+        return self._collections.known(collection)
+
+    def _register(self, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None) -> None:
+        """Create the table first: a crash then leaves an empty table, which the next attempt takes. Raises RowRejected
+        where another worker was first."""
+        table = VectorSql(self._schema, table_name(collection, number))
         owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
-        if set(owners) - {collection}:  # another worker may just have registered this collection
-            raise table_taken(collection, owners[0], table.name)
+        if set(owners) - {name}:
+            raise ConfigurationError(
+                f"collections {name!r} and {owners[0]!r} would both be kept in table {table.name}: rename one of them"
+            )
         self._ensure_table(table, stamp.dimension)
         names = json.dumps(dict(self._names.get(collection, {})))
-        row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names, None)
-        with suppress(RowRejected):  # another worker was first
-            self._pool.execute(self._sql.insert(), row, doing=f"registering collection {collection!r}")
-        return self._collections.known(collection)
+        row = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, names, spec)
+        self._pool.execute(self._sql.insert(), row, doing=f"registering collection {name!r}")
 
     def _ensure_table(self, table: VectorSql, dimension: int) -> None:
         """Create the table with vectors of `dimension`, or replace an empty one with other columns."""
@@ -192,7 +192,7 @@ class HanaStore:
         if exists and self._counts(found)[0]:  # another worker wrote before we had the lease
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
-        generation = self.generations.free_number(found.name)
+        generation = free_number(self.generations.rows(found.name))
         table = VectorSql(self._schema, table_name(found.name, generation))
         self._ensure_table(table, stamp.dimension)
         values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
@@ -285,11 +285,7 @@ class HanaStore:
 
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         self._collections.recent(collection)
-        doing = "reading the quarantine"
-        try:
-            rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing=doing)
-        except UnknownColumn:
-            rows = self._pool.read(self._sql.read_early_quarantine(), (collection,), doing=doing)
+        rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
         return [_quarantined(row) for row in rows]
 
     def status(self, collection: str) -> CollectionStatus | None:
@@ -319,6 +315,97 @@ class HanaStore:
         """Records, records of ours, documents of ours."""
         total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
         return int(total), int(ours), int(rows)
+
+
+class HanaGenerations:
+    """A `Generations`: rows of OWL_STATE, each with a vector table of its own."""
+
+    def __init__(self, store: HanaStore) -> None:
+        self._store = store
+        self._pool = store._pool
+        self._sql = store._sql
+
+    def all(self, collection: str, counted: bool = True) -> list[Generation]:
+        def count(row: GenerationRow) -> int:
+            sql = VectorSql(self._sql.schema, row.table).count()
+            try:
+                return int(self._pool.read(sql, doing=f"counting {row.name!r}")[0][2])
+            except UnknownTable:
+                return 0
+
+        return [row.generation(collection, count(row) if counted else None) for row in self.rows(collection)]
+
+    def rows(self, collection: str) -> list[GenerationRow]:
+        """Return them by number; [] where nothing was ever stored."""
+        doing = f"looking at the generations of {collection!r}"
+        try:
+            return list(map(_generation, self._pool.read(self._sql.find_all(), _names_of(collection), doing=doing)))
+        except UnknownTable:
+            return []
+
+    def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        stamp = ModelStamp.of(embedder)
+        while True:
+            rows = self.rows(collection)
+            found = resumable(collection, rows, stamp, recipe)
+            if found is not None:
+                if found.state == "retired":
+                    self._pool.execute(self._sql.revive(), (found.name,), doing=f"building {found.name!r} on")
+                return found.name
+            number = free_number(rows)
+            with suppress(RowRejected):  # another worker has begun one: look again
+                name = generation_name(collection, number)
+                self._store._register(name, number, collection, stamp, records.recipe_text(recipe))
+
+    def record(self, collection: str, number: int, recipe: Recipe) -> None:
+        text = records.recipe_text(recipe)
+        known = [row.spec for row in self.rows(collection) if row.number == number]
+        if known and known[0] != text:  # by number, because a switch may change the name now
+            values = (text, number, collection, generation_name(collection, number))
+            self._pool.execute(self._sql.record_spec(), values, doing=f"recording the recipe of {collection!r}")
+
+    def switch(self, collection: str, number: int) -> None:
+        """A repetition after a lost reply finds the switch made."""
+        numbered(collection, self.rows(collection), number)
+
+        def work(session: Session) -> None:
+            found = session.query(self._sql.lock_all(), _names_of(collection), doing="locking the generations")
+            switch = Switch.to(collection, list(map(_generation, found)), number)
+            if switch is None:
+                return
+
+            def rename(sql: str, row: GenerationRow, name: str) -> None:
+                values = (name, records.to_compare_whole(row.checkpoint), switch.epoch, row.name)
+                session.execute(sql, values, doing="switching generations")
+                session.execute(self._sql.move_quarantine(), (name, row.name), doing="moving a quarantine")
+
+            for row in switch.retiring:
+                rename(self._sql.rename("CURRENT_UTCTIMESTAMP"), row, generation_name(collection, row.number))
+            failpoints.reach("mid_alias_swap")
+            rename(self._sql.rename("NULL"), switch.target, collection)
+
+        self._pool.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
+        self._store._collections.forget()
+
+    def drop(self, collection: str, number: int) -> None:
+        """Mark it first: after an interruption it can be dropped again, but neither built on nor switched to."""
+        row = droppable(collection, self.rows(collection), number)
+        doing = f"dropping {row.name!r}"
+        with self._store.lease(row.name, "drop", 0) as lease:
+            if self._pool.execute(self._sql.mark_dropped(), (DROPPED, lease.collection, lease.epoch)) != 1:
+                raise lost(lease)
+            rows = self.rows(collection)
+            table = next(each.table for each in rows if each.name == row.name)
+            with suppress(UnknownTable):  # an interrupted drop has removed it
+                self._pool.execute(VectorSql(self._sql.schema, table).drop(), doing=doing)
+
+            def work(session: Session) -> None:
+                session.execute(self._sql.keep_highest(), (free_number(rows) - 1, collection), doing=doing)
+                session.execute(self._sql.drop_quarantine(), (row.name,), doing=doing)
+                session.execute(self._sql.delete(), (row.name,), doing=doing)
+
+            self._pool.in_transaction(work, doing=doing)
+        self._store._collections.forget()
 
 
 class _Writer:
@@ -364,17 +451,13 @@ class _Writer:
         if self._quarantined is None:  # once: a repeated commit must not count the attempt twice
             known = session.query(self._sql.read_quarantine(), (name,))
             before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
-            self._quarantined = [
-                (
-                    name,
-                    row.id,
-                    row.stage[:100],
-                    row.reason[:2000],
-                    records.attempts(row, *before.get(row.id, (0, None))),
-                    row.digest,
-                )
-                for row in sorted(changes.quarantined, key=lambda row: row.id)
-            ]
+            self._quarantined = []
+            for row in sorted(changes.quarantined, key=lambda row: row.id):
+                tried, digest = before.get(row.id, (0, None))
+                if None not in (digest, row.digest) and bytes(digest) != row.digest:
+                    tried = 0  # a changed row starts again
+                values = (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + tried, row.digest)
+                self._quarantined.append(values)
         session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
 
 
@@ -405,3 +488,18 @@ def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
         metadata=records.metadata_of(meta),
         vector=records.from_fvecs(vector, dimension),
     )
+
+
+def _names_of(collection: str) -> tuple[str, str]:
+    """Return the name, and the LIKE pattern of its other generations' names; `_` is a wildcard."""
+    escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
+    return collection, generation_name(escaped, 0)[:-1] + "%"
+
+
+def _generation(row: Sequence[Any]) -> GenerationRow:
+    """Read a row without the later columns, when it was locked, too."""
+    name, table, number, model, fingerprint, dimension, checkpoint, last_sync, epoch, *later = row
+    spec, created, retired, highest = later or (None, None, None, None)
+    stamp, times = ModelStamp(model, fingerprint, dimension), map(records.in_utc, (last_sync, created, retired))
+    synced, began, ended = times
+    return GenerationRow(name, table, number, stamp, checkpoint, synced, epoch, spec, began, ended, highest)

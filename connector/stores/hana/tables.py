@@ -24,9 +24,8 @@ _STATE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
 "MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
 "META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR({checkpoint}), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
-"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, {later})"""
-_LATER_STATE_COLUMNS = '"SPEC" NCLOB, "CREATED_AT" TIMESTAMP, "RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER'
-"""Of generations. Opening adds them to state tables of earlier versions."""
+"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, "SPEC" NCLOB, "CREATED_AT" TIMESTAMP,
+"RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER)"""
 _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
 "REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
@@ -57,11 +56,11 @@ def table_name(collection: str, generation: int) -> str:
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
 
 
-def table_taken(collection: str, owner: str, table: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"collections {collection!r} and {owner!r} would both be kept in table {table}: rename one of them"
-    )
-
+_GENERATION_COLUMNS = (
+    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
+    '"LEASE_EPOCH"'
+)
+_OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
 
 # The parts put together below are quoted identifiers and constants; values are always bound.
 # ruff: noqa: S608
@@ -69,7 +68,7 @@ def table_taken(collection: str, owner: str, table: str) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class StateSql:
-    """Statements about the state tables of a schema."""
+    """Statements about the state tables of a schema: collections, leases, generations, quarantine."""
 
     schema: str
 
@@ -83,7 +82,7 @@ class StateSql:
 
     def create(self) -> dict[str, str]:
         """By table name."""
-        columns = _STATE_COLUMNS.format(checkpoint=CHECKPOINT_LENGTH, later=_LATER_STATE_COLUMNS)
+        columns = _STATE_COLUMNS.format(checkpoint=CHECKPOINT_LENGTH)
         return {
             STATE: f"CREATE COLUMN TABLE {self.state} {columns}",
             QUARANTINE: f"CREATE COLUMN TABLE {self.quarantine} {_QUARANTINE_COLUMNS}",
@@ -152,13 +151,6 @@ class StateSql:
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
 
-    def read_early_quarantine(self) -> str:
-        """For a table of an earlier version."""
-        return (
-            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", NULL FROM {self.quarantine} '
-            'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
-        )
-
     def put_quarantine(self) -> str:
         return (
             f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "ROW_DIGEST", '
@@ -171,27 +163,11 @@ class StateSql:
     def count_quarantine(self) -> str:
         return f'SELECT COUNT(*) FROM {self.quarantine} WHERE "COLLECTION" = ?'
 
-
-_GENERATION_COLUMNS = (
-    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
-    '"LEASE_EPOCH"'
-)
-_OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationSql(StateSql):
-    """Statements about the generations of a collection."""
-
     def find_all(self) -> str:
         return (
             f'SELECT {_GENERATION_COLUMNS}, "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST" FROM {self.state} '
             f'WHERE {_OF_COLLECTION} ORDER BY "GENERATION"'
         )
-
-    def find_first(self) -> str:
-        """In a state table of an earlier version."""
-        return f'SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE "COLLECTION" = ?'
 
     def lock_all(self) -> str:
         return f"SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE {_OF_COLLECTION} FOR UPDATE"
@@ -202,13 +178,8 @@ class GenerationSql(StateSql):
     def record_spec(self) -> str:
         return f'UPDATE {self.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
 
-    def retire(self) -> str:
-        return self._rename("CURRENT_UTCTIMESTAMP")
-
-    def serve(self) -> str:
-        return self._rename("NULL")
-
-    def _rename(self, retired: str) -> str:
+    def rename(self, retired: str) -> str:
+        """`retired`: an expression for the time."""
         return (
             f'UPDATE {self.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, '
             f'"LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
@@ -231,20 +202,6 @@ class GenerationSql(StateSql):
 
     def delete(self) -> str:
         return f'DELETE FROM {self.state} WHERE "COLLECTION" = ?'
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeSql(StateSql):
-    """Statements about state tables that an earlier version made."""
-
-    def add_columns(self) -> str:
-        return f"ALTER TABLE {self.state} ADD ({_LATER_STATE_COLUMNS})"
-
-    def widen_checkpoint(self) -> str:
-        return f'ALTER TABLE {self.state} ALTER ("CHECKPOINT" NVARCHAR({CHECKPOINT_LENGTH}))'
-
-    def add_row_digest(self) -> str:
-        return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
 
 
 _FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
@@ -338,7 +295,7 @@ class VectorSql:
         """Parameters: `whole` patterns of keys that come first, one that all have, then those of the condition.
         `projection` as for `search`."""
         first = " OR ".join(['"SRC_KEY" LIKE ?'] * whole)
-        head, source = self._projected(projection)
+        head, source = self.projected(projection)
         return (
             f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
             f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE" FROM {source} '
@@ -374,7 +331,7 @@ class VectorSql:
         SAP documents TOP with a literal number only. TO_REAL_VECTOR takes text everywhere; the parameter type of bound
         bytes is untested on a real HANA.
         """
-        head, source = self._projected(projection)
+        head, source = self.projected(projection)
         where = f" WHERE {condition}" if condition else ""
         hint = " WITH HINT (NO_VECTOR_INDEX)" if exact else ""
         return (
@@ -383,20 +340,8 @@ class VectorSql:
             f'FROM {source}{where} ORDER BY "SCORE" DESC{hint}'
         )
 
-    def _projected(self, projection: str) -> tuple[str, str]:
+    def projected(self, projection: str) -> tuple[str, str]:
         """Return the text before SELECT, and the table to read from."""
         if not projection:
             return "", self.table
         return f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) ", "intermediate_result"
-
-
-def explain(name: str, sql: str) -> str:
-    """Write HANA's plan for `sql` into its table of plans as `name` (letters, digits and _)."""
-    return f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}"
-
-
-EXPLAINED = (
-    'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
-    'ORDER BY "OPERATOR_ID"'
-)
-FORGET_PLAN = 'DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?'

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from connector.errors import PermissionRefused, RowRejected, StatementFailed
 from connector.hana.connection import HanaPool, Rows, Session
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
-from connector.stores import filter_sql, filters, records
-from connector.stores.hana import tables as hana_tables
+from connector.stores import filters, records
 from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.state import Collection, Collections
 from connector.stores.hana.tables import portions
@@ -25,6 +24,12 @@ VECTORS_PAGE = 500
 _INCONSISTENT = 266
 _TIE_STEPS = 3
 """How often to read more only because rows share the last score."""
+
+_EXPLAINED = (
+    'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
+    'ORDER BY "OPERATOR_ID"'
+)
+_FORGET_PLAN = 'DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?'
 
 T = TypeVar("T")
 
@@ -151,12 +156,12 @@ class HanaView:
 
         def read(found: Collection, condition: filters.Condition | None) -> IndexUse:
             compiled = _compiled(condition)
-            sql = hana_tables.explain(name, found.table.search(max(k, 1), compiled.sql, compiled.projection))
+            sql = found.table.search(max(k, 1), compiled.sql, compiled.projection)
 
             def explain(session: Session) -> Rows:
-                session.execute(sql, doing=doing)
-                rows = session.query(hana_tables.EXPLAINED, (name,), doing=doing)
-                session.execute(hana_tables.FORGET_PLAN, (name,), doing=doing)
+                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}", doing=doing)
+                rows = session.query(_EXPLAINED, (name,), doing=doing)
+                session.execute(_FORGET_PLAN, (name,), doing=doing)
                 return rows
 
             try:
@@ -183,8 +188,8 @@ def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
         raise
 
 
-def _compiled(condition: filters.Condition | None) -> filter_sql.Compiled:
-    return filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
+def _compiled(condition: filters.Condition | None) -> filters.Compiled:
+    return filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
@@ -206,23 +211,11 @@ def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
 
 
 def _hit(row: Sequence[Any]) -> Hit:
-    id_, key, number, text, meta, score = row
-    return Hit(
-        id=f"{records.FOREIGN}{id_}" if key is None else key,
-        score=float(score),
-        text=text or "",
-        metadata=records.metadata_of(meta),
-        number=number or 0,
-        record=id_,
-    )
+    text = _text(row[:5])
+    return Hit(text.id, float(row[5]), text.text, text.metadata, text.number, text.record)
 
 
 def _text(row: Sequence[Any]) -> StoredText:
-    id_, key, number, text, meta = row
-    return StoredText(
-        id=f"{records.FOREIGN}{id_}" if key is None else key,
-        number=number or 0,
-        text=text or "",
-        metadata=records.metadata_of(meta),
-        record=id_,
-    )
+    record, key, number, text, meta = row
+    id_ = f"{records.FOREIGN}{record}" if key is None else key
+    return StoredText(id_, number or 0, text or "", records.metadata_of(meta), record)

@@ -1,6 +1,4 @@
-"""Keyword search of the local store: an FTS5 index over the texts, kept in step by triggers within every transaction
-that writes records, and BM25 over the texts that a caller may see.
-"""
+"""Keyword search of the local store: FTS5 finds texts with a word, BM25 ranks those that a caller may see."""
 
 from __future__ import annotations
 
@@ -11,32 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.errors import WordsNotSearchable
 from connector.model import Hit
-from connector.stores import filter_sql, filters
-from connector.stores.local.filter_cache import FilterCache
-from connector.stores.local.snapshot import Mark, read_mark
-from connector.stores.local.sqlite_file import SqliteFile, undamaged
-from connector.stores.local.tables import Candidate, Records, best_documents
+from connector.stores import filters, records
+from connector.stores.local.search import FilterCache, Mark, read_mark
+from connector.stores.local.sqlite_file import undamaged
+from connector.stores.local.tables import Records
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
-
-# Contentless: the texts are in `records`, so the triggers repeat a deleted text. `scope` is the collection as a word of
-# its own, so that a search finds no other collection's rows.
-_INDEX = (
-    "CREATE VIRTUAL TABLE keywords USING fts5(scope, text, content='', tokenize='unicode61 remove_diacritics 2')",
-    "CREATE TRIGGER keywords_inserted AFTER INSERT ON records BEGIN "
-    "INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text); END",
-    "CREATE TRIGGER keywords_deleted AFTER DELETE ON records BEGIN "
-    "INSERT INTO keywords (keywords, rowid, scope, text) "
-    "VALUES ('delete', old.id, 'c' || old.collection, old.text); END",
-    "CREATE TRIGGER keywords_changed AFTER UPDATE OF text, collection ON records BEGIN "
-    "INSERT INTO keywords (keywords, rowid, scope, text) "
-    "VALUES ('delete', old.id, 'c' || old.collection, old.text); "
-    "INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text); END",
-)
-_FILL = "INSERT INTO keywords (rowid, scope, text) SELECT id, 'c' || collection, text FROM records"
-_TRIGGERS = ("keywords_inserted", "keywords_deleted", "keywords_changed")
-_OURS = frozenset({"keywords", *_TRIGGERS})
 
 # FTS5 writes how many words each column of a row has into this table of its own, as one varint each; `scope` has one.
 _LENGTHS = (
@@ -49,44 +27,6 @@ _MOST_WORDS = 2**31 - 1
 WORDS_REMEMBERED = 10_000
 TEXTS_REMEMBERED = 4_000_000
 """In all sets together: 12 bytes each."""
-
-
-def prepare(file: SqliteFile, *, read_only: bool = False) -> bool:
-    """Create the index where it is missing and fill it from the records, in one transaction. Return False where this
-    SQLite has no FTS5: then the triggers are dropped, because they would make every write fail, and the index is
-    rebuilt when FTS5 is back. A read-only file is not changed: False where it has no index."""
-    with file.read() as db:
-        able, present = _has_fts5(db), _present(db)
-    if (present == _OURS) if able else present.isdisjoint(_TRIGGERS):
-        return able
-    if read_only:
-        return False
-    with file.write() as db:
-        present = _present(db)
-        if able and present == _OURS:
-            return True  # another process was first
-        for name in present & set(_TRIGGERS):
-            db.execute(f"DROP TRIGGER {name}")  # nosemgrep: owl-sql-formatted - one of _TRIGGERS
-        if able:
-            db.execute("DROP TABLE IF EXISTS keywords")
-            for statement in (*_INDEX, _FILL):
-                db.execute(statement)
-    return able
-
-
-def _has_fts5(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
-
-
-def _present(db: sqlite3.Connection) -> frozenset[str]:
-    return frozenset(name for (name,) in db.execute("SELECT name FROM sqlite_master") if name in _OURS)
-
-
-def unsupported() -> WordsNotSearchable:
-    return WordsNotSearchable(
-        f"keyword search needs SQLite with FTS5, which this Python's SQLite {sqlite3.sqlite_version} lacks: "
-        "use another build of Python, or vector search, which works without"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +71,7 @@ class TextCache:
 
     def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
         """`within`: the rows that the caller may see (None: all)."""
-        compiled = filter_sql.Compiled("", ()) if within is None else filter_sql.to_sqlite(within)
+        compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
         key, mark = FilterCache.key(compiled, collection), read_mark(db)
         known = self._known.get(key)
         if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
@@ -142,7 +82,7 @@ class TextCache:
 
 
 def _brought_up(
-    db: sqlite3.Connection, collection: int, within: filter_sql.Compiled, known: _Texts | None, mark: Mark
+    db: sqlite3.Connection, collection: int, within: filters.Compiled, known: _Texts | None, mark: Mark
 ) -> _Texts:
     """Return `known` with added and without deleted texts. Start from nothing where `known` is later than the
     transaction, old tombstones are deleted, or changed metadata may have changed which rows match `within`."""
@@ -158,25 +98,22 @@ def _brought_up(
         known = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
     sql = _LENGTHS.format(f" AND ({within.sql})" if within.sql else "")
     rows = db.execute(sql, (collection, known.mark[0], *within.parameters)).fetchall()
+    ids, lengths = [], []
     with undamaged("the index of words"):
-        ids, lengths = [id_ for id_, _ in rows], [_words_of(size) for _, size in rows]
+        for id_, size in rows:
+            count = 0
+            for byte in size[1:]:  # the second varint; the first is one byte, as `scope` is one word
+                count = count << 7 | byte & 0x7F
+            if count > _MOST_WORDS:
+                raise ValueError(count)
+            ids.append(id_)
+            lengths.append(count)
     stay = ~np.isin(known.ids, gone)
     return _Texts(
         mark,
         np.concatenate([known.ids[stay], np.array(ids, dtype=np.int64)]),
         np.concatenate([known.lengths[stay], np.array(lengths, dtype=np.int32)]),
     )
-
-
-def _words_of(size: bytes) -> int:
-    """Return the second varint; the first is one byte, as `scope` is one word. Raises ValueError for an impossible
-    one."""
-    count = 0
-    for byte in size[1:]:
-        count = count << 7 | byte & 0x7F
-    if count > _MOST_WORDS:
-        raise ValueError(count)
-    return count
 
 
 class KeywordSearch:
@@ -224,15 +161,15 @@ class KeywordSearch:
 
     def _walk(
         self, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int, condition: filters.Condition | None
-    ) -> list[Candidate]:
+    ) -> list[Hit]:
         """Go down the ranking, in steps that never split rows of one score, until `k` documents pass the filter."""
-        passed: list[Candidate] = []
+        passed: list[Hit] = []
         start, step = 0, 2 * k + 16
         while start < len(ids):
             end = min(start + step, len(ids))
             end = int(np.searchsorted(-scores, -scores[end - 1], side="right"))
             chunk = dict(zip(ids[start:end].tolist(), scores[start:end].tolist(), strict=True))
-            passed = best_documents([*passed, *self._records.candidates(chunk, condition)], k)
+            passed = records.best_per_document([*passed, *self._records.candidates(chunk, condition)], k)
             if len(passed) == k:
                 break
             start, step = end, step * 4

@@ -1,30 +1,30 @@
-"""Vector search of the local store: the in-memory indexes of collections, and the exact best documents, filtered or
-not.
+"""Vector search of the local store: the vectors of each collection in memory as immutable snapshots, extended by what
+SQLite has gained, and the exact best documents, filtered or not. All of it is a cache that can be dropped at any time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector import cancellation
 from connector.errors import BadFilter
-from connector.model import Filter, Hit
-from connector.stores import filter_sql, filters
-from connector.stores.local.filter_cache import FilterCache
-from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
-from connector.stores.local.tables import Candidate, Collection, Records, best_documents
+from connector.model import Filter, Hit, Vectors
+from connector.stores import filters, records
+from connector.stores.local.tables import Collection, Records
 from connector.stores.scan.int8_scan import best_scan
 from connector.stores.scan.shared_scans import SharedScans
-from connector.stores.scan.vector_scan import Ranking, VectorScan, exact_scores
+from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10
 """A filter that matches less than one row in this many is answered from the matching rows."""
@@ -40,7 +40,214 @@ all others; HANA's statements end by `communication_timeout`."""
 _STEPS = 20_000
 """SQLite instructions between two looks at the clock, about a millisecond; each look takes the interpreter's lock."""
 
-Positions = NDArray[np.int64]
+FILTERS = 512
+"""In a filter cache, at most."""
+
+T = TypeVar("T")
+Mark = tuple[int, int]
+"""The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""
+PAGE = 8192
+_LOAD = (
+    "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
+    "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
+)
+_SLACK = 1.25
+_EPSILON = 4 * float(np.finfo(np.float32).eps)
+
+
+class FilterCache(Generic[T]):
+    """Keeps the values used last: at most FILTERS, with at most as many rows in total as `put` allows. Thread-safe."""
+
+    def __init__(self, rows_of: Callable[[T], int]) -> None:
+        self._rows_of = rows_of
+        self._values: dict[bytes, T] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def rows(self) -> int:
+        with self._lock:
+            return sum(map(self._rows_of, self._values.values()))
+
+    @staticmethod
+    def key(compiled: filters.Compiled, collection: int = 0) -> bytes:
+        """Return a short key: a filter may have megabytes of values."""
+        return hashlib.sha256(repr((collection, compiled.sql, compiled.parameters)).encode()).digest()
+
+    def get(self, key: bytes) -> T | None:
+        with self._lock:
+            if key in self._values:
+                self._values[key] = self._values.pop(key)
+            return self._values.get(key)
+
+    def put(self, key: bytes, value: T, most_rows: int) -> None:
+        """Store a value and drop the least recently used ones; this one stays whatever its size."""
+        with self._lock:
+            self._values.pop(key, None)
+            self._values[key] = value
+            rows = sum(map(self._rows_of, self._values.values()))
+            for oldest in list(self._values)[:-1]:
+                if rows <= most_rows and len(self._values) <= FILTERS:
+                    break
+                rows -= self._rows_of(self._values.pop(oldest))
+
+    def copy(self) -> FilterCache[T]:
+        other = FilterCache(self._rows_of)
+        with self._lock:
+            other._values = dict(self._values)
+        return other
+
+
+def read_mark(db: sqlite3.Connection) -> Mark:
+    found = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+    return found.get("records", 0), found.get("tombstones", 0)
+
+
+def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
+    """Return stored vectors (n, d) with length 1, and which of them are usable: the others are zeros. A damaged vector
+    must not bring NaN into the scores; one of another length would have a wrong cosine."""
+    size = 4 * dimension
+    if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
+        blank = b"\0" * size
+        blobs = [blob if isinstance(blob, bytes) and len(blob) == size else blank for blob in blobs]
+    data = b"".join(cast(Sequence[bytes], blobs))
+    vectors = np.frombuffer(data, dtype="<f4").reshape(len(blobs), dimension)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    usable: NDArray[np.bool_] = np.isfinite(lengths) & (lengths > 0)
+    odd = ~usable | (np.abs(lengths - 1.0) > _EPSILON)
+    if odd.any():
+        vectors = vectors.copy()
+        vectors[~usable] = 0
+        odd &= usable
+        vectors[odd] = vectors[odd] / lengths[odd, None]
+    return vectors, usable
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The places, ascending, of the rows with ids up to `seen` that match a filter; None for too many to keep."""
+
+    places: NDArray[np.int64] | None
+    seen: int
+
+
+def _no_filters() -> FilterCache[Kept]:
+    return FilterCache(lambda kept: 0 if kept.places is None else len(kept.places))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rows in id order. `view` holds the unit vector of record `ids[i]` as row i, to be ignored unless `alive[i]`."""
+
+    mark: Mark
+    ids: NDArray[np.int64]
+    alive: NDArray[np.bool_]
+    live: int
+    view: ScanView
+    filtered: FilterCache[Kept] = field(compare=False)
+    """Matching rows by filter. The next snapshot takes over what is still valid."""
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """The rows that count, None: all."""
+        return None if self.live == len(self.ids) else self.alive
+
+    def is_newer(self, mark: Mark) -> bool:
+        """Return whether it has changes that a transaction with `mark` cannot see."""
+        return self.mark[0] > mark[0] or self.mark[1] > mark[1]
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of those `ids` that are alive here."""
+        if not len(self.ids):
+            return np.empty(0, np.int64)
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        known: NDArray[np.int64] = found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
+        return known
+
+
+class Buffer:
+    """The rows of successive snapshots of one collection. Rows are appended behind those that earlier snapshots see; a
+    compacted buffer is a new one, so a snapshot in use never changes.
+
+    Not thread-safe: `extend` is called under the collection's lock. After an error it is not to be used again.
+    """
+
+    def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
+        self._collection = collection
+        self._dimension = dimension
+        self._scan = scan
+        self._clear()
+
+    def _clear(self) -> None:
+        self._used = 0
+        self._ids = np.empty(0, np.int64)
+        self._copy: ScanCopy = self._scan.copy(self._dimension)
+
+    def empty(self) -> Snapshot:
+        return self._view((0, 0), np.empty(0, np.bool_), 0)
+
+    def extend(self, db: sqlite3.Connection, last: Snapshot, mark: Mark) -> Snapshot:
+        """The snapshot for `mark`, which `db`'s open transaction sees. `last` is the newest one made so far."""
+        if self._pruned(db) > last.mark[1] and last.mark != (0, 0):
+            self._clear()
+            last = self.empty()
+        buried, described = self._tombstones(db, last)
+        alive, live = last.alive, last.live
+        if len(buried):
+            alive = alive.copy()
+            alive[buried] = False
+            live -= len(buried)
+        added = self._load(db, last.mark[0]) if mark[0] > last.mark[0] else []
+        if added:
+            alive = np.concatenate([alive, *added])
+            live += sum(int(some.sum()) for some in added)
+        if live * 2 < len(alive):
+            return self._compact(mark, alive, live)
+        # Cached filters stay valid except for added and deleted rows, unless metadata changed.
+        return self._view(mark, alive, live, None if described else last.filtered.copy())
+
+    def _view(
+        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: FilterCache[Kept] | None = None
+    ) -> Snapshot:
+        kept = _no_filters() if filtered is None else filtered
+        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), kept)
+
+    def _pruned(self, db: sqlite3.Connection) -> int:
+        row = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def _tombstones(self, db: sqlite3.Connection, last: Snapshot) -> tuple[NDArray[np.int64], bool]:
+        """Return the places of rows deleted since, and whether any metadata has changed."""
+        sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
+        ids = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
+        return np.unique(last.positions(ids)), bool((ids == 0).any())
+
+    def _load(self, db: sqlite3.Connection, after: int) -> list[NDArray[np.bool_]]:
+        """Append the records above `after`. Return which rows of each page have a usable vector."""
+        cursor = db.execute(_LOAD, (self._collection, after))
+        usable = []
+        while rows := cursor.fetchmany(PAGE):
+            usable.append(self._append(rows))
+        return usable
+
+    def _append(self, rows: Sequence[tuple[int, bytes]]) -> NDArray[np.bool_]:
+        start, end = self._used, self._used + len(rows)
+        if end > len(self._ids):
+            self._ids = np.concatenate([self._ids[:start], np.empty(max(PAGE, int(end * _SLACK) - start), np.int64)])
+        vectors, usable = unit_rows([vector for _, vector in rows], self._dimension)
+        self._ids[start:end] = [id_ for id_, _ in rows]
+        self._copy.append(vectors)
+        self._used = end
+        return usable
+
+    def _compact(self, mark: Mark, alive: NDArray[np.bool_], live: int) -> Snapshot:
+        self._ids = self._ids[: self._used][alive]
+        self._copy = self._copy.kept(alive)
+        self._used = live
+        return self._view(mark, np.ones(live, np.bool_), live)
 
 
 @contextmanager
@@ -61,7 +268,7 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
                 f"the filter has taken {FILTER_SECONDS:g} s over the rows of this collection and was given up: use "
                 "fewer conditions ($in in place of many under $or), or words in the search text"
             ) from None
-        if condition is not None and filter_sql.is_unreadable(error):
+        if condition is not None and filters.is_unreadable(error):
             raise filters.not_comparable(condition) from None
         raise
     finally:
@@ -143,11 +350,11 @@ class Search:
         if k < 1 or not snapshot.live:
             return []
         if condition is None:
-            return self._records.hits(self._of_all(query, k, _Pool(None, snapshot.live, snapshot.live)) or [])
+            return self._records.hits(self._of_all(query, k, None, snapshot.live) or [])
         few = max(SELECTIVE_ROWS, snapshot.live // SELECTIVE_SHARE)
         kept = self._matching(condition, few)
         if kept is None:
-            best = self._of_all(query, k, _Pool(condition, snapshot.live, few))
+            best = self._of_all(query, k, condition, few)
             if best is not None:
                 return self._records.hits(best)
             # the matching rows are far from the query
@@ -157,48 +364,58 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------ ranking
 
-    def _of_all(self, query: NDArray[np.float32], k: int, pool: _Pool) -> list[Candidate] | None:
-        snapshot = self._snapshot
-        return self._settle(query, k, self._scans.rank(snapshot.view, query, snapshot.allowed), pool)
-
-    def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
+    def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Hit] | None:
         """Return the best of the rows at `kept`. Gathering many costs more than scanning all."""
-        snapshot, pool = self._snapshot, _Pool(None, len(kept), len(kept))
+        snapshot = self._snapshot
         if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
-            return self._settle(query, k, snapshot.view.rank_rows(query, kept), pool)
-        allowed = np.zeros(len(snapshot.ids), np.bool_)
-        allowed[kept] = True
-        return self._settle(query, k, self._scans.rank(snapshot.view, query, allowed), pool)
+            ranking = snapshot.view.rank_rows(query, kept)
+        else:
+            allowed = np.zeros(len(snapshot.ids), np.bool_)
+            allowed[kept] = True
+            ranking = self._scans.rank(snapshot.view, query, allowed)
+        return self._settle(query, k, ranking, None, len(kept), len(kept))
 
-    def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Candidate] | None:
-        """Go down the ranking until `k` documents pass; None when `pool.limit` rows were read and there are more."""
+    def _of_all(
+        self, query: NDArray[np.float32], k: int, condition: filters.Condition | None, limit: int
+    ) -> list[Hit] | None:
+        snapshot = self._snapshot
+        ranking = self._scans.rank(snapshot.view, query, snapshot.allowed)
+        return self._settle(query, k, ranking, condition, snapshot.live, limit)
+
+    def _settle(
+        self,
+        query: NDArray[np.float32],
+        k: int,
+        ranking: Ranking,
+        condition: filters.Condition | None,
+        rows: int,
+        limit: int,
+    ) -> list[Hit] | None:
+        """Go down the ranking of `rows` rows until `k` documents pass `condition`; None when `limit` rows were read and
+        there are more. Scores are the true ones, from the stored vectors."""
         wanted = k + SPARE
         while True:
             chosen, floor = ranking.best(wanted)
-            best = best_documents(self._candidates(chosen, query, pool.condition), k)
-            if wanted >= pool.rows:
+            found = self._records.with_vectors(self._snapshot.ids[chosen].tolist(), condition)
+            vectors, _ = unit_rows([row[3] for row in found], len(query))
+            scores = exact_scores(vectors, query).tolist()
+            candidates = (
+                Hit(document, score, "", {}, number, record)
+                for score, (document, number, record, _) in zip(scores, found, strict=True)
+            )
+            best = records.best_per_document(candidates, k)
+            if wanted >= rows or (len(best) == k and best[-1].score >= floor):
                 return best
-            if len(best) == k and best[-1].score >= floor:
-                return best
-            if wanted >= pool.limit:
+            if wanted >= limit:
                 return None
-            wanted = min(wanted * 4, pool.limit)
-
-    def _candidates(
-        self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
-    ) -> list[Candidate]:
-        """Return the rows that pass the filter with their true scores, from the stored vectors."""
-        found = self._records.with_vectors(self._snapshot.ids[positions].tolist(), condition)
-        vectors, _ = unit_rows([row[3] for row in found], len(query))
-        scores = exact_scores(vectors, query).tolist()
-        return [Candidate(score, *row[:3]) for score, row in zip(scores, found, strict=True)]
+            wanted = min(wanted * 4, limit)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
         """Return the places of the matching rows; None when they are more than `few` (None: no limit). Cached per
         filter: a repeated filter reads only new rows."""
-        compiled = filter_sql.to_sqlite(condition)
+        compiled = filters.to_sqlite(condition)
         snapshot = self._snapshot
         key = FilterCache.key(compiled)
         known = snapshot.filtered.get(key)
@@ -206,31 +423,17 @@ class Search:
             if known is not None and few is not None:
                 return None
             known = Kept(np.empty(0, np.int64), 0)
-        if known.seen < snapshot.mark[0]:
-            known = self._brought_up(known, compiled, few)
+        if known.places is not None and known.seen < snapshot.mark[0]:  # add the rows written since
+            limit = -1 if known.seen or few is None else few + 1
+            sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
+            rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
+            ids, seen = np.array([id_ for (id_,) in rows], dtype=np.int64), snapshot.mark[0]
+            together = None
+            if len(ids) != limit:
+                together = np.concatenate([known.places, snapshot.positions(np.sort(ids))])
+            known = Kept(together, seen)
             snapshot.filtered.put(key, known, REMEMBERED_ROWS * len(snapshot.ids))
         places = known.places
         if places is None or snapshot.live == len(snapshot.ids):
             return places
         return places[snapshot.alive[places]]
-
-    def _brought_up(self, known: Kept, compiled: filter_sql.Compiled, few: int | None) -> Kept:
-        """Return `known` with the rows added since."""
-        assert known.places is not None
-        limit = -1 if known.seen or few is None else few + 1
-        sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
-        rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
-        ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
-        seen = self._snapshot.mark[0]
-        if len(ids) == limit:
-            return Kept(None, seen)
-        return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """The ranked rows: the `condition` still to be checked, how many there are, and how many may be read."""
-
-    condition: filters.Condition | None
-    rows: int
-    limit: int

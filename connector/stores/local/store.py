@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -25,18 +26,21 @@ from connector.model import (
     Chunk,
     CollectionStatus,
     Filter,
+    Generation,
     Lease,
     QuarantinedRow,
+    Recipe,
     StoredChunk,
     StoredRecord,
     Vectors,
+    generation_name,
     is_generation,
 )
 from connector.protocols import Embedder
 from connector.stores import records
+from connector.stores.generations import DROPPED, GenerationRow, Switch, droppable, free_number, resumable
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local import keywords as local_keywords
-from connector.stores.local.generations import LocalGenerations, next_number
 from connector.stores.local.search import Indexes
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, Collection, find, known, unknown
@@ -51,6 +55,8 @@ GROUP = 64
 faster; more rows would make long statements."""
 LONGEST_LEASE = 300.0
 """Seconds. A lease that ends later was taken before the clock was set back and would never expire."""
+DELETE_PAGE = 5000
+"""Records deleted in one transaction: other writers wait no longer than that takes."""
 TOMBSTONES_KEPT = 50_000
 """Readers further behind reload the collection instead of following its changes."""
 
@@ -88,18 +94,8 @@ class LocalStore:
         self._times = lease_times
         self._indexes = Indexes(scan)
         self._file = SqliteFile(folder / FILE, SCHEMA, read_only=read_only)
-        try:
-            has_words = local_keywords.prepare(self._file, read_only=read_only)
-        except BaseException:
-            self._file.close()
-            raise
-        self._texts = local_keywords.TextCache() if has_words else None
-        self.generations = LocalGenerations(
-            self._file,
-            self._names,
-            lease=lambda name: self.lease(name, "drop", 0),
-            forget=self._indexes.forget,
-        )
+        self._texts = local_keywords.TextCache()
+        self.generations = LocalGenerations(self)
 
     def close(self) -> None:
         self._file.close()
@@ -114,7 +110,7 @@ class LocalStore:
             if found is None:
                 if is_generation(collection):
                     raise unknown(collection)
-                self._add(db, collection, stamp)
+                self._add(db, collection, 1, collection, stamp, None)
                 return Checkpoint()
             if found.stamp != stamp:
                 if is_generation(collection) or not _is_free_and_empty(db, found):
@@ -122,29 +118,23 @@ class LocalStore:
                 db.execute(
                     "UPDATE collections SET generation = ?, model = ?, fingerprint = ?, dimension = ?, "
                     "checkpoint = NULL, last_sync = NULL, lease_epoch = lease_epoch + 1 WHERE id = ?",
-                    (next_number(db, collection), stamp.id, stamp.fingerprint, stamp.dimension, found.id),
+                    (free_number(_rows(db, collection)), stamp.id, stamp.fingerprint, stamp.dimension, found.id),
                 )
                 return Checkpoint()
-            self._record_names(db, found)
+            names = self._names.get(collection)
+            if names is not None and dict(names) != dict(found.names):
+                db.execute("UPDATE collections SET names = ? WHERE id = ?", (json.dumps(dict(names)), found.id))
             return found.checkpoint
 
-    def _add(self, db: sqlite3.Connection, collection: str, stamp: ModelStamp) -> None:
+    def _add(
+        self, db: sqlite3.Connection, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None
+    ) -> None:
+        names = json.dumps(dict(self._names.get(collection, {})))
         db.execute(
-            "INSERT INTO collections (name, model, fingerprint, dimension, names, created) VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                collection,
-                stamp.id,
-                stamp.fingerprint,
-                stamp.dimension,
-                json.dumps(dict(self._names.get(collection, {}))),
-                datetime.now(UTC).isoformat(),
-            ),
+            "INSERT INTO collections (name, generation, model, fingerprint, dimension, names, spec, created) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (name, number, stamp.id, stamp.fingerprint, stamp.dimension, names, spec, _now()),
         )
-
-    def _record_names(self, db: sqlite3.Connection, found: Collection) -> None:
-        names = self._names.get(found.name)
-        if names is not None and dict(names) != dict(found.names):
-            db.execute("UPDATE collections SET names = ? WHERE id = ?", (json.dumps(dict(names)), found.id))
 
     # ---------------------------------------------------------------------------------------------------- leases
 
@@ -282,6 +272,87 @@ class LocalStore:
         )
 
 
+class LocalGenerations:
+    """A `Generations`: rows of `collections` over the same tables of records."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._file = store._file
+
+    def all(self, collection: str, counted: bool = True) -> list[Generation]:
+        sql = "SELECT count(DISTINCT document) FROM records WHERE collection = ?"
+        with self._file.read() as db, undamaged("the record of a generation"):
+            return [
+                row.generation(collection, db.execute(sql, (row.id,)).fetchone()[0] if counted else None)
+                for row in _rows(db, collection)
+            ]
+
+    def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        stamp = ModelStamp.of(embedder)
+        with self._file.write() as db:
+            rows = _rows(db, collection)
+            found = resumable(collection, rows, stamp, recipe)
+            if found is not None:
+                db.execute("UPDATE collections SET retired = NULL WHERE name = ?", (found.name,))
+                return found.name
+            number = free_number(rows)
+            name = generation_name(collection, number)
+            self._store._add(db, name, number, collection, stamp, records.recipe_text(recipe))
+            return name
+
+    def record(self, collection: str, number: int, recipe: Recipe) -> None:
+        text = records.recipe_text(recipe)
+        with self._file.read() as db:
+            known = [row.spec for row in _rows(db, collection) if row.number == number]
+        if known and known[0] != text:
+            with self._file.write() as db:
+                for row in _rows(db, collection):
+                    if row.number == number:
+                        db.execute("UPDATE collections SET spec = ? WHERE id = ?", (text, row.id))
+
+    def switch(self, collection: str, number: int) -> None:
+        sql = (
+            "UPDATE collections SET name = ?, retired = ?, checkpoint = ?, lease_epoch = ?, lease_owner = NULL, "
+            "lease_until = NULL WHERE name = ?"
+        )
+        with self._file.write() as db:
+            switch = Switch.to(collection, _rows(db, collection), number)
+            if switch is None:
+                return
+
+            def rename(row: GenerationRow, name: str, retired: str | None) -> None:
+                checkpoint = records.to_compare_whole(row.checkpoint)
+                db.execute(sql, (name, retired, checkpoint, switch.epoch, row.name))
+
+            for row in switch.retiring:
+                rename(row, generation_name(collection, row.number), _now())
+            failpoints.reach("mid_alias_swap")
+            rename(switch.target, collection, None)
+
+    def drop(self, collection: str, number: int) -> None:
+        """Mark it first and delete page by page: after an interruption it can be dropped again, but neither built on
+        nor switched to."""
+        with self._file.read() as db:
+            name = droppable(collection, _rows(db, collection), number).name
+        with self._store.lease(name, "drop", 0) as lease:
+            with self._file.write() as db:
+                mark = "UPDATE collections SET fingerprint = ?, checkpoint = NULL, last_sync = NULL WHERE id = ?"
+                db.execute(mark, (DROPPED, _owned(db, lease).id))
+            while self._delete_page(lease):
+                pass
+            with self._file.write() as db:
+                row, highest = _owned(db, lease), free_number(_rows(db, collection)) - 1
+                db.execute("UPDATE collections SET highest = ? WHERE name = ?", (highest, collection))
+                db.execute("DELETE FROM tombstones WHERE collection = ?", (row.id,))
+                db.execute("DELETE FROM collections WHERE id = ?", (row.id,))
+        self._store._indexes.forget(name)
+
+    def _delete_page(self, lease: Lease) -> bool:
+        sql = "DELETE FROM records WHERE id IN (SELECT id FROM records WHERE collection = ? LIMIT ?)"
+        with self._file.write() as db:
+            return db.execute(sql, (_owned(db, lease).id, DELETE_PAGE)).rowcount > 0
+
+
 def _places(count: int) -> str:
     return ", ".join("?" * count)
 
@@ -293,7 +364,7 @@ class _Writer:
         self._db = db
         self._collection = collection
         self._stamp = stamp
-        self._now = datetime.now(UTC).isoformat()
+        self._now = _now()
 
     def apply(self, changes: ChangeSet) -> None:
         vectors = records.checked_vectors(changes, self._stamp.dimension)
@@ -409,3 +480,33 @@ def _vector(data: object, dimension: int) -> NDArray[np.float32] | None:
     if not isinstance(data, bytes) or len(data) != 4 * dimension:
         return None
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(GenerationRow):
+    id: int = 0
+
+
+def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
+    """Return them by number."""
+    sql = (
+        "SELECT id, name, generation, model, fingerprint, dimension, checkpoint, last_sync, lease_epoch, spec, "
+        "created, retired, highest FROM collections WHERE name = :name OR "
+        "substr(name, 1, length(:name) + 1) = :name || '@' ORDER BY generation"
+    )
+    rows = []
+    with undamaged("the record of a generation"):
+        for id_, name, number, *stamp, checkpoint, last_sync, epoch, spec, created, retired, highest in db.execute(
+            sql, {"name": collection}
+        ):
+            times = (datetime.fromisoformat(text) if text else None for text in (last_sync, created, retired))
+            synced, began, ended = times
+            known = ModelStamp(*stamp)
+            rows.append(
+                _Row(name, "records", number, known, checkpoint, synced, epoch, spec, began, ended, highest, id=id_)
+            )
+    return rows
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

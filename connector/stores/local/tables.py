@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from connector.errors import UnknownCollection
 from connector.model import Checkpoint, Hit, Vectors
-from connector.stores import filter_sql, filters, records
-from connector.stores.filter_sql import register
+from connector.stores import filters, records
+from connector.stores.filters import register
 from connector.stores.local.sqlite_file import Schema, undamaged
 from connector.stores.records import ModelStamp
 
@@ -88,7 +88,8 @@ CREATE TABLE quarantine (
 
 # `row_digest`: the content of a quarantined row; it is tried again when that changes. Generations: `spec` is the recipe
 # (JSON), `retired` when it stopped being active, `highest` the highest number when an older one was dropped, because no
-# number is used twice.
+# number is used twice. `keywords` is contentless: the texts are in `records`, so the triggers repeat a deleted text;
+# `scope` is the collection as a word of its own, so that a search finds no other collection's rows.
 _LAYOUT_2 = """
 ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
 
@@ -98,7 +99,22 @@ ALTER TABLE collections ADD COLUMN created TEXT;
 
 ALTER TABLE collections ADD COLUMN retired TEXT;
 
-ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
+ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0;
+
+CREATE VIRTUAL TABLE keywords USING fts5(scope, text, content='', tokenize='unicode61 remove_diacritics 2');
+
+CREATE TRIGGER keywords_inserted AFTER INSERT ON records BEGIN
+    INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text);
+END;
+
+CREATE TRIGGER keywords_deleted AFTER DELETE ON records BEGIN
+    INSERT INTO keywords (keywords, rowid, scope, text) VALUES ('delete', old.id, 'c' || old.collection, old.text);
+END;
+
+CREATE TRIGGER keywords_changed AFTER UPDATE OF text, collection ON records BEGIN
+    INSERT INTO keywords (keywords, rowid, scope, text) VALUES ('delete', old.id, 'c' || old.collection, old.text);
+    INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text);
+END
 """
 
 SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)  # OWLV
@@ -153,75 +169,38 @@ IN_LIMIT = 500
 """Ids in one IN list: short statements that SQLite prepares once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A record by its score, its text not yet read."""
-
-    score: float
-    document: str
-    number: int
-    record: int
-
-    @property
-    def rank(self) -> tuple[float, str, int]:
-        return -self.score, self.document, self.number
-
-
-def best_documents(candidates: Sequence[Candidate], k: int) -> list[Candidate]:
-    """The best chunk of each of the best `k` documents."""
-    best: dict[str, Candidate] = {}
-    for candidate in sorted(candidates, key=lambda one: one.rank):
-        best.setdefault(candidate.document, candidate)
-        if len(best) == k:
-            break
-    return list(best.values())
-
-
 class Records:
-    """Looks records up within one transaction."""
+    """Looks records up within one transaction. A candidate is a Hit without its text and metadata."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def candidates(self, scores: Mapping[int, float], condition: filters.Condition | None) -> list[Candidate]:
+    def candidates(self, scores: Mapping[int, float], condition: filters.Condition | None) -> list[Hit]:
         """Those of the scored records that pass the filter, in no order."""
         sql = "SELECT document, number, id FROM records WHERE id IN ({})"
-        parameters: tuple[Any, ...] = ()
-        if condition is not None:
-            compiled = filter_sql.to_sqlite(condition)
-            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
-        return [Candidate(scores[row[2]], *row) for row in self._rows(sql, list(scores), parameters)]
+        return [
+            Hit(document, scores[id_], "", {}, number, id_)
+            for document, number, id_ in self._rows(sql, list(scores), condition)
+        ]
 
     def with_vectors(
         self, ids: Sequence[int], condition: filters.Condition | None
     ) -> list[tuple[str, int, int, bytes]]:
         """Document, number, id and vector of those of the records that pass the filter, in no order."""
         sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
-        parameters: tuple[Any, ...] = ()
-        if condition is not None:
-            compiled = filter_sql.to_sqlite(condition)
-            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
-        return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, parameters)]
+        return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, condition)]
 
-    def hits(self, best: Sequence[Candidate]) -> list[Hit]:
+    def hits(self, best: Sequence[Hit]) -> list[Hit]:
         """The same in the same order, with text and metadata."""
         sql = "SELECT id, text, meta FROM records WHERE id IN ({})"
-        found = {row[0]: row[1:] for row in self._rows(sql, [candidate.record for candidate in best], ())}
+        found = {id_: (text, meta) for id_, text, meta in self._rows(sql, [hit.record for hit in best])}
         return [
-            Hit(
-                id=one.document,
-                score=one.score,
-                text=found[one.record][0],
-                metadata=records.metadata_of(found[one.record][1]),
-                number=one.number,
-                record=one.record,
-            )
-            for one in best
+            replace(hit, text=found[hit.record][0], metadata=records.metadata_of(found[hit.record][1])) for hit in best
         ]
 
     def vectors(self, ids: Sequence[int], dimension: int) -> Vectors:
         """In the order of `ids`, zeros where there is none."""
-        found = dict(self._rows("SELECT record, vector FROM vectors WHERE record IN ({})", list(set(ids)), ()))
+        found = dict(self._rows("SELECT record, vector FROM vectors WHERE record IN ({})", list(set(ids))))
         gathered = np.zeros((len(ids), dimension), np.float32)
         for place, id_ in enumerate(ids):
             data = found.get(id_, b"")
@@ -229,7 +208,14 @@ class Records:
                 gathered[place] = np.frombuffer(data, dtype="<f4")
         return gathered
 
-    def _rows(self, sql: str, ids: Sequence[int], parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def _rows(
+        self, sql: str, ids: Sequence[int], condition: filters.Condition | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        parameters: tuple[Any, ...] = ()
+        if condition is not None:
+            compiled = filters.to_sqlite(condition)
+            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
         for start in range(0, len(ids), IN_LIMIT):
             some = ids[start : start + IN_LIMIT]
-            yield from self._db.execute(sql.format(", ".join("?" * len(some))), (*some, *parameters))
+            places = ", ".join("?" * len(some))
+            yield from self._db.execute(sql.replace("{}", places, 1), (*some, *parameters))

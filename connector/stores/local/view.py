@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
-from connector.stores import filter_sql, filters, records
+from connector.stores import filters, records
 from connector.stores.generations import changed
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.search import Indexes, Search, answering
@@ -27,12 +27,12 @@ from connector.stores.words import as_key_value
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """A `View`. `names`: source column to metadata name, None: as stored. `texts_seen`: None without FTS5. The local
+    """A `View`. `names`: source column to metadata name, None: as stored. The local
     store has no foreign rows."""
 
     file: SqliteFile
     indexes: Indexes
-    texts_seen: local_keywords.TextCache | None
+    texts_seen: local_keywords.TextCache
     names: Mapping[str, str] | None
     collection: str
     generation: int | None
@@ -65,8 +65,6 @@ class LocalView:
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """By SQLite's FTS5. A word counts once per text, however often it occurs there."""
-        if self.texts_seen is None:
-            raise local_keywords.unsupported()
         with self._read(where) as (db, found, condition), answering(db, condition, where):
             return local_keywords.KeywordSearch(db, found.id, self.texts_seen)(text, k, condition)
 
@@ -114,7 +112,7 @@ def _only(found: Collection, condition: filters.Condition | None) -> _Only:
     """Return the condition for the rows of the collection that pass the filter."""
     if condition is None:
         return "collection = ?", (found.id,)
-    compiled = filter_sql.to_sqlite(condition)
+    compiled = filters.to_sqlite(condition)
     return f"collection = ? AND ({compiled.sql})", (found.id, *compiled.parameters)
 
 

@@ -18,7 +18,8 @@ from app.src.core import onnx_export
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.backends.torch.packed import PackedEncoder, Place
+from app.src.core.backends.torch.packed import PackedEncoder
+from app.src.core.device import DeviceProfile
 from app.src.core.onnx_export import graph
 from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
 from app.src.core.tokens import TokenBatch
@@ -72,7 +73,7 @@ def vectors(runs: Any, batch: TokenBatch, **shape: int) -> torch.Tensor:
 
 def reference(folder: Folder, batch: TokenBatch) -> torch.Tensor:
     with torch.inference_mode():
-        return PackedEncoder.load(folder, Place.cpu(torch.float32))(batch)
+        return PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)(batch)
 
 
 @pytest.mark.parametrize(

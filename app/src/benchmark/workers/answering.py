@@ -20,11 +20,15 @@ Action = Callable[..., dict[str, Any] | None]
 
 
 def answer(packages: Sequence[str], **actions: Action) -> None:
-    """Say what versions are here, then do what is asked until stdin ends: {"do": ACTION} gets {...} or {"error"}."""
+    """Say which versions are installed, then answer stdin until it ends: {"do": ACTION} gets {...} or {"error"}."""
     # Libraries print to stdout; that goes to stderr, and only answers go where stdout went.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    _say(answers, {"ready": True, "python": platform.python_version(), "versions": _versions(packages)})
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    print(json.dumps({"python": platform.python_version(), "versions": versions}), file=answers)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         try:
@@ -32,24 +36,11 @@ def answer(packages: Sequence[str], **actions: Action) -> None:
         except Exception as error:
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"}
-        _say(answers, found)
-
-
-def _say(answers: Any, document: dict[str, Any]) -> None:
-    answers.write(json.dumps(document) + "\n")
-    answers.flush()
-
-
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+        print(json.dumps(found), file=answers)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What `work` gives, and its seconds by the clock on the wall and of CPU time of all threads."""
+    """Return the result of `work`, its seconds, and its seconds of CPU time of all threads."""
     start, busy = time.perf_counter(), time.process_time()
     found = work()
     return found, {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}

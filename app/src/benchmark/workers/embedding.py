@@ -1,11 +1,14 @@
-"""What every worker that embeds texts answers to: load a model, find its best setting, embed. A worker hands over how
-to load; what that gives embeds texts with one of its settings.
+"""Workers that embed texts, one for each engine: load a model, find its best setting, embed. A worker of one's own
+imports `Loaded`, `Wish` and `serve`. Run in the peer's environment as `embedding.py NAME`.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,7 @@ BUDGETS = (512, 1024, 4096)  # tokens of a batch, where batches are sorted by le
 
 @dataclass(frozen=True)
 class Loaded:
-    """`settings`: what `encode` may be told, the best of which is looked for on the texts to be measured. `about`: what
-    the report should say of it."""
+    """`settings`: of which the fastest on the measured texts is used. `about`: facts for the report."""
 
     encode: Encode
     settings: Sequence[Any]
@@ -30,14 +32,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Wish:
-    """`model`: a sentence-transformers folder. `cache`: a folder for what takes long to make. `how`: of the peer's
-    variant, such as {"int8": true}."""
+    """`model`: a sentence-transformers folder. `cache`: a folder for graphs and copies of it."""
 
     model: str
     device: str
     threads: int
     cache: Path
-    how: dict[str, Any]
 
 
 class Worker:
@@ -46,13 +46,13 @@ class Worker:
         self._texts: dict[str, list[str]] = {}
         self._best: dict[str, Any] = {}
 
-    def load(self, model: str, device: str, threads: int, cache: str, how: dict[str, Any]) -> dict[str, Any]:
-        wish = Wish(model, device, threads, Path(cache), how)
+    def load(self, model: str, device: str, threads: int, cache: str) -> dict[str, Any]:
+        wish = Wish(model, device, threads, Path(cache))
         self._loaded, took = timed(lambda: self._load(wish))
         return {"load_seconds": took["seconds"], "about": self._loaded.about}
 
     def tune(self, texts: str) -> dict[str, Any]:
-        """Every setting once on all the texts, after one that warms up; the fastest is kept for them."""
+        """Run every setting once on all the texts, after one that warms up, and keep the fastest for them."""
         given = self._read(texts)
         settings = self._loaded.settings
         self._loaded.encode(given[: max(8, len(given) // 4)], settings[0])
@@ -78,8 +78,9 @@ def serve(packages: Sequence[str], load: Callable[[Wish], Loaded]) -> None:
     answer(packages, load=worker.load, tune=worker.tune, embed=worker.embed)
 
 
-def by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Positions in batches of like lengths, longest first; a batch costs its longest text times its size."""
+def in_batches(lengths: Sequence[int], budget: int, run: Callable[[list[int]], Any]) -> Any:
+    """Run positions in batches of similar lengths, longest first, and return all vectors in order. A batch costs its
+    longest text times its size."""
     batches: list[list[int]] = []
     longest = 0
     for position in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
@@ -88,14 +89,218 @@ def by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
         else:
             batches.append([position])
             longest = max(1, lengths[position])
-    return batches
+    found = [run(batch) for batch in batches]
+    vectors = np.empty((len(lengths), found[0].shape[1]), dtype=np.float32)
+    for batch, some in zip(batches, found, strict=True):
+        vectors[batch] = some
+    return vectors
 
 
-def pooling_of(model: str) -> str:
-    """`mean` or `cls`, as the folder says."""
-    config = read_json(str(Path(model) / "1_Pooling" / "config.json"))
-    return "cls" if config.get("pooling_mode_cls_token") or config.get("pooling_mode") == "cls" else "mean"
+def sentence_transformers(wish: Wish) -> Loaded:
+    """`encode` on torch in fp32; on a GPU in fp16 and with larger batches, which is its best there."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(wish.threads)
+    model = SentenceTransformer(wish.model, device=wish.device, local_files_only=True)
+    on_gpu = wish.device != "cpu"
+    if on_gpu:
+        model = model.half()
+
+    def encode(texts: list[str], size: int) -> Any:
+        return model.encode(texts, batch_size=size, normalize_embeddings=True, show_progress_bar=False)
+
+    sizes = (64, 128, 256, 512, 1024) if on_gpu else BATCH_SIZES
+    return Loaded(encode, sizes, {"precision": "fp16" if on_gpu else "fp32"})
 
 
-def max_length_of(model: str) -> int:
-    return int(read_json(str(Path(model) / "sentence_bert_config.json"))["max_seq_length"])
+def infinity(wish: Wish) -> Loaded:
+    """Its engine for torch, within this process and without its HTTP layer."""
+    import torch
+    from infinity_emb import EngineArgs, SyncEngineArray
+
+    torch.set_num_threads(wish.threads)
+    on_gpu = wish.device != "cpu"
+    engines: dict[int, Any] = {}
+
+    def engine(size: int) -> Any:
+        if size not in engines:
+            arguments = EngineArgs(
+                model_name_or_path=wish.model,
+                engine="torch",
+                device=wish.device,
+                batch_size=size,
+                dtype="float16" if on_gpu else "float32",
+                bettertransformer=False,
+                model_warmup=False,
+            )
+            engines[size] = SyncEngineArray.from_args([arguments])
+        return engines[size]
+
+    def encode(texts: list[str], size: int) -> Any:
+        vectors, _ = engine(size).embed(model=wish.model, sentences=texts).result()
+        return vectors
+
+    return Loaded(encode, BATCH_SIZES, {"precision": "fp16" if on_gpu else "fp32"})
+
+
+def onnx(wish: Wish, *, int8: bool = False) -> Loaded:
+    """ONNX Runtime on the CPU: encoder and pooling, exported once from torch and fused, fed with batches sorted by
+    length in tokens. `int8`: its dynamic quantisation, a scale a channel."""
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    file, fused = exported(Path(wish.model), wish.cache)
+    if int8:
+        file = quantized(file)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = wish.threads, 1
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    tokenizer = Tokenizer.from_file(str(Path(wish.model) / "tokenizer.json"))
+    limits = read_json(str(Path(wish.model) / "sentence_bert_config.json"))
+    tokenizer.enable_truncation(int(limits["max_seq_length"]))
+    tokenizer.no_padding()
+
+    def encode(texts: list[str], budget: int) -> Any:
+        tokens = [each.ids for each in tokenizer.encode_batch(texts)]
+
+        def run(batch: list[int]) -> Any:
+            longest = len(tokens[batch[0]])
+            ids = np.zeros((len(batch), longest), dtype=np.int64)
+            mask = np.zeros_like(ids)
+            for row, position in enumerate(batch):
+                ids[row, : len(tokens[position])] = tokens[position]
+                mask[row, : len(tokens[position])] = 1
+            return session.run(["vectors"], {"input_ids": ids, "attention_mask": mask})[0]
+
+        return in_batches([len(ids) for ids in tokens], budget, run)
+
+    return Loaded(encode, BUDGETS, {"precision": "int8" if int8 else "fp32", "fused": fused})
+
+
+def exported(model: Path, cache: Path) -> tuple[Path, bool]:
+    """The fused graph, or the plain one where ONNX Runtime's optimiser finds no attention to fuse."""
+    cache.mkdir(parents=True, exist_ok=True)
+    plain, fused = cache / "plain.onnx", cache / "fused.onnx"
+    if not plain.exists():
+        _export(model, plain)
+    if not fused.exists() and not (cache / "not-fused").exists():
+        from onnxruntime.transformers.optimizer import optimize_model
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(model)
+        graph = optimize_model(
+            str(plain), model_type="bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size
+        )
+        if graph.get_fused_operator_statistics().get("Attention"):
+            graph.save_model_to_file(str(fused))
+        else:
+            (cache / "not-fused").touch()
+    return (fused, True) if fused.exists() else (plain, False)
+
+
+def _export(model: Path, file: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    class Whole(torch.nn.Module):
+        """Encoder, pooling and length 1."""
+
+        def __init__(self, encoder: Any, pooling: str) -> None:
+            super().__init__()
+            self.encoder = encoder
+            self.pooling = pooling
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            if self.pooling == "cls":
+                pooled = hidden[:, 0]
+            else:
+                weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
+                pooled = (hidden * weights).sum(1) / weights.sum(1)
+            return torch.nn.functional.normalize(pooled, dim=-1)
+
+    config = read_json(str(model / "1_Pooling" / "config.json"))
+    first = config.get("pooling_mode_cls_token") or config.get("pooling_mode") == "cls"
+    # Eager attention is the form that ONNX Runtime's optimiser knows.
+    encoder = AutoModel.from_pretrained(model, attn_implementation="eager", local_files_only=True).eval()
+    ids = torch.ones(2, 16, dtype=torch.int64)
+    free = {0: "texts", 1: "tokens"}
+    draft = file.with_suffix(".draft.onnx")
+    torch.onnx.export(
+        Whole(encoder, "cls" if first else "mean").eval(),
+        (ids, torch.ones_like(ids)),
+        str(draft),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["vectors"],
+        dynamic_axes={"input_ids": free, "attention_mask": free, "vectors": {0: "texts"}},
+        opset_version=18,
+        dynamo=False,
+    )
+    draft.rename(file)
+
+
+def quantized(file: Path) -> Path:
+    from onnx import TensorProto
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    made = file.with_name(f"{file.stem}-int8.onnx")
+    if not made.exists():
+        draft = made.with_suffix(".draft.onnx")
+        # Outputs of fused operators have no type that ONNX's own inference knows.
+        known = {"DefaultTensorType": TensorProto.FLOAT}
+        quantize_dynamic(file, draft, per_channel=True, weight_type=QuantType.QInt8, extra_options=known)
+        draft.rename(made)
+    return made
+
+
+def openvino(wish: Wish) -> Loaded:
+    """sentence-transformers' own backend, in bf16 where the CPU has it, fed with batches sorted by length in tokens:
+    `encode` sorts by characters."""
+    from openvino import Core
+    from sentence_transformers import SentenceTransformer
+
+    copy = wish.cache / "model"
+    if not copy.exists():
+        draft = wish.cache / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(Path(wish.model), draft)
+        draft.rename(copy)
+    config = {"INFERENCE_NUM_THREADS": str(wish.threads), "NUM_STREAMS": "1", "PERFORMANCE_HINT": "LATENCY"}
+    arguments = {"device": "CPU", "ov_config": config}
+    exists = any(copy.rglob("openvino_model.xml"))
+    model = SentenceTransformer(
+        str(copy),
+        backend="openvino",
+        device="cpu",
+        local_files_only=True,
+        model_kwargs=arguments | {"export": not exists},
+    )
+    if not exists:
+        model.save_pretrained(str(copy))
+    tokenizer = model.tokenizer
+
+    def encode(texts: list[str], budget: int) -> Any:
+        lengths = [len(ids) for ids in tokenizer(texts, truncation=True, max_length=model.max_seq_length)["input_ids"]]
+
+        def run(batch: list[int]) -> Any:
+            some = [texts[position] for position in batch]
+            return model.encode(some, batch_size=len(some), normalize_embeddings=True, show_progress_bar=False)
+
+        return in_batches(lengths, budget, run)
+
+    kept = Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
+    return Loaded(encode, BUDGETS, {"precision": str(kept)})
+
+
+TORCH = ("sentence-transformers", "transformers", "torch")
+ENGINES: dict[str, tuple[Sequence[str], Callable[[Wish], Loaded]]] = {
+    "sentence-transformers": (TORCH, sentence_transformers),
+    "infinity": (("infinity-emb", *TORCH), infinity),
+    "onnx": (("onnxruntime", "onnx", "transformers", "torch", "tokenizers"), onnx),
+    "onnx-int8": (("onnxruntime", "onnx", "transformers", "torch", "tokenizers"), partial(onnx, int8=True)),
+    "openvino": (("openvino", "optimum-intel", "optimum", *TORCH), openvino),
+}
+
+if __name__ == "__main__":
+    serve(*ENGINES[sys.argv[-1]])

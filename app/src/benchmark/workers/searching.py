@@ -1,10 +1,11 @@
-"""What every worker that searches vectors answers to: take unit vectors in, search one query after the other on one
-thread. A worker hands over how to build; what that gives finds the positions of the best rows of one query.
+"""Workers that search vectors exactly, one for each library: take unit vectors, then search one query after another on
+one thread. Run in the peer's environment as `searching.py NAME`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ class Worker:
         return {"build_seconds": took["seconds"]}
 
     def search(self, queries: str, k: int, out: str | None = None) -> dict[str, Any]:
-        """Milliseconds of each query, and of CPU time of all threads."""
+        """Return the milliseconds of each query, and those of CPU time of all threads."""
         milliseconds, busy, rows = [], [], []
         for query in np.load(queries):
             start, before = time.perf_counter(), time.process_time()
@@ -49,6 +50,86 @@ def serve(packages: Sequence[str], build: Callable[[Any, Path], Find]) -> None:
 
 
 def best(scores: Any, k: int) -> Any:
-    """Positions of the largest, best first."""
+    """Return the positions of the largest, best first."""
     some = np.argpartition(scores, len(scores) - k)[len(scores) - k :] if k < len(scores) else np.arange(len(scores))
     return some[np.argsort(-scores[some])]
+
+
+def numpy_product(vectors: Any, folder: Path) -> Find:
+    """One matrix-vector product in fp32 and a partition."""
+    return lambda query, k: best(vectors @ query, k)
+
+
+def in_sqlite(vectors: Any, folder: Path) -> Find:
+    """Its exact virtual table, in a file, through apsw: many a Python's sqlite3 loads no extension."""
+    import apsw
+    import sqlite_vec
+
+    db = apsw.Connection(str(folder / "vectors.db"))
+    db.enable_load_extension(True)
+    db.load_extension(sqlite_vec.loadable_path())
+    db.execute(f"CREATE VIRTUAL TABLE rows USING vec0(vector float[{vectors.shape[1]}])")
+    with db:
+        db.executemany("INSERT INTO rows(rowid, vector) VALUES (?, ?)", enumerate(row.tobytes() for row in vectors))
+    sql = "SELECT rowid FROM rows WHERE vector MATCH ? AND k = ? ORDER BY distance"
+    return lambda query, k: [row for (row,) in db.execute(sql, (query.tobytes(), k))]
+
+
+def in_usearch(vectors: Any, folder: Path) -> Find:
+    """Its exact scan over int8 copies, the best hundred of which are ranked again in fp32: its fastest way that finds
+    nearly everything."""
+    from usearch.index import MetricKind, search
+
+    small = _int8(vectors)
+
+    def find(query: Any, k: int) -> Any:
+        found = search(small, _int8(query), max(k, 100), MetricKind.Cos, exact=True, threads=1)
+        rows = np.asarray(found.keys, dtype=np.int64)
+        return rows[best(vectors[rows] @ query, k)]
+
+    return find
+
+
+def _int8(vectors: Any) -> Any:
+    """Cosines do not depend on the scale, so each vector has its own and fills the whole range."""
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    return np.rint(vectors * (127 / np.maximum(largest, 1e-12))).astype(np.int8)
+
+
+def in_lancedb(vectors: Any, folder: Path) -> Find:
+    """Its exact scan over a table without an index. It chooses its threads itself."""
+    import lancedb
+    import pyarrow as pa
+
+    width = vectors.shape[1]
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
+    rows = pa.table({"row": pa.array(range(len(vectors)), pa.int64()), "vector": column})
+    table = lancedb.connect(str(folder / "lance")).create_table("rows", rows)
+
+    def find(query: Any, k: int) -> Any:
+        found = table.search(query).distance_type("dot").select(["row"]).limit(k).to_arrow()
+        return found["row"].to_numpy()
+
+    return find
+
+
+def in_faiss(vectors: Any, folder: Path) -> Find:
+    """Its exact index over inner products."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return lambda query, k: index.search(query[None], k)[1][0]
+
+
+LIBRARIES: dict[str, tuple[Sequence[str], Callable[[Any, Path], Find]]] = {
+    "numpy": (("numpy",), numpy_product),
+    "sqlite-vec": (("sqlite-vec", "apsw"), in_sqlite),
+    "usearch": (("usearch", "numpy"), in_usearch),
+    "lancedb": (("lancedb", "pyarrow"), in_lancedb),
+    "faiss": (("faiss-cpu", "numpy"), in_faiss),
+}
+
+if __name__ == "__main__":
+    serve(*LIBRARIES[sys.argv[-1]])

@@ -189,7 +189,7 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
 
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
     """Measure everything. Raises DeviceError for a missing device, OSError when the trace cannot be written."""
-    from ..backends.torch.probe import bf16_gain
+    from ..backends.torch.linears import bf16_gain
 
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)

@@ -65,13 +65,13 @@ def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.M
     import torch
 
     from ..backends.torch.architectures import read
-    from ..backends.torch.packed import Place, load_tensors
+    from ..backends.torch.packed import load_tensors
 
     why_not = graph_refusal(folder)
     if why_not is not None:
         raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
     try:
-        weights = read(folder, load_tensors(folder, Place.cpu(torch.float32)))
+        weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32))
     except KeyError as error:
         raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
     writer = _Writer(folder.name, precision)

@@ -1,7 +1,5 @@
-"""What the packed path must know of each kind of encoder: which tensors are its layers, where its tokens stand, and how
-they look at each other. One reader per architecture of transformers; `refusal` says why a model is none of them.
-
-Whether a reader is right for a model is not believed: `pytorch.load_encoder` compares vectors before it is used.
+"""The encoders that the packed path knows: which tensors are their layers, where their tokens are, how attention works.
+One reader per architecture of transformers. `encoders.load_encoder` compares vectors before a reader is trusted.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from .linears import Affine
 
 Tensors = Mapping[str, torch.Tensor]
 Config = Mapping[str, Any]
-_KEPT_LENGTH = 1024
-"""Longest sequence whose bias between pairs of tokens is kept; longer ones are rare and made anew."""
+_KEPT_LENGTH = 1024  # longest sequence whose bias between pairs of tokens is kept
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `attention_norm` and `out_norm` stand behind attention and feed-forward in an encoder with norms
-    behind, before them in one with norms first (where the first layer may have none)."""
+    """One layer. `attention_norm` and `out_norm` follow attention and feed-forward, or precede them in an encoder with
+    norms first, whose first layer may have no `attention_norm`. `attention`: index in `EncoderWeights.attentions`."""
 
     query_key_value: Affine
     attention_out: Affine
@@ -34,11 +31,10 @@ class LayerWeights:
     narrow: Affine
     out_norm: Affine
     attention: int = 0
-    """Which of the encoder's ways of attention."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Extras:
     """What attention has beside the dot product: a bias between pairs of tokens, a rotation by position."""
 
     bias: PairBias | None = None
@@ -47,9 +43,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """A whole encoder. `norms_first`: norms before attention and feed-forward, one at the end, and the feed-forward
-    gated: half of the wide layer multiplies the other. `padding_id`: positions are counted from behind it on, passing
-    over tokens that are it; None counts from 0."""
+    """A whole encoder. `norms_first`: norms precede attention and feed-forward, one is at the end, and half of the wide
+    layer multiplies the other. `padding_id`: positions count from this id + 1 on, without tokens of this id; None: from
+    0."""
 
     words: torch.Tensor
     positions: torch.Tensor | None
@@ -57,7 +53,7 @@ class EncoderWeights:
     layers: Sequence[LayerWeights]
     heads: int
     epsilon: float
-    attentions: Sequence[Attention] = (Attention(),)
+    attentions: Sequence[Extras] = (Extras(),)
     final_norm: Affine | None = None
     norms_first: bool = False
     padding_id: int | None = None
@@ -70,7 +66,7 @@ class PairBias:
     """What is added to the score of each pair of tokens. Made for one length, which serves every shorter one."""
 
     def __init__(self, make: Callable[[int], torch.Tensor], without: int = 0) -> None:
-        """`make(length)` gives (heads or 1, length, length); up to `without` tokens there is nothing to add."""
+        """`make(length)` returns (heads or 1, length, length); up to `without` tokens nothing is added."""
         self._make = make
         self._without = without
         self._kept: torch.Tensor | None = None
@@ -85,19 +81,8 @@ class PairBias:
         return self._kept[:, :length, :length]
 
 
-def _relative_bias(table: torch.Tensor) -> PairBias:
-    """MPNet's: by the distance of two tokens, in buckets that widen. `table` (buckets, heads)."""
-
-    def make(length: int) -> torch.Tensor:
-        places = torch.arange(length)
-        buckets = relative_buckets(places[None, :] - places[:, None])
-        return table[buckets.to(table.device)].permute(2, 0, 1).contiguous()
-
-    return PairBias(make)
-
-
 def relative_buckets(distance: torch.Tensor, buckets: int = 32, farthest: int = 128) -> torch.Tensor:
-    """As MPNetEncoder.relative_position_bucket in transformers has it, rounding included: half of the buckets for each
+    """As MPNetEncoder.relative_position_bucket in transformers, rounding included: half of the buckets for each
     direction, half of those for one distance each, the others logarithmic."""
     half = buckets // 2
     exact = half // 2
@@ -107,27 +92,16 @@ def relative_buckets(distance: torch.Tensor, buckets: int = 32, farthest: int = 
     return torch.where(near < exact, near, wide) + (distance > 0).long() * half
 
 
-def _window_bias(window: int, words: torch.Tensor) -> PairBias:
-    """Tokens farther apart than `window` do not see each other."""
-
-    def make(length: int) -> torch.Tensor:
-        places = torch.arange(length)
-        far = (places[None, :] - places[:, None]).abs() > window
-        return torch.zeros(1, length, length).masked_fill_(far, -math.inf).to(words)
-
-    return PairBias(make, without=window + 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Queries and keys turned by an angle that grows with the token's place (ModernBERT; halves, not pairs)."""
+    """Queries and keys turned by an angle that grows with the token's place (ModernBERT; halves, not pairs). `width`:
+    of a head."""
 
     theta: float
     width: int
-    """Of a head."""
 
     def turns(self, places: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, (tokens, 1, 1, width), in the precision that transformers has them in."""
+        """Return cosines and sines, (tokens, 1, 1, width), in the precision that transformers has them in."""
         steps = torch.arange(0, self.width, 2, dtype=torch.float32, device=places.device) / self.width
         angles = places[:, None].float() * (1.0 / self.theta**steps)
         whole = torch.cat((angles, angles), dim=-1)[:, None, None, :]
@@ -135,7 +109,7 @@ class Rotary:
 
 
 def turned(qkv: torch.Tensor, heads: int, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """(tokens, 3 x hidden) with queries and keys turned, in fp32 as transformers does it."""
+    """Return (tokens, 3 x hidden) with queries and keys turned, in fp32 as transformers does it."""
     parts = qkv.view(len(qkv), 3, heads, -1)
     cosines, sines = turns
     both = parts[:, :2].float()
@@ -149,17 +123,17 @@ def turned(qkv: torch.Tensor, heads: int, turns: tuple[torch.Tensor, torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`prefix`: what names of tensors may begin with; `activation`: what config.json calls the activation;
-    `why_not`: what else the configuration may ask for that `read` cannot."""
+    """`prefix`: what names of tensors may begin with; `activation`: what config.json calls the activation; `why_not`:
+    what else the configuration may ask for that `read` cannot."""
 
     prefix: str
     activation: str
     read: Callable[[Config, Tensors], EncoderWeights]
-    why_not: Callable[[Config], str | None]
+    why_not: Callable[[Config], str | None] = lambda _config: None
 
 
 def refusal(folder: Folder) -> str | None:
-    """Why the packed path does not know this model; None when it may."""
+    """Return why the packed path cannot compute this model; None if it may."""
     config = folder.config
     kind = str(config.get("model_type"))
     known = ARCHITECTURES.get(kind)
@@ -174,15 +148,15 @@ def refusal(folder: Folder) -> str | None:
 
 
 def read(folder: Folder, tensors: Tensors) -> EncoderWeights:
-    """For a model without `refusal`. Raises KeyError for a tensor that is missing."""
+    """Read a model without `refusal`. Raises KeyError for a missing tensor."""
     known = ARCHITECTURES[str(folder.config["model_type"])]
-    return known.read(folder.config, {_tensor_name(name, known.prefix): value for name, value in tensors.items()})
-
-
-def _tensor_name(name: str, prefix: str) -> str:
-    """Without the prefix of a model with a head; norms as they are called today."""
-    plain = name.removeprefix(prefix)
-    return plain.replace(".gamma", ".weight").replace(".beta", ".bias") if "LayerNorm" in plain else plain
+    named: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        plain = name.removeprefix(known.prefix)  # of a model with a head
+        if "LayerNorm" in plain:  # old names of norms
+            plain = plain.replace(".gamma", ".weight").replace(".beta", ".bias")
+        named[plain] = value
+    return known.read(folder.config, named)
 
 
 def _affine(tensors: Tensors, name: str) -> Affine:
@@ -193,32 +167,54 @@ def _maybe_biased(tensors: Tensors, name: str) -> Affine:
     return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
-def _joined(tensors: Tensors, names: Sequence[str]) -> Affine:
-    """Several layers over the same input as one."""
-    weight = torch.cat([tensors[f"{name}.weight"] for name in names])
-    return Affine(weight, torch.cat([tensors[f"{name}.bias"] for name in names]))
+# Names within a layer: queries, keys, values, attention's output and norm, wide, narrow and the norm behind it.
+_BERT_NAMES = (
+    *(f"attention.self.{part}" for part in ("query", "key", "value")),
+    *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+_MPNET_NAMES = (
+    *(f"attention.attn.{part}" for part in "qkvo"),
+    *("attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+_DISTILBERT_NAMES = (
+    *(f"attention.{part}_lin" for part in ("q", "k", "v", "out")),
+    *("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
+
+
+def _norms_behind(tensors: Tensors, layers: Sequence[str], names: Sequence[str], heads: int) -> EncoderWeights:
+    """Read BERT and its kin: a norm follows each sum."""
+
+    def layer(under: str) -> LayerWeights:
+        *parts, out, norm, wide, narrow, out_norm = (f"{under}.{name}" for name in names)
+        return LayerWeights(
+            query_key_value=Affine(
+                torch.cat([tensors[f"{part}.weight"] for part in parts]),
+                torch.cat([tensors[f"{part}.bias"] for part in parts]),
+            ),
+            attention_out=_affine(tensors, out),
+            attention_norm=_affine(tensors, norm),
+            wide=_affine(tensors, wide),
+            narrow=_affine(tensors, narrow),
+            out_norm=_affine(tensors, out_norm),
+        )
+
+    return EncoderWeights(
+        words=tensors["embeddings.word_embeddings.weight"],
+        positions=tensors["embeddings.position_embeddings.weight"],
+        embedding_norm=_affine(tensors, "embeddings.LayerNorm"),
+        layers=[layer(name) for name in layers],
+        heads=heads,
+        epsilon=1e-12,
+    )
 
 
 def _bert(config: Config, tensors: Tensors) -> EncoderWeights:
-    def layer(name: str) -> LayerWeights:
-        return LayerWeights(
-            query_key_value=_joined(tensors, [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]),
-            attention_out=_affine(tensors, f"{name}.attention.output.dense"),
-            attention_norm=_affine(tensors, f"{name}.attention.output.LayerNorm"),
-            wide=_affine(tensors, f"{name}.intermediate.dense"),
-            narrow=_affine(tensors, f"{name}.output.dense"),
-            out_norm=_affine(tensors, f"{name}.output.LayerNorm"),
-        )
-
+    layers = [f"encoder.layer.{number}" for number in range(int(config["num_hidden_layers"]))]
+    plain = _norms_behind(tensors, layers, _BERT_NAMES, int(config["num_attention_heads"]))
     types = tensors["embeddings.token_type_embeddings.weight"]
-    return EncoderWeights(
-        words=tensors["embeddings.word_embeddings.weight"],
-        positions=tensors["embeddings.position_embeddings.weight"] + types[0],
-        embedding_norm=_affine(tensors, "embeddings.LayerNorm"),
-        layers=[layer(f"encoder.layer.{number}") for number in range(int(config["num_hidden_layers"]))],
-        heads=int(config["num_attention_heads"]),
-        epsilon=float(config.get("layer_norm_eps", 1e-12)),
-    )
+    positions = tensors["embeddings.position_embeddings.weight"] + types[0]
+    return replace(plain, positions=positions, epsilon=float(config.get("layer_norm_eps", 1e-12)))
 
 
 def _roberta(config: Config, tensors: Tensors) -> EncoderWeights:
@@ -228,52 +224,33 @@ def _roberta(config: Config, tensors: Tensors) -> EncoderWeights:
 
 
 def _mpnet(config: Config, tensors: Tensors) -> EncoderWeights:
-    def layer(name: str) -> LayerWeights:
-        return LayerWeights(
-            query_key_value=_joined(tensors, [f"{name}.attention.attn.{part}" for part in "qkv"]),
-            attention_out=_affine(tensors, f"{name}.attention.attn.o"),
-            attention_norm=_affine(tensors, f"{name}.attention.LayerNorm"),
-            wide=_affine(tensors, f"{name}.intermediate.dense"),
-            narrow=_affine(tensors, f"{name}.output.dense"),
-            out_norm=_affine(tensors, f"{name}.output.LayerNorm"),
-        )
+    layers = [f"encoder.layer.{number}" for number in range(int(config.get("num_hidden_layers", 12)))]
+    table = tensors["encoder.relative_attention_bias.weight"]  # (buckets, heads)
 
-    return EncoderWeights(
-        words=tensors["embeddings.word_embeddings.weight"],
-        positions=tensors["embeddings.position_embeddings.weight"],
-        embedding_norm=_affine(tensors, "embeddings.LayerNorm"),
-        layers=[layer(f"encoder.layer.{number}") for number in range(int(config.get("num_hidden_layers", 12)))],
-        heads=int(config.get("num_attention_heads", 12)),
+    def by_distance(length: int) -> torch.Tensor:
+        places = torch.arange(length)
+        buckets = relative_buckets(places[None, :] - places[:, None])
+        return table[buckets.to(table.device)].permute(2, 0, 1).contiguous()
+
+    return replace(
+        _norms_behind(tensors, layers, _MPNET_NAMES, int(config.get("num_attention_heads", 12))),
         epsilon=float(config.get("layer_norm_eps", 1e-12)),
-        attentions=[Attention(bias=_relative_bias(tensors["encoder.relative_attention_bias.weight"]))],
+        attentions=[Extras(bias=PairBias(by_distance))],
         padding_id=1,  # MPNetEmbeddings has it so, whatever config.json says
     )
 
 
 def _distilbert(config: Config, tensors: Tensors) -> EncoderWeights:
-    def layer(name: str) -> LayerWeights:
-        return LayerWeights(
-            query_key_value=_joined(tensors, [f"{name}.attention.{part}_lin" for part in "qkv"]),
-            attention_out=_affine(tensors, f"{name}.attention.out_lin"),
-            attention_norm=_affine(tensors, f"{name}.sa_layer_norm"),
-            wide=_affine(tensors, f"{name}.ffn.lin1"),
-            narrow=_affine(tensors, f"{name}.ffn.lin2"),
-            out_norm=_affine(tensors, f"{name}.output_layer_norm"),
-        )
-
-    return EncoderWeights(
-        words=tensors["embeddings.word_embeddings.weight"],
-        positions=tensors["embeddings.position_embeddings.weight"],
-        embedding_norm=_affine(tensors, "embeddings.LayerNorm"),
-        layers=[layer(f"transformer.layer.{number}") for number in range(int(config.get("n_layers", 6)))],
-        heads=int(config.get("n_heads", 12)),
-        epsilon=1e-12,
-    )
+    layers = [f"transformer.layer.{number}" for number in range(int(config.get("n_layers", 6)))]
+    return _norms_behind(tensors, layers, _DISTILBERT_NAMES, int(config.get("n_heads", 12)))
 
 
 def _modernbert(config: Config, tensors: Tensors) -> EncoderWeights:
     kinds = _modernbert_layers(config)
     names = sorted(set(kinds))
+    words = tensors["embeddings.tok_embeddings.weight"]
+    heads = int(config.get("num_attention_heads", 12))
+    window = int(config.get("local_attention", 128)) // 2
 
     def layer(name: str, kind: str) -> LayerWeights:
         first = f"{name}.attn_norm.weight" not in tensors and name == "layers.0"
@@ -287,10 +264,16 @@ def _modernbert(config: Config, tensors: Tensors) -> EncoderWeights:
             attention=names.index(kind),
         )
 
-    words = tensors["embeddings.tok_embeddings.weight"]
-    heads = int(config.get("num_attention_heads", 12))
-    width = words.shape[1] // heads
-    window = int(config.get("local_attention", 128)) // 2
+    def near(length: int) -> torch.Tensor:
+        """Tokens farther apart than `window` do not see each other."""
+        places = torch.arange(length)
+        far = (places[None, :] - places[:, None]).abs() > window
+        return torch.zeros(1, length, length).masked_fill_(far, -math.inf).to(words)
+
+    def extras(kind: str) -> Extras:
+        bias = PairBias(near, without=window + 1) if kind == _SLIDING else None
+        return Extras(bias, Rotary(float(_rope(config, kind)["rope_theta"]), words.shape[1] // heads))
+
     return EncoderWeights(
         words=words,
         positions=None,
@@ -298,13 +281,7 @@ def _modernbert(config: Config, tensors: Tensors) -> EncoderWeights:
         layers=[layer(f"layers.{number}", kind) for number, kind in enumerate(kinds)],
         heads=heads,
         epsilon=float(config.get("norm_eps", 1e-5)),
-        attentions=[
-            Attention(
-                bias=_window_bias(window, words) if kind == _SLIDING else None,
-                rotary=Rotary(float(_rope(config, kind)["rope_theta"]), width),
-            )
-            for kind in names
-        ],
+        attentions=[extras(kind) for kind in names],
         final_norm=_maybe_biased(tensors, "final_norm"),
         norms_first=True,
     )
@@ -343,17 +320,13 @@ def _modernbert_why_not(config: Config) -> str | None:
     return "its rotary positions are scaled" if scaled else None
 
 
-def _nothing_else(_config: Config) -> str | None:
-    return None
-
-
 _ROBERTA = Architecture("roberta.", "hidden_act", _roberta, _bert_why_not)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": Architecture("bert.", "hidden_act", _bert, _bert_why_not),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "mpnet": Architecture("mpnet.", "hidden_act", _mpnet, _nothing_else),
-    "distilbert": Architecture("distilbert.", "activation", _distilbert, _nothing_else),
+    "mpnet": Architecture("mpnet.", "hidden_act", _mpnet),
+    "distilbert": Architecture("distilbert.", "activation", _distilbert),
     "modernbert": Architecture("model.", "hidden_activation", _modernbert, _modernbert_why_not),
 }

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from ...device import ELEMENT_BYTES, DeviceError, DeviceProfile, choose_precision, detect
+from ...device import ELEMENT_BYTES, DeviceError, choose_precision, detect
 from ...memory import PROBE_TOKENS, TokenCost, measured_cost
 from .. import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, Pending, TokenBatch, Vectors
-from ..folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
+from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
-from .compute_thread import on_compute_thread, one_thread
-from .encoders import Chosen, load_encoder
-from .switches import TF32, tune_convolutions
-from .target import Encoder, Target, trial_batch, words_of
+from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
+from .process import TF32, on_compute_thread, one_thread
 
 if TYPE_CHECKING:
-    from .staging import Downloads
+    from .staging import Arriving, Downloads
 
 # Tokens x hidden size of a batch that one CPU thread computes: 64 tokens of the default model, more than most search
 # texts have. For 12 tokens one thread takes 2.5 ms and two take 1.8 ms on two idle cores; while another program uses
@@ -35,9 +32,16 @@ ONE_THREAD_UP_TO = 64 * 384
 
 @dataclass(frozen=True, slots=True)
 class TorchOptions:
-    """What to load and how, as in EngineOptions."""
+    """What to load and how. `model`: a packaged name, a folder, or a cached hub id.
 
-    model: str
+    `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
+    model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
+    forces padded batches, for comparison. On a card only: `overlap` launches a batch while the one before it computes,
+    and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster. `clear_cache`
+    frees memory after large batches, `cudnn_benchmark` lets cuDNN compare its convolutions; neither affects vectors.
+    """
+
+    model: str = "all-MiniLM-L6-v2"
     precision: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -45,7 +49,6 @@ class TorchOptions:
     revision: str | None = None
     packed: bool = True
     overlap: bool = True
-    pinned: bool = True
     graphs: str = "auto"
     cudnn_benchmark: bool = False
     clear_cache: bool = False
@@ -54,63 +57,54 @@ class TorchOptions:
 class TorchBackend(TokenizingBackend):
     """One model on one device; made by `load`."""
 
-    def __init__(self, folder: Folder, options: TorchOptions, target: Target, chosen: Chosen) -> None:
+    def __init__(self, options: TorchOptions) -> None:
+        path = find_folder(options.model, options.revision)
+        folder = self._folder = read_folder(path, display_name(options.model, path))
+        weights = check_files(folder, options.weights_sha256)
+        target, reason = _target(options)
         self.profile = target.profile
-        self._folder = folder
         self._options = options
         self._target = target
-        self._path_reason = chosen.reason
-        self._tokenizer = RustTokenizer.load(folder)
-        self._encoder: Encoder | None = chosen.encoder
-        self._exact: Encoder | None = chosen.encoder if target.precision == "fp32" else None
+        self._exact: Encoder | None = None
         self._downloads: Downloads | None = None  # from a card
-        if target.profile.kind == "cuda":
-            from .staging import downloads_for
+        try:
+            with memory_errors_mapped():
+                encoder, path_reason = load_encoder(folder, target, packed=options.packed)
+            self._encoder: Encoder | None = encoder
+            self._tokenizer = RustTokenizer.load(folder)
+            if target.profile.kind == "cuda":
+                import torch
 
-            self._downloads = downloads_for(target.place.device, pinned=target.pinned)
-            self.ahead = 1 if options.overlap else 0
-        else:
-            self.pauses = chosen.encoder.pauses  # on a card `forward` only queues work
-        self.info: ModelInfo
+                from .staging import CudaCard, Downloads
+
+                self._downloads = Downloads(CudaCard(torch.device(target.profile.torch_name)))
+                self.ahead = 1 if options.overlap else 0
+            else:
+                self.pauses = encoder.pauses  # on a card `forward` only queues work
+            special = self._tokenizer.special_tokens
+            self.info = ModelInfo(
+                name=folder.name,
+                dimension=self.forward(self._tokenizer.ids([""])).shape[1],
+                max_tokens=folder.max_length - special,
+                special_tokens=special,
+                pooling=folder.pooling or "own",
+                weights_sha256=weights,
+                tokenizer_sha256=sha256_of([folder.encoder / "tokenizer.json"]),
+                precision=target.precision,
+                precision_reason=reason,
+                shape=folder.shape,
+                path=encoder.path,
+                path_reason=path_reason,
+                matryoshka=folder.matryoshka,
+            )
+        except BaseException:
+            TF32.release(target.profile, target.precision)  # there is no engine to be closed
+            raise
 
     @classmethod
     def load(cls, options: TorchOptions) -> TorchBackend:
         """Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
-        return on_compute_thread(lambda: cls._load(options))
-
-    @classmethod
-    def _load(cls, options: TorchOptions) -> TorchBackend:
-        path = find_folder(options.model, options.revision)
-        folder = read_folder(path, display_name(options.model, path))
-        weights = check_files(folder, options.weights_sha256)
-        target, reason = _target(options)
-        try:
-            with memory_errors_mapped():
-                chosen = load_encoder(folder, target, packed=options.packed)
-            backend = cls(folder, options, target, chosen)
-            backend.info = backend._describe(weights, reason)
-        except BaseException:
-            TF32.release(target.profile, target.precision)  # there is no engine to be closed
-            raise
-        return backend
-
-    def _describe(self, weights: str, reason: str) -> ModelInfo:
-        special = self._tokenizer.special_tokens
-        return ModelInfo(
-            name=self._folder.name,
-            dimension=self.forward(self._tokenizer.ids([""])).shape[1],
-            max_tokens=self._folder.max_length - special,
-            special_tokens=special,
-            pooling=self._folder.pooling or "own",
-            weights_sha256=weights,
-            tokenizer_sha256=sha256_of([self._folder.encoder / "tokenizer.json"]),
-            precision=self._target.precision,
-            precision_reason=reason,
-            shape=self._folder.shape,
-            path=self._loaded().path,
-            path_reason=self._path_reason,
-            matryoshka=self._folder.matryoshka,
-        )
+        return on_compute_thread(lambda: cls(options))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None:
@@ -140,11 +134,8 @@ class TorchBackend(TokenizingBackend):
 
         with torch.inference_mode(), memory_errors_mapped():
             encoder = self._in_fp32() if exact else self._loaded()
-            return _Mapped(downloads.fetch(encoder(batch).float()), partial(self._landed, batch))
-
-    def _landed(self, batch: TokenBatch) -> None:
-        if self._options.clear_cache:
-            give_back_after(self.profile, batch)
+            arriving = downloads.fetch(encoder(batch).float())
+        return Landing(arriving, clear_cache=self._options.clear_cache and batch.tokens >= LARGE_BATCH)
 
     def free_bytes(self) -> int:
         if self.profile.kind == "cpu":
@@ -202,9 +193,11 @@ class TorchBackend(TokenizingBackend):
 
     def _in_fp32(self) -> Encoder:
         """Load when first needed: rows that overflow in half precision are rare."""
+        if self._target.precision == "fp32":
+            return self._loaded()
         if self._exact is None:
             exact = replace(self._target, precision="fp32", graphs="off")
-            self._exact = load_encoder(self._folder, exact, packed=self._options.packed).encoder
+            self._exact, _reason = load_encoder(self._folder, exact, packed=self._options.packed)
         return self._exact
 
 
@@ -212,7 +205,7 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
     """Set torch's threads, with which the precision of a CPU is measured; return the target and the reason."""
     import torch
 
-    from .probe import bf16_gain
+    from .linears import bf16_gain
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -222,24 +215,12 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
     except DeviceError as error:
         raise DeviceUnavailable(str(error)) from error
     TF32.hold(profile, precision)
-    tune_convolutions(profile, options.cudnn_benchmark)
-    return Target(profile, precision, options.pinned, options.graphs), reason
+    if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process; text encoders have no convolution
+        torch.backends.cudnn.benchmark = True
+    return Target(profile, precision, options.graphs), reason
 
 
 LARGE_BATCH = 8192  # tokens of a batch after which `clear_cache` frees memory: smaller ones leave little
-
-
-def give_back_after(profile: DeviceProfile, batch: TokenBatch) -> bool:
-    """After a large batch return torch's cached memory to the driver, for other processes.
-
-    It costs the next batch an allocation by the driver, which waits for the card.
-    """
-    if profile.kind != "cuda" or batch.tokens < LARGE_BATCH:
-        return False
-    import torch
-
-    torch.cuda.empty_cache()
-    return True
 
 
 # Messages of the host's allocators; of CUDA outside torch's allocator (pinned memory, a kernel's own, a recording); of
@@ -257,32 +238,31 @@ def memory_errors_mapped() -> Iterator[None]:
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        own = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not own and not any(words in str(error) for words in _NO_MEMORY):
+            raise
         traceback.clear_frames(error.__traceback__)
-        torch.cuda.empty_cache()
-        raise OutOfMemory("the GPU's memory does not hold this batch") from error
-    except MemoryError as error:
-        traceback.clear_frames(error.__traceback__)
+        torch.cuda.empty_cache()  # nothing where no card is in use
         raise OutOfMemory("memory does not hold this batch") from error
-    except RuntimeError as error:
-        if any(words in str(error) for words in _NO_MEMORY):
-            traceback.clear_frames(error.__traceback__)
-            torch.cuda.empty_cache()  # nothing where no card is in use
-            raise OutOfMemory("memory does not hold this batch") from error
-        raise
 
 
-class _Mapped:
-    """A batch whose errors are the engine's, also those that the device reports late."""
+class Landing:
+    """A batch whose errors are the engine's, also those that the device reports late.
 
-    def __init__(self, pending: Pending, landed: Callable[[], object]) -> None:
-        self._pending = pending
-        self._landed = landed
+    `clear_cache` then returns torch's cached memory to the driver, for other processes; it costs the next batch an
+    allocation by the driver, which waits for the card.
+    """
+
+    def __init__(self, arriving: Arriving, *, clear_cache: bool = False) -> None:
+        self._arriving = arriving
+        self._clear_cache = clear_cache
 
     def result(self) -> Vectors:
         import torch
 
         with torch.inference_mode(), memory_errors_mapped():
-            vectors = self._pending.result()
-        self._landed()
+            vectors = self._arriving.result()
+        if self._clear_cache:
+            torch.cuda.empty_cache()
         return vectors

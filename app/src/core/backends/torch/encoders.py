@@ -1,16 +1,25 @@
-"""Choose how a model is computed on a device: the fastest way that gives the right vectors."""
+"""The encoders of a model and which one computes it on a device: the fastest that gives the right vectors. Packed
+(`packed.py`), padded with mean or CLS pooling, and sentence-transformers' modules for every other stack.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import ModelUnsupported, TokenBatch
+import numpy as np
+
+from ...device import BF16_PAYS, DeviceProfile, Precision
+from ...ranges import ranged
+from ...tokens import rectangle, width_of
+from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
 from ..folder import PACKAGED, Folder
-from .padded import load_padded
-from .target import Encoder, Target, trial_tokens, words_of
 
 if TYPE_CHECKING:
+    import torch
+
     from .packed import PackedEncoder
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
@@ -19,91 +28,111 @@ AGREEMENT = 0.99999
 ROUGH_AGREEMENT = 0.99
 
 
+class Encoder(Protocol):
+    """Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Not thread-safe."""
+
+    path: str
+
+    @property
+    def pauses(self) -> int:
+        """How often a call calls `pause`."""
+        ...
+
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """An encoder, and the reason for it."""
+class Target:
+    """Device and precision of an encoder; on a card `graphs` (auto, on, off) replays small batches."""
 
-    encoder: Encoder
-    reason: str
+    profile: DeviceProfile
+    precision: Precision
+    graphs: str = "auto"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        from .linears import bf16_gain
+
+        if self.precision == "int8":  # between 8-bit layers
+            return torch.bfloat16 if bf16_gain() >= BF16_PAYS else torch.float32
+        return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
 
-def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chosen:
-    """Return the fastest encoder of this model that gives the right vectors on this device."""
+# ------------------------------------------------------------------------------------------------------ which encoder
+
+
+def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tuple[Encoder, str]:
+    """Return the fastest encoder of this model that gives the right vectors on this device, and the reason for it."""
     from .architectures import refusal
     from .int8 import load_int8
-    from .packed import PackedEncoder
 
     if target.precision == "int8":
-        found = Chosen(*load_int8(folder, target.profile, target.dtype))
+        found = load_int8(folder, target.profile, target.dtype)
         if folder.name not in PACKAGED:
             _check_reader(folder, Target(target.profile, "fp32"))
         return found
     why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
-        return Chosen(load_padded(folder, target), why_not)
-    encoder = PackedEncoder.load(folder, target.place)
+        return PaddedEncoder(folder, target), why_not
+    encoder = _packed(folder, target)
     if target.profile.kind == "cpu" and folder.name in PACKAGED:
-        return Chosen(encoder, "verified to match Transformers")
-    chosen = _compared(folder, target, encoder)
-    if target.profile.kind == "cpu" or chosen.encoder is not encoder:
-        return chosen
-    return _on_card(target, encoder, chosen.reason, words_of(folder))
+        return encoder, "verified to match Transformers"
+    chosen, reason = _compared(folder, target, encoder)
+    if target.profile.kind == "cpu" or chosen is not encoder:
+        return chosen, reason
+    return with_card_graphs(target, encoder, reason, words_of(folder))
 
 
-def _on_card(target: Target, encoder: PackedEncoder, reason: str, words: int) -> Chosen:
+def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words: int) -> tuple[Encoder, str]:
     """Add CUDA graphs if they measure faster. They need an attention that is recorded once for all lengths.
 
     `words`: size of the vocabulary.
     """
     import torch
 
-    from .graphs import CudaRecorder, Trials, with_graphs
+    from .graphs import CudaRecorder, GraphedEncoder, with_graphs
     from .staging import uploads_for
 
-    reasons = f"{reason}; {encoder.attention.reason}"
+    reasons = f"{reason}; {encoder.attention_reason}"
     if target.graphs == "off":
-        return Chosen(encoder, f"{reasons}; CUDA graphs are switched off")
-    if not encoder.attention.attention.any_layout:
-        return Chosen(encoder, f"{reasons}; no CUDA graphs with that")
-    device = target.place.device
-    best, why = with_graphs(
-        encoder,
-        CudaRecorder(device),
-        uploads_for(device, pinned=target.pinned),
-        lambda: torch.cuda.synchronize(device),
-        Trials(words, always=target.graphs == "on"),
-    )
-    return Chosen(best, f"{reasons}; {why}")
+        return encoder, f"{reasons}; CUDA graphs are switched off"
+    if not encoder.attention.any_layout:
+        return encoder, f"{reasons}; no CUDA graphs with that"
+    device = torch.device(target.profile.torch_name)
+    graphed = GraphedEncoder(encoder, CudaRecorder(device), uploads_for(device))
+    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words, always=target.graphs == "on")
+    return best, f"{reasons}; {why}"
 
 
-def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
+def _packed(folder: Folder, target: Target, *, plain: bool = False) -> PackedEncoder:
+    from .linears import Linears
+    from .packed import PackedEncoder
+
+    return PackedEncoder.load(folder, target.profile, target.dtype, Linears() if plain else None)
+
+
+def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder, str]:
     """Compare with transformers: in fp32, where no rounding hides a wrong architecture, and in a shorter precision."""
     exact = replace(target, precision="fp32")
-    reference = load_padded(folder, exact)
-    structure = encoder if target.precision == "fp32" else _plain_packed(folder, exact)
+    reference = PaddedEncoder(folder, exact)
+    structure = encoder if target.precision == "fp32" else _packed(folder, exact, plain=True)
     least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
     if least >= AGREEMENT and rough >= ROUGH_AGREEMENT:
-        return Chosen(encoder, f"self-test: matches Transformers (least cosine {least:.7f})")
-    worst = min(least, rough)
-    reason = f"self-test: packed vectors differ from those of Transformers (least cosine {worst:.5f})"
-    return Chosen(reference if target.precision == "fp32" else load_padded(folder, target), reason)
+        return encoder, f"self-test: matches Transformers (least cosine {least:.7f})"
+    reason = f"self-test: packed vectors differ from those of Transformers (least cosine {min(least, rough):.5f})"
+    return reference if target.precision == "fp32" else PaddedEncoder(folder, target), reason
 
 
 def _check_reader(folder: Folder, exact: Target) -> None:
     """Check the packed path in fp32, with which INT8 is compared. Raises ModelUnsupported."""
-    least = least_cosine(folder, _plain_packed(folder, exact), load_padded(folder, exact))
+    least = least_cosine(folder, _packed(folder, exact, plain=True), PaddedEncoder(folder, exact))
     if not least >= AGREEMENT:
         raise ModelUnsupported(
             f"model {folder.name!r} cannot be computed in int8: in a self-test its packed vectors differ"
             f" from those of Transformers (least cosine {least:.5f}); use precision auto"
         )
-
-
-def _plain_packed(folder: Folder, target: Target) -> Encoder:
-    from .linears import PlainLinears
-    from .packed import PackedEncoder
-
-    return PackedEncoder.load(folder, target.place, PlainLinears())
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
@@ -119,3 +148,125 @@ def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
     with torch.inference_mode():
         cosines = torch.nn.functional.cosine_similarity(encoder(batch).double(), reference(batch).double())
     return float(cosines.nan_to_num(nan=-1.0).min())
+
+
+# Trial ids stay within the vocabulary: an id outside ends the whole process on a card.
+_USUAL_WORDS = 1000  # of a vocabulary whose size config.json does not give
+_FIRST, _SPAN = 100, 800  # where most vocabularies have whole words, behind the special ones; enough different ones
+
+
+def words_of(folder: Folder) -> int:
+    """Return the size of the model's vocabulary."""
+    return int(folder.config.get("vocab_size") or _USUAL_WORDS)
+
+
+def trial_tokens(length: int, words: int, *, start: int = 0) -> TokenIds:
+    """Return one sequence for a vocabulary of `words`; `start` varies its contents."""
+    first = min(_FIRST, words // 2)
+    ids = first + (start + 31 * np.arange(length)) % min(_SPAN, words - first)
+    return ids.astype(np.int32)
+
+
+def trial_batch(tokens: int, longest: int, words: int) -> TokenBatch:
+    """Return so many tokens in as few sequences as the model's `longest` allows."""
+    starts = range(0, tokens, longest)
+    return TokenBatch.of(trial_tokens(min(longest, tokens - start), words, start=start) for start in starts)
+
+
+# -------------------------------------------------------------------------------------------------------------- padded
+
+
+class PaddedEncoder:
+    """Pads the texts of a batch to one length, for transformers' own model with mean or CLS pooling in fp32, or for
+    sentence-transformers' modules, one after the other."""
+
+    pauses = 0
+
+    def __init__(self, folder: Folder, target: Target) -> None:
+        import torch
+
+        from .staging import uploads_for
+
+        self.path = "padded" if folder.pooling else "sentence-transformers"
+        self._pooling = folder.pooling
+        self._multiple = target.profile.padding_multiple(target.precision)
+        self._longest = folder.max_length
+        self._pad_id = int(folder.config.get("pad_token_id") or 0)
+        self._uploads = uploads_for(torch.device(target.profile.torch_name))
+        self._model = (_transformer if folder.pooling else _modules)(folder, target)
+
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
+        return self._computed(*self._inputs(batch))
+
+    @ranged("copy")
+    def _inputs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy int32 to the device at once, and widen it there."""
+        ids, mask = rectangle(batch, width=width_of(batch, self._multiple, self._longest), pad_id=self._pad_id)
+        room = self._uploads.room(2 * ids.size).reshape(2, *ids.shape)
+        room[0], room[1] = ids, mask
+        there = self._uploads.send().view(2, *ids.shape).long()
+        return there[0], there[1]
+
+    @ranged("forward")
+    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if not self._pooling:
+            vectors: torch.Tensor = self._model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+            return vectors.float()
+        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self._pooled(hidden.float(), mask)
+
+    @ranged("pool")
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self._pooling == "cls":
+            return hidden[:, 0]
+        weights = mask.unsqueeze(-1).float()
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _transformer(folder: Folder, target: Target) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModel
+
+    with quiet_transformers():
+        try:
+            model, found = AutoModel.from_pretrained(
+                folder.encoder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=target.dtype,
+                output_loading_info=True,
+            )
+        except (ValueError, KeyError, OSError, SafetensorError) as error:
+            raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if missing:  # transformers would compute with random numbers in their place
+        raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
+    return model.to(target.profile.torch_name).eval()
+
+
+def _modules(folder: Folder, target: Target) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    with quiet_transformers():
+        return SentenceTransformer(
+            str(folder.path),
+            device=target.profile.torch_name,
+            trust_remote_code=False,
+            local_files_only=True,
+            model_kwargs={"use_safetensors": True, "dtype": target.dtype},
+        ).eval()
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Switch off transformers' progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

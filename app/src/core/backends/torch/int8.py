@@ -8,7 +8,7 @@ few channels of the feed-forward that reach far, and attention's output as it is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,17 +21,14 @@ from .. import DeviceUnavailable, ModelUnsupported, TokenBatch
 from ..folder import Folder
 from ..tokenizing import RustTokenizer
 from .architectures import refusal
-from .compute_thread import one_thread
-from .linears import AddingLinear, Affine, Linear, PrepackedLinears
-from .packed import PackedEncoder, Place
-from .probe import gain
+from .linears import MISSING, AddingLinear, Affine, Linear, PrepackedLinears, gain
+from .packed import PackedEncoder
+from .process import one_thread
 
 UNSIGNED = 255  # of inputs: for signed ones torch's packing has only oneDNN's reference, 20,000 x slower
 SIGNED = 127
 OUTLIERS = 24  # one channel of the feed-forward in so many keeps its precision: 64 of 1536
 _LEAST = 1e-5
-
-MISSING = (RuntimeError, AttributeError, TypeError, NotImplementedError)
 
 
 @dataclass(slots=True)
@@ -55,26 +52,15 @@ class Seen:
         return torch.maximum(self.low.abs(), self.high.abs())
 
 
-class Observing:
-    """`Linears` in fp32 that record the range of their inputs, for calibration."""
+class Observing(PrepackedLinears):
+    """Linear layers in fp32 that record the range of their inputs, for calibration; except attention's output, which
+    stays as it is."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self._layers = PrepackedLinears()
 
     def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
-        return self._noting(layer, self._layers.linear(layer, gelu=gelu))
-
-    def adding(self, layer: Affine) -> AddingLinear:
-        return self._layers.adding(layer)
-
-    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
-        first = self.linear(wide, gelu=True)
-        second = self._noting(narrow, self._layers.linear(narrow))
-        return lambda x, residual: second(first(x)) + residual
-
-    def _noting(self, layer: Affine, apply: Linear) -> Linear:
-        seen = Seen(layer)
+        seen, apply = Seen(layer), super().linear(layer, gelu=gelu)
         self.seen.append(seen)
 
         def noting(x: torch.Tensor) -> torch.Tensor:
@@ -83,16 +69,22 @@ class Observing:
 
         return noting
 
+    def adding(self, layer: Affine) -> AddingLinear:
+        return PrepackedLinears().adding(layer)
 
-class Int8Linears:
-    """8-bit `Linears` of the model that `Observing` recorded; the layers must be made in the same order.
+    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
+        first, second = self.linear(wide, gelu=True), self.linear(narrow)
+        return lambda x, residual: second(first(x)) + residual
+
+
+class Int8Linears(PrepackedLinears):
+    """8-bit layers of the model that `Observing` recorded; they must be made in the same order.
 
     Raises one of MISSING if torch lacks the operators.
     """
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._seen: Iterator[Seen] = iter(seen)
-        self._other = PrepackedLinears()
 
     def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
         seen = next(self._seen)
@@ -101,7 +93,7 @@ class Int8Linears:
         return lambda x: product(grid(x), x.dtype)
 
     def adding(self, layer: Affine) -> AddingLinear:
-        return self._other.adding(layer)
+        return PrepackedLinears().adding(layer)
 
     def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
         """GELU's output is 8 bits, except in the channels that reach far."""
@@ -115,7 +107,7 @@ class Int8Linears:
         first_far = Product(weight[far], None if bias is None else bias[far], grid, gelu=True)
         columns = inner.layer.weight
         second = Product(columns[:, near].contiguous(), inner.layer.bias, between)
-        second_far = self._other.adding(Affine(columns[:, far].contiguous().to(narrow.weight.dtype)))
+        second_far = self.adding(Affine(columns[:, far].contiguous().to(narrow.weight.dtype)))
 
         def feed_forward(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
             rows = grid(x)
@@ -202,8 +194,8 @@ def _operators() -> Any:
     return torch.ops.onednn
 
 
-def probe_products() -> tuple[Callable[[], object], Callable[[], object]] | None:
-    """Return a small product in fp32 and in 8 bits, to compare their speed; None if torch has no such operators.
+def int8_gain() -> float:
+    """Return how many times as fast a small 8-bit product is as one in fp32, by CPU seconds; 0 without operators.
 
     It is small because without the instructions oneDNN uses its reference, thousands of times slower.
     """
@@ -213,10 +205,13 @@ def probe_products() -> tuple[Callable[[], object], Callable[[], object]] | None
     try:
         plain, product = PrepackedLinears().linear(Affine(weight)), Product(weight, None, grid)
         rows = grid(x)
-        far = (product(rows, torch.float32) - F.linear(x, weight)).abs().max() / F.linear(x, weight).abs().max()
-        return (lambda: plain(x), lambda: product(rows, torch.float32)) if float(far) < 0.05 else None
+        wanted = F.linear(x, weight)
+        if not float((product(rows, torch.float32) - wanted).abs().max() / wanted.abs().max()) < 0.05:
+            return 0.0
     except MISSING:
-        return None
+        return 0.0
+    with one_thread(), torch.inference_mode():
+        return gain(lambda: plain(x), lambda: product(rows, torch.float32))
 
 
 # ------------------------------------------------------------------------------------------------------ a model in INT8
@@ -247,53 +242,33 @@ def load_int8(
         )
     tokenizer = RustTokenizer.load(folder)
     observing = Observing()
-    exact = PackedEncoder.load(folder, Place.cpu(torch.float32), observing)
-    learnt = calibration_texts(LEARNT, 5) if texts is None else texts
-    judged = batches(tokenizer.ids(calibration_texts(JUDGED, 6)))
+    exact = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32, observing)
+
+    def batches(chosen: Sequence[str]) -> list[TokenBatch]:
+        tokens = tokenizer.ids(chosen)
+        return [tokens.select(places) for places in plan_batches(tokens.lengths.tolist(), BATCH, packed=True)]
+
     with torch.inference_mode():
-        for batch in batches(tokenizer.ids(learnt)):
+        for batch in batches(calibration_texts(LEARNT, 5) if texts is None else texts):
             exact(batch)
         seen = list(observing.seen)
         try:
-            encoder = PackedEncoder.load(folder, Place(profile, dtype), Int8Linears(seen))
-            near = _cosines(encoder, exact, judged)
+            encoder = PackedEncoder.load(folder, profile, dtype, Int8Linears(seen))
+            judged = batches(calibration_texts(JUDGED, 6))
+            pairs = [F.cosine_similarity(encoder(batch).double(), exact(batch).double()) for batch in judged]
         except MISSING as error:
             raise DeviceUnavailable(
                 f"precision int8: this torch lacks its operators ({type(error).__name__})"
             ) from error
+    near = torch.cat(pairs).nan_to_num(nan=-1.0)
     least = float(near.min())
     if not least >= LEAST_COSINE:
         raise ModelUnsupported(
             f"model {folder.name!r} loses too much in int8: cosine {least:.4f} to fp32 at the least of {JUDGED} texts,"
             f" {LEAST_COSINE} is wanted; use precision auto"
         )
-    return (
-        encoder,
-        f"8-bit layers, calibrated; cosine to fp32 {least:.4f} at the least, {float(near.mean()):.4f} on average",
-    )
-
-
-Pair = tuple[Callable[[], object], Callable[[], object]]
-
-
-def int8_gain(products: Callable[[], Pair | None] = probe_products) -> float:
-    """Return how many times as fast an 8-bit product is as one in fp32, by CPU seconds; 0 without operators."""
-    pair = products()
-    if pair is None:
-        return 0.0
-    with one_thread(), torch.inference_mode():
-        return gain(*pair)
-
-
-def batches(tokens: TokenBatch) -> list[TokenBatch]:
-    """Divide texts into batches of about BATCH tokens, longest first, so that neighbours have similar lengths."""
-    lengths = tokens.lengths.tolist()
-    return [tokens.select(places) for places in plan_batches(lengths, BATCH, packed=True)]
-
-
-def _cosines(one: PackedEncoder, other: PackedEncoder, tokens: Sequence[TokenBatch]) -> torch.Tensor:
-    parts = [torch.nn.functional.cosine_similarity(one(batch).double(), other(batch).double()) for batch in tokens]
-    return torch.cat(parts).nan_to_num(nan=-1.0)
+    reason = f"8-bit layers, calibrated; cosine to fp32 {least:.4f} at the least, {float(near.mean()):.4f} on average"
+    return encoder, reason
 
 
 # ------------------------------------------------------------------------------------------------ texts for calibration

@@ -1,11 +1,12 @@
-"""Encoders without padding: linear layers over all tokens of a batch at once, attention sequence by sequence
-(`attention.py`). benchmarks/embed.py measures the gain; the vectors are transformers' own to 1e-6.
+"""Encoders without padding: linear layers over all tokens of a batch at once, attention sequence by sequence.
+benchmarks/embed.py measures the gain; the vectors are transformers' own to 1e-6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -16,15 +17,179 @@ from ...device import DeviceProfile
 from ...ranges import ranged
 from .. import ModelUnsupported, Pause, TokenBatch
 from ..folder import Folder
-from .architectures import Attention as Extras
-from .architectures import EncoderWeights, LayerWeights, read, turned
-from .attention import Choice, Inputs, Layout, Run, choose, runs_of
-from .linears import AddingLinear, Affine, Linear, Linears, PlainLinears, PrepackedLinears
-from .staging import Uploads, uploads_for
+from .architectures import EncoderWeights, Extras, LayerWeights, read, turned
+from .linears import Affine, Linears, PrepackedLinears
+from .staging import uploads_for
+
+# ----------------------------------------------------------------------------------------------------------- attention
+
+# What is added to the score of each pair of tokens, by the length of a sequence: (heads or 1, length, length).
+Bias = Callable[[int], torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` sequences of `length` tokens, one after the other from token `start` on."""
+
+    start: int
+    count: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the sequences of a packed batch are. `cumulative`, int32 (sequences + 1) on the device: the first token of
+    each sequence, and one after the last. `runs` is empty in a CUDA graph, recorded once for all sequences; there
+    `longest` is a bound."""
+
+    runs: Sequence[Run]
+    longest: int
+    cumulative: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One packed batch on the device: three times int32 (tokens). `places` counts the tokens of each sequence from 0,
+    `positions` as the model's architecture counts them."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    layout: Layout
+
+
+def runs_of(lengths: Sequence[int]) -> list[Run]:
+    """Return neighbours of equal length as runs."""
+    runs: list[Run] = []
+    start = 0
+    for length, group in groupby(lengths):
+        runs.append(Run(start, sum(1 for _ in group), length))
+        start += runs[-1].count * length
+    return runs
+
+
+def layout_of(lengths: Sequence[int], device: torch.device) -> Layout:
+    cumulative = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return Layout(runs_of(lengths), max(lengths), cumulative.to(device))
+
+
+class EqualRuns:
+    """Attention from (tokens, 3 x hidden) queries, keys and values to (tokens, hidden): torch's own over each run.
+
+    Views, no mask, and every device has it. As many kernels as there are lengths, which only a GPU feels.
+    `any_layout`: whether it needs no `runs`.
+    """
+
+    name = "runs of equal length"
+    any_layout = False
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
+        parts = []
+        for run in layout.runs:
+            rows = qkv[run.start : run.start + run.count * run.length]
+            heads = rows.view(run.count, run.length, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
+            added = bias(run.length) if bias else None
+            out = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=added)
+            parts.append(out.transpose(1, 2).reshape(run.count * run.length, -1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Varlen(EqualRuns):
+    """torch.nn.attention.varlen, FlashAttention 2 inside torch: compute capability 8.0 and up, half precision, torch
+    2.10 and up. The arguments used are those that 2.10 to 2.13 share."""
+
+    name = "varlen_attn"
+    any_layout = True
+
+    def __init__(self, heads: int) -> None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        super().__init__(heads)
+        self._apply = varlen_attn
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
+        query, key, value = qkv.view(len(qkv), 3, self._heads, -1).unbind(1)
+        starts, longest = layout.cumulative, layout.longest
+        out = self._apply(query, key, value, starts, starts, longest, longest)
+        assert isinstance(out, torch.Tensor)  # a pair only when auxiliary results are asked for
+        return out.reshape(len(qkv), -1)
+
+
+class MemoryEfficient(EqualRuns):
+    """CUTLASS' kernel with sequence borders, which torch's nested tensors use on cards without FlashAttention
+    (torch/nested/_internal/sdpa.py has the same call): compute capability 5.0 and up, fp32 and fp16."""
+
+    name = "memory-efficient attention"
+    any_layout = True
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self._apply = torch.ops.aten._efficient_attention_forward
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
+        query, key, value = (part.unsqueeze(0) for part in qkv.view(len(qkv), 3, self._heads, -1).unbind(1))
+        starts, longest = layout.cumulative, layout.longest
+        out: torch.Tensor = self._apply(query, key, value, None, starts, starts, longest, longest, 0.0, 0)[0]
+        return out.reshape(len(qkv), -1)
+
+
+def candidates(profile: DeviceProfile, dtype: torch.dtype, *, biased: bool) -> list[type[EqualRuns]]:
+    """Return what may be used, best first. FlashAttention starts at compute capability 8.0 and knows no fp32; CUTLASS'
+    kernel has bfloat16 from there on only. Neither adds a bias to packed sequences."""
+    if profile.kind == "cpu" or biased:
+        return [EqualRuns]
+    flash = profile.capability is not None and profile.capability >= (8, 0)
+    found: list[type[EqualRuns]] = [Varlen] if flash and dtype != torch.float32 else []
+    if flash or dtype != torch.bfloat16:
+        found.append(MemoryEfficient)
+    return [*found, EqualRuns]
+
+
+def choose(
+    profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, *, biased: bool = False
+) -> tuple[EqualRuns, str]:
+    """Return the first candidate that gives the right numbers on the device, else the last one; and why no better one.
+    `width`: of the model."""
+    reasons: list[str] = []
+    *tried, last = candidates(profile, dtype, biased=biased)
+    for make in tried:
+        why_not = _why_not(make, profile, (heads, width), dtype)
+        if why_not is None:
+            return make(heads), "; ".join([*reasons, f"{make.name} gives the right numbers here"])
+        reasons.append(f"{make.name}: {why_not}")
+    return last(heads), "; ".join([*reasons, last.name])
+
+
+_LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
+# Of values of about 1: what fp16 (TF32 alike) and bf16 round; a wrong border or scale is off by tenths.
+TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def _why_not(make: type[EqualRuns], profile: DeviceProfile, size: tuple[int, int], dtype: torch.dtype) -> str | None:
+    """Return None if it agrees with plain arithmetic in fp32, for each sequence alone."""
+    heads, width = size
+    generator = torch.Generator().manual_seed(7)
+    qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=generator).to(profile.torch_name, dtype)
+    wanted = []
+    for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
+        query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
+        weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
+        wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
+    try:
+        with torch.inference_mode():
+            found = make(heads)(qkv, layout_of(_LENGTHS, qkv.device))
+            worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
+    except Exception as error:  # whatever this torch has against it, the next candidate is tried
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    return None if worst <= TOLERANCE[dtype] else f"off by {worst:.2g}"
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
 
 FEW_TOKENS = 256  # smaller batches are filled up to a multiple of 8, larger ones of 16
-# Queries, keys and values (tokens, 3 x hidden) of one batch -> attention's output (tokens, hidden).
-Attend = Callable[[torch.Tensor], torch.Tensor]
 
 
 def filled(batch: TokenBatch) -> TokenBatch:
@@ -54,68 +219,52 @@ def counted_positions(batch: TokenBatch, padding_id: int) -> NDArray[np.int32]:
     return (np.where(real, counted - before, 0) + padding_id).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    epsilon: float
+# -------------------------------------------------------------------------------------------------------------- layers
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+# Queries, keys and values (tokens, 3 x hidden) of one batch -> attention's output (tokens, hidden).
+Attend = Callable[[torch.Tensor], torch.Tensor]
+Layer = Callable[[torch.Tensor, Attend], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class NormBehind:
-    """A layer of BERT and its kin: a norm follows each sum."""
-
-    query_key_value: Linear
-    attention_out: AddingLinear
-    attention_norm: Norm
-    feed_forward: AddingLinear
-    out_norm: Norm
-
-    def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
-        x = self.attention_norm(self.attention_out(attend(self.query_key_value(x)), x))
-        return self.out_norm(self.feed_forward(x, x))
+def _norm(numbers: Affine, epsilon: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    weight, bias = numbers.weight, numbers.bias
+    return lambda x: F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
-@dataclass(frozen=True, slots=True)
-class NormFirst:
-    """A layer of ModernBERT: a norm precedes attention and a gated feed-forward."""
+def _norm_behind(layer: LayerWeights, epsilon: float, linears: Linears) -> Layer:
+    """Make a layer of BERT and its kin: a norm follows each sum."""
+    if layer.attention_norm is None:
+        raise KeyError("attention_norm")
+    query_key_value = linears.linear(layer.query_key_value)
+    attention_out = linears.adding(layer.attention_out)
+    feed_forward = linears.feed_forward(layer.wide, layer.narrow)
+    attention_norm, out_norm = _norm(layer.attention_norm, epsilon), _norm(layer.out_norm, epsilon)
 
-    attention_norm: Norm | None
-    query_key_value: Linear
-    attention_out: AddingLinear
-    out_norm: Norm
-    wide: Linear  # twice as wide: the input of GELU, and its factor
-    narrow: AddingLinear
+    def apply(x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = attention_norm(attention_out(attend(query_key_value(x)), x))
+        return out_norm(feed_forward(x, x))
 
-    def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        x = self.attention_out(attend(self.query_key_value(normed)), x)
-        value, gate = self.wide(self.out_norm(x)).chunk(2, dim=-1)
-        return self.narrow(F.gelu(value) * gate, x)
+    return apply
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Device and type of an encoder; `pinned`: copy to a card by way of pinned memory."""
+def _norm_first(layer: LayerWeights, epsilon: float, linears: Linears) -> Layer:
+    """Make a layer of ModernBERT: a norm precedes attention and a gated feed-forward."""
+    query_key_value = linears.linear(layer.query_key_value)
+    attention_out, narrow = linears.adding(layer.attention_out), linears.adding(layer.narrow)
+    wide = linears.linear(layer.wide)  # twice as wide: the input of GELU, and its factor
+    attention_norm = None if layer.attention_norm is None else _norm(layer.attention_norm, epsilon)
+    out_norm = _norm(layer.out_norm, epsilon)
 
-    profile: DeviceProfile
-    dtype: torch.dtype
-    pinned: bool = True
+    def apply(x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        normed = x if attention_norm is None else attention_norm(x)
+        x = attention_out(attend(query_key_value(normed)), x)
+        value, gate = wide(out_norm(x)).chunk(2, dim=-1)
+        return narrow(F.gelu(value) * gate, x)
 
-    @classmethod
-    def cpu(cls, dtype: torch.dtype) -> Place:
-        return cls(DeviceProfile.cpu(), dtype)
+    return apply
 
-    @property
-    def linears(self) -> Linears:
-        return PrepackedLinears() if self.profile.kind == "cpu" else PlainLinears()
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.profile.torch_name)
+# ------------------------------------------------------------------------------------------------------------- encoder
 
 
 class PackedEncoder:
@@ -123,14 +272,16 @@ class PackedEncoder:
 
     path = "packed"
 
-    def __init__(self, weights: EncoderWeights, folder: Folder, place: Place, linears: Linears) -> None:
+    def __init__(self, weights: EncoderWeights, folder: Folder, profile: DeviceProfile, linears: Linears) -> None:
         self.longest = folder.max_length
-        self.attention = _attention(weights, place)
+        biased = any(extras.bias is not None for extras in weights.attentions)
+        hidden, dtype = weights.words.shape[1], weights.words.dtype
+        self.attention, self.attention_reason = choose(profile, weights.heads, hidden, dtype, biased=biased)
         self._mean = folder.pooling == "mean"
         self._heads = weights.heads
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._attentions = weights.attentions
-        self._uploads = uploads_for(weights.words.device, pinned=place.pinned)
+        self._uploads = uploads_for(weights.words.device)
         epsilon = weights.epsilon
         self._norm = _norm(weights.embedding_norm, epsilon)
         self._final_norm = None if weights.final_norm is None else _norm(weights.final_norm, epsilon)
@@ -138,27 +289,37 @@ class PackedEncoder:
         self._layers = [(make(layer, epsilon, linears), layer.attention) for layer in weights.layers]
 
     @classmethod
-    def load(cls, folder: Folder, place: Place, linears: Linears | None = None) -> PackedEncoder:
+    def load(
+        cls, folder: Folder, profile: DeviceProfile, dtype: torch.dtype, linears: Linears | None = None
+    ) -> PackedEncoder:
         """Load a model without `architectures.refusal`. Raises ModelUnsupported for missing or damaged weights."""
         try:
-            weights = read(folder, load_tensors(folder, place))
+            weights = read(folder, load_tensors(folder, torch.device(profile.torch_name), dtype))
         except KeyError as error:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
-        return cls(weights, folder, place, linears or place.linears)
+        return cls(weights, folder, profile, linears or (PrepackedLinears() if profile.kind == "cpu" else Linears()))
 
     @property
     def pauses(self) -> int:
         return len(self._layers)
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
-        whole = filled(batch)
-        return self.compute(sent(self._uploads, self.staged(whole), whole), pause)[: len(batch)]
+        return self.compute(self._sent(filled(batch)), pause)[: len(batch)]
 
     def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Return ids, positions and places of a batch, sequence after sequence."""
         places = places_of(batch)
         counted = places if self._padding_id is None else counted_positions(batch, self._padding_id)
         return batch.ids, counted, places
+
+    @ranged("copy")
+    def _sent(self, batch: TokenBatch) -> Inputs:
+        """Copy a batch's numbers to the device at once."""
+        tokens, lengths, cumulative = len(batch.ids), batch.lengths.tolist(), batch.offsets.astype(np.int32)
+        np.concatenate([*self.staged(batch), cumulative], out=self._uploads.room(3 * tokens + len(cumulative)))
+        sizes = [tokens, tokens, tokens, len(cumulative)]
+        ids, positions, places, borders = torch.split(self._uploads.send(), sizes)
+        return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
 
     @ranged("forward")
     def compute(self, inputs: Inputs, pause: Pause | None = None) -> torch.Tensor:
@@ -167,7 +328,7 @@ class PackedEncoder:
         if self._positions is not None:
             x = x + F.embedding(inputs.positions, self._positions)
         x = self._norm(x)
-        ways = [self._way(attention, inputs, x.dtype) for attention in self._attentions]
+        ways = [self._attend(extras, inputs, x.dtype) for extras in self._attentions]
         for layer, way in self._layers:
             x = layer(x, ways[way])
             if pause is not None:
@@ -176,84 +337,38 @@ class PackedEncoder:
             x = self._final_norm(x)
         return self._pool(x.float(), inputs.layout)
 
-    def _way(self, attention: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
+    def _attend(self, extras: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
         """Return this batch's attention; what does not depend on the layer is computed once."""
-        apply, layout, bias = self.attention.attention, inputs.layout, attention.bias
-        if attention.rotary is None:
+        apply, layout, bias = self.attention, inputs.layout, extras.bias
+        if extras.rotary is None:
             return lambda qkv: apply(qkv, layout, bias)
-        turns = attention.rotary.turns(inputs.places, dtype)
+        turns = extras.rotary.turns(inputs.places, dtype)
         return lambda qkv: apply(turned(qkv, self._heads, turns), layout, bias)
 
     @ranged("pool")
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if x.device.type == "cpu" and layout.runs:
-            return self._pool_runs(x, layout.runs)
+            parts = []
+            for run in layout.runs:
+                rows = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
+                parts.append(rows.mean(1) if self._mean else rows[:, 0])
+            return torch.cat(parts)
         starts = layout.cumulative
         if not self._mean:
             return x[starts[:-1].clamp(max=len(x) - 1)]
         tokens = torch.arange(len(x), dtype=torch.int32, device=x.device)
         return F.embedding_bag(tokens, x, starts, mode="mean", include_last_offset=True)
 
-    def _pool_runs(self, x: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
-        parts = []
-        for run in runs:
-            rows = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
-            parts.append(rows.mean(1) if self._mean else rows[:, 0])
-        return torch.cat(parts)
 
-
-@ranged("copy")
-def sent(uploads: Uploads, staged: Sequence[NDArray[np.int32]], batch: TokenBatch) -> Inputs:
-    """Copy a batch's numbers to the device at once."""
-    tokens, lengths = len(batch.ids), batch.lengths.tolist()
-    cumulative = batch.offsets.astype(np.int32)
-    np.concatenate([*staged, cumulative], out=uploads.room(3 * tokens + len(cumulative)))
-    ids, positions, places, borders = torch.split(uploads.send(), [tokens, tokens, tokens, len(cumulative)])
-    return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
-
-
-def load_tensors(folder: Folder, place: Place) -> Mapping[str, torch.Tensor]:
+def load_tensors(folder: Folder, device: torch.device, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
     """Load all tensors of the model's files to the device. Raises ModelUnsupported for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
-    device = place.device
     try:
         for file in folder.weights:
-            tensors.update({name: value.to(device, place.dtype) for name, value in load_file(file).items()})
+            tensors.update({name: value.to(device, dtype) for name, value in load_file(file).items()})
     except SafetensorError as error:
         raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
     return tensors
-
-
-def _attention(weights: EncoderWeights, place: Place) -> Choice:
-    biased = any(extras.bias is not None for extras in weights.attentions)
-    return choose(place.profile, weights.heads, weights.words.shape[1], place.dtype, biased=biased)
-
-
-def _norm(numbers: Affine, epsilon: float) -> Norm:
-    return Norm(numbers.weight, numbers.bias, epsilon)
-
-
-def _norm_behind(layer: LayerWeights, epsilon: float, linears: Linears) -> NormBehind:
-    if layer.attention_norm is None:
-        raise KeyError("attention_norm")
-    return NormBehind(
-        query_key_value=linears.linear(layer.query_key_value),
-        attention_out=linears.adding(layer.attention_out),
-        attention_norm=_norm(layer.attention_norm, epsilon),
-        feed_forward=linears.feed_forward(layer.wide, layer.narrow),
-        out_norm=_norm(layer.out_norm, epsilon),
-    )
-
-
-def _norm_first(layer: LayerWeights, epsilon: float, linears: Linears) -> NormFirst:
-    return NormFirst(
-        attention_norm=None if layer.attention_norm is None else _norm(layer.attention_norm, epsilon),
-        query_key_value=linears.linear(layer.query_key_value),
-        attention_out=linears.adding(layer.attention_out),
-        out_norm=_norm(layer.out_norm, epsilon),
-        wide=linears.linear(layer.wide),
-        narrow=linears.adding(layer.narrow),
-    )

@@ -1,91 +1,43 @@
-"""Numbers on their way to a card and back, beside what it computes: host buffers that are used in turns, a stream for
-each direction, and events that say when a buffer may be written or read again.
-
-Knows tensors, streams and events; nothing of models. What a card offers is given, so that the order of all this is
-tried without one.
+"""Numbers on their way to a card and back, beside what it computes: pinned host buffers that are used in turns, a
+stream for each direction, and events that say when a buffer may be written or read again.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import Pending, Vectors
+from .. import Vectors
 
-SLOTS = 3
-"""Buffers for each direction: one that the card reads or writes, one that waits for its turn, one for the host."""
-GROWTH = 2
-"""Times what is needed, when a buffer is too small: pinning is slow."""
-
-
-class Event(Protocol):
-    def synchronize(self) -> None:
-        """The host waits. Raises what the device could not do until then."""
-        ...
-
-
-class Stream(Protocol):
-    """A queue of the device, as torch.cuda.Stream."""
-
-    def record_event(self) -> Any:
-        """An `Event`, reached when all is done that was queued here before."""
-        ...
-
-    def wait_event(self, event: Any) -> None:
-        """What is queued here from now on waits for the event; the host does not."""
-        ...
-
-
-class Card(Protocol):
-    def stream(self) -> Any:
-        """A new `Stream`."""
-        ...
-
-    def computing(self) -> Any:
-        """The `Stream` on which this thread computes."""
-        ...
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Where the next three queue their work; elsewhere that is `computing`."""
-        ...
-
-    def host(self, count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor: ...
-
-    def sent(self, numbers: torch.Tensor) -> torch.Tensor:
-        """A copy on the card, which is there when the stream gets so far."""
-        ...
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
-
-    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Its memory is not given to others before the stream has done what is queued there now."""
-        ...
+SLOTS = 3  # buffers for each direction: one that the card uses, one that waits for its turn, one for the host
+GROWTH = 2  # times what is needed, when a buffer is too small: pinning is slow
 
 
 class CudaCard:
-    """A `Card` of torch.cuda."""
+    """What torch.cuda offers to uploads and downloads; tests simulate it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stream(self) -> torch.cuda.Stream:
+    def stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def computing(self) -> torch.cuda.Stream:
+    def computing(self) -> Any:
+        """Return the stream on which this thread computes."""
         return torch.cuda.current_stream(self._device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Queue the next three on this stream instead."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
-    def host(self, count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, pin_memory=pinned)
+    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def sent(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.to(self._device, non_blocking=True)
@@ -94,107 +46,78 @@ class CudaCard:
         target.copy_(source, non_blocking=True)
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keep its memory until the stream has done what is queued there now."""
         tensor.record_stream(stream)
 
 
-# ---------------------------------------------------------------------------------------------------------- to the card
-
-
-class Uploads(Protocol):
-    """`room`, which is written to, then `send` or `send_into`; and again."""
-
-    def room(self, count: int) -> NDArray[np.int32]:
-        """Where the next batch's numbers are to be written, before anything is sent."""
-        ...
-
-    def send(self) -> torch.Tensor:
-        """What was written, on the device, for whatever this thread queues there from now on."""
-        ...
-
-    def send_into(self, target: torch.Tensor) -> None:
-        """The same, written over a tensor when all that was queued before has read it."""
-        ...
-
-
 class HostUploads:
-    """Where the device is the host: the numbers themselves."""
+    """Uploads to a device that is the host: the numbers themselves."""
 
     def room(self, count: int) -> NDArray[np.int32]:
+        """Return where the next batch's numbers are to be written, before anything is sent."""
         self._numbers = np.empty(count, dtype=np.int32)
         return self._numbers
 
     def send(self) -> torch.Tensor:
+        """Return what was written, on the device, for whatever this thread queues there from now on."""
         return torch.from_numpy(self._numbers)
 
     def send_into(self, target: torch.Tensor) -> None:
+        """Write it over a tensor once all that was queued before has read that."""
         target.copy_(torch.from_numpy(self._numbers))
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    buffer: torch.Tensor
-    sent: Any = None
-    """The `Event` after which the buffer may be written to again."""
-
-
 class CardUploads:
-    """On a stream of its own, so that a batch's numbers are there before the one before it is done. Not thread-safe."""
+    """Uploads on a stream of their own: a batch's numbers arrive while the one before it computes. Not thread-safe."""
 
-    def __init__(self, card: Card, *, pinned: bool = True, slots: int = SLOTS) -> None:
+    def __init__(self, card: CudaCard, *, slots: int = SLOTS) -> None:
         self._card = card
-        self._pinned = pinned
         self._stream = card.stream()
-        self._slots = [_Outgoing(card.host(0, torch.int32, pinned=pinned)) for _ in range(slots)]
+        self._buffers = [card.host(0, torch.int32) for _ in range(slots)]
+        self._sent: list[Any] = [None] * slots  # the events after which the buffers may be written to again
         self._turn = 0
         self._count = 0
 
     def room(self, count: int) -> NDArray[np.int32]:
-        self._turn = (self._turn + 1) % len(self._slots)
-        slot = self._slots[self._turn]
-        if slot.sent is not None:
-            slot.sent.synchronize()
-            slot.sent = None
-        if len(slot.buffer) < count:
-            slot.buffer = self._card.host(GROWTH * count, torch.int32, pinned=self._pinned)
+        self._turn = turn = (self._turn + 1) % len(self._buffers)
+        if self._sent[turn] is not None:
+            self._sent[turn].synchronize()
+        if len(self._buffers[turn]) < count:
+            self._buffers[turn] = self._card.host(GROWTH * count, torch.int32)
         self._count = count
-        room: NDArray[np.int32] = slot.buffer[:count].numpy()
+        room: NDArray[np.int32] = self._buffers[turn][:count].numpy()
         return room
 
     def send(self) -> torch.Tensor:
-        slot, card = self._slots[self._turn], self._card
+        card, computing = self._card, self._card.computing()
         with card.on(self._stream):
-            found = card.sent(slot.buffer[: self._count])
-        slot.sent = self._stream.record_event()
-        computing = card.computing()
-        computing.wait_event(slot.sent)
+            found = card.sent(self._buffers[self._turn][: self._count])
+        self._sent[self._turn] = sent = self._stream.record_event()
+        computing.wait_event(sent)
         card.keep_for(found, computing)  # it belongs to the other stream, which would take it back as soon as we let go
         return found
 
     def send_into(self, target: torch.Tensor) -> None:
-        slot = self._slots[self._turn]
-        self._card.copy(target, slot.buffer[: self._count])
-        slot.sent = self._card.computing().record_event()
+        self._card.copy(target, self._buffers[self._turn][: self._count])
+        self._sent[self._turn] = self._card.computing().record_event()
 
 
-def uploads_for(device: torch.device, *, pinned: bool = True) -> Uploads:
-    return HostUploads() if device.type == "cpu" else CardUploads(CudaCard(device), pinned=pinned)
+Uploads = HostUploads | CardUploads
 
 
-# ------------------------------------------------------------------------------------------------------------- and back
+def uploads_for(device: torch.device) -> Uploads:
+    return HostUploads() if device.type == "cpu" else CardUploads(CudaCard(device))
 
 
-class _Arriving:
-    """A batch's vectors on their way into a buffer. They are read out by whoever asks first: the caller, or who needs
-    the buffer again."""
+class Arriving:
+    """A batch's vectors on their way into a buffer, read out by the caller or before the buffer is used again."""
 
     def __init__(self, buffer: torch.Tensor, source: torch.Tensor, done: Any) -> None:
         self._buffer: torch.Tensor | None = buffer
-        self._source: torch.Tensor | None = source
-        """Not let go before it was copied, whatever the allocator knows."""
+        self._source: torch.Tensor | None = source  # kept until it was copied, whatever the allocator knows
         self._done = done
         self._lock = threading.Lock()
-        self._vectors: Vectors | None = None
-        self._error: Exception | None = None
+        self._found: Vectors | Exception | None = None
 
     def read(self) -> None:
         with self._lock:
@@ -202,84 +125,41 @@ class _Arriving:
                 return
             try:
                 self._done.synchronize()
-                self._vectors = self._buffer.numpy().copy()
+                self._found = self._buffer.numpy().copy()
             except Exception as error:
-                self._error = error
+                self._found = error
             self._buffer = self._source = None
 
     def result(self) -> Vectors:
         self.read()
-        if self._error is not None:
-            raise self._error
-        assert self._vectors is not None
-        return self._vectors
+        if isinstance(self._found, Exception):
+            raise self._found
+        assert self._found is not None
+        return self._found
 
 
-@dataclass(slots=True)
-class _Incoming:
-    buffer: torch.Tensor
-    arriving: _Arriving | None = None
-
-
-class CardDownloads:
+class Downloads:
     """Vectors from the card into pinned memory, on a stream of its own beside the next batch."""
 
-    def __init__(self, card: Card, *, slots: int = SLOTS) -> None:
+    def __init__(self, card: CudaCard, *, slots: int = SLOTS) -> None:
         self._card = card
         self._stream = card.stream()
-        self._slots = [_Incoming(card.host(0, torch.float32, pinned=True)) for _ in range(slots)]
+        self._buffers = [card.host(0, torch.float32) for _ in range(slots)]
+        self._arriving: list[Arriving | None] = [None] * slots
         self._turn = 0
 
-    def fetch(self, found: torch.Tensor) -> Pending:
-        """Of what this thread has queued to be computed: float32 (n, dimension). Not from two threads at once."""
-        self._turn = (self._turn + 1) % len(self._slots)
-        slot, card = self._slots[self._turn], self._card
-        if slot.arriving is not None:
-            slot.arriving.read()
-        if len(slot.buffer) < found.numel():
-            slot.buffer = card.host(GROWTH * found.numel(), torch.float32, pinned=True)
-        target = slot.buffer[: found.numel()].view(found.shape)
+    def fetch(self, found: torch.Tensor) -> Arriving:
+        """Fetch float32 (n, dimension) that this thread has queued to be computed. Not from two threads at once."""
+        self._turn = turn = (self._turn + 1) % len(self._buffers)
+        card, before = self._card, self._arriving[turn]
+        if before is not None:
+            before.read()
+        if len(self._buffers[turn]) < found.numel():
+            self._buffers[turn] = card.host(GROWTH * found.numel(), torch.float32)
+        target = self._buffers[turn][: found.numel()].view(found.shape)
         self._stream.wait_event(card.computing().record_event())
         with card.on(self._stream):
             card.copy(target, found)
         card.keep_for(found, self._stream)
-        slot.arriving = _Arriving(target, found, self._stream.record_event())
-        return slot.arriving
-
-
-class _Late:
-    """Vectors that stay on the card until somebody asks: a copy to memory that is not pinned keeps the host waiting."""
-
-    def __init__(self, card: Card, stream: Any, found: torch.Tensor) -> None:
-        self._card = card
-        self._stream = stream
-        self._found = found
-        self._computed = card.computing().record_event()
-
-    def result(self) -> Vectors:
-        target = self._card.host(self._found.numel(), torch.float32, pinned=False).view(self._found.shape)
-        self._stream.wait_event(self._computed)
-        with self._card.on(self._stream):
-            self._card.copy(target, self._found)
-        self._stream.record_event().synchronize()
-        vectors: Vectors = target.numpy()
-        return vectors
-
-
-class PageableDownloads:
-    """Without pinned memory: behind its own batch, but not behind the next one."""
-
-    def __init__(self, card: Card) -> None:
-        self._card = card
-        self._stream = card.stream()
-
-    def fetch(self, found: torch.Tensor) -> Pending:
-        return _Late(self._card, self._stream, found)
-
-
-Downloads = CardDownloads | PageableDownloads
-
-
-def downloads_for(device: torch.device, *, pinned: bool = True) -> Downloads:
-    card = CudaCard(device)
-    return CardDownloads(card) if pinned else PageableDownloads(card)
+        self._arriving[turn] = arriving = Arriving(target, found, self._stream.record_event())
+        return arriving

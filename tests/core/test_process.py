@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.core.backends.torch import compute_thread
-from app.src.core.backends.torch.compute_thread import TRIM_EVERY, give_back, on_compute_thread
+from app.src.core.backends.torch import process
+from app.src.core.backends.torch.process import TRIM_EVERY, give_back, on_compute_thread
 
 
 def test_all_work_is_done_on_one_thread_also_work_of_work() -> None:
@@ -34,7 +34,7 @@ def test_what_work_raises_comes_out() -> None:
 
 def test_memory_is_given_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     where: list[str] = []
-    monkeypatch.setattr(compute_thread, "give_back", lambda: where.append(threading.current_thread().name))
+    monkeypatch.setattr(process, "give_back", lambda: where.append(threading.current_thread().name))
     for _ in range(2 * TRIM_EVERY):
         on_compute_thread(lambda: None)
     here = on_compute_thread(lambda: threading.current_thread().name)  # behind the last one

@@ -1,0 +1,539 @@
+"""Every check of the running system: readiness asks a few of them, `doctor` all in order, each failed one with its fix.
+Prints no secret. Add a check in `Checks._steps`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import secrets
+import shutil
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from cryptography import x509
+
+from app.src.access.authentication import Authentication
+from app.src.observe import Fault, gpu
+from app.src.observe.grants import needed, own_places
+from app.src.observe.metrics import Metrics
+from app.src.observe.network import EXPIRES_SOON, Network, names_of
+from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings
+from connector.errors import (
+    DatabaseError,
+    LoginRefused,
+    LogMissing,
+    PermissionRefused,
+    StatementFailed,
+    UnknownCollection,
+    UnknownTable,
+)
+from connector.extras import install_command
+from connector.model import CollectionSpec
+
+if TYPE_CHECKING:
+    from app.src.core.device import Precision, Setting
+    from app.src.core.engine import EmbeddingEngine
+    from app.src.service.wiring import EngineEmbedder, Parts
+
+PROBE_SECONDS = 3.0  # for the engine to answer; a longer wait is for others' batches, which is no fault while they end
+STALLED_SECONDS = 30.0  # a batch in progress for so long makes the service unready
+STUCK_SECONDS = 300.0  # after so long it is not expected to end
+# Failures in a row, of the probe or of the computing thread, after which the engine does not recover by itself; of the
+# probe only after SICK_SECONDS.
+MOST_FAILURES = 3
+SICK_SECONDS = 60.0
+MINIMUM_FREE = 1 << 30  # bytes of disk
+_CLOCKS_MAY_DIFFER = 5.0  # seconds: leases and watermarks use the database's clock, logs this machine's
+_NO_COLLECTION, _NO_EPOCH = "no collection", -1  # a look-up that finds nothing; a blank is in no real name
+_STALLED = "the engine has been computing one batch for {:.0f} s and nothing comes of it: see nvidia-smi and dmesg"
+_NOT_CHECKED = "not checked"
+_MUST_CHANGE, _LOCKED = 414, 416  # HANA's codes
+_SOME = 5  # places with more rights than needed that are named
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of doctor's report. `fix` is empty when `ok`; a skipped check is not ok either."""
+
+    check: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+    @property
+    def skipped(self) -> bool:
+        return not self.ok and self.detail.startswith(_NOT_CHECKED)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Step(NamedTuple):
+    """A check of doctor. `probe` returns the detail, or raises Fault or another error. `needs`: checks that must have
+    passed. `fix`: for errors without one of their own."""
+
+    name: str
+    probe: Callable[[], str]
+    needs: tuple[str, ...] = ()
+    fix: str = ""
+
+
+@dataclass(slots=True)
+class Readiness:
+    """`unavailable`: why, for people, when a check is False. `note`: why a required GPU is missing, which does not make
+    the service unready: the CPU computes the same."""
+
+    checks: dict[str, bool] = field(default_factory=dict)
+    unavailable: str | None = None
+    note: str | None = None
+
+    def unanswered(self, seconds: float) -> Readiness:
+        """Return what is known so far; the check that has not answered counts as failed."""
+        checks = dict(self.checks)
+        late = next((name for name in ("engine", "store") if name not in checks), None)
+        if late is None:
+            return self
+        why = f"the {late} has not answered within {seconds:g} s"
+        return Readiness(checks | {late: False}, self.unavailable or why, self.note)
+
+    @property
+    def ready(self) -> bool:
+        return all(good for name, good in self.checks.items() if name != "gpu")
+
+
+class Checks:
+    """The checks of a service's parts."""
+
+    def __init__(self, parts: Parts, access: Authentication | None = None, metrics: Metrics | None = None) -> None:
+        self._parts = parts
+        self._access = access or Authentication(parts.settings.access)
+        self._metrics = metrics or Metrics()
+        self._refused: dict[tuple[object, ...], Fault] = {}
+        self._failures, self._failing_since = 0, 0.0  # of readiness' probe of the engine, in a row
+
+    @property
+    def settings(self) -> Settings:
+        return self._parts.settings
+
+    # ------------------------------------------------------------------------------------------------------ readiness
+
+    def check(self, readiness: Readiness | None = None) -> Readiness:
+        """Check whether the engine answers a probe, the store is usable and the access keys are readable. `readiness`
+        is filled check by check, so that a caller need not wait for a store that hangs."""
+        readiness = readiness or Readiness()
+        for name, probe in (("engine", self._engine_ready), ("store", self._store_answers)):
+            try:
+                probe()
+                readiness.checks[name] = True
+            except Exception as error:
+                self._metrics.count_error(error)
+                readiness.checks[name] = False
+                expected = isinstance(error, self._parts.expected_errors)
+                readiness.unavailable = str(error) if expected else type(error).__name__
+        if self.settings.embedding.expect_gpu:
+            missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded)
+            readiness.checks["gpu"] = missing is None
+            readiness.note = None if missing is None else gpu.gpu_message(missing)
+        if self._access.configured:
+            fault = self._access.check()
+            readiness.checks["access"] = fault is None
+            readiness.unavailable = readiness.unavailable or fault
+        self._metrics.tell_ready(readiness.checks)
+        return readiness
+
+    def beyond_help(self) -> str | None:
+        """Return why the engine needs a new process, or None. Asks nothing and takes no time."""
+        embedder = self._parts.embedder_if_loaded
+        if embedder is None:
+            return None
+        if embedder.engine.stalled() > STUCK_SECONDS:
+            return _STALLED.format(embedder.engine.stalled())
+        if embedder.engine.deaths >= MOST_FAILURES:
+            return f"the engine's thread ended {embedder.engine.deaths} times in a row"
+        if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
+            return f"the engine failed its self-test {self._failures} times in a row"
+        return None
+
+    def _engine_ready(self) -> None:
+        try:
+            self._engine_answers(self._parts.embedder, PROBE_SECONDS)
+        except Exception:
+            self._failing_since = self._failing_since if self._failures else time.monotonic()
+            self._failures += 1
+            raise
+        self._failures = 0
+
+    @staticmethod
+    def _engine_answers(embedder: EngineEmbedder, patience: float | None = None) -> None:
+        from app.src.core.backends import EngineError
+        from app.src.core.queue import EngineOverloaded
+
+        try:
+            future = embedder.engine.submit(["probe"])
+        except EngineOverloaded:
+            return  # busy, so alive
+        try:
+            vectors = future.result(patience)
+        except TimeoutError:
+            future.cancel()
+            stalled = embedder.engine.stalled()
+            if stalled > STALLED_SECONDS:
+                raise EngineError(_STALLED.format(stalled)) from None
+            return
+        if not np.isfinite(vectors).all():
+            raise RuntimeError("the engine returned numbers that are not finite")
+
+    def _store_answers(self) -> None:
+        self._parts.check_schema()
+        self._parts.store.status(_NO_COLLECTION)
+
+    # --------------------------------------------------------------------------------------------------------- doctor
+
+    def doctor(self) -> list[Check]:
+        """Run every check of `owl-sap doctor` that these settings need, in a fixed order. A failed check marks its
+        dependants as skipped, so that a wrong password is tried once."""
+        done: dict[str, Check] = {}
+        for name, probe, needs, fix in self._steps():
+            failed = next((need for need in needs if need in done and not done[need].ok), None)
+            if failed is not None:
+                done[name] = Check(name, False, f'{_NOT_CHECKED}: "{failed}" failed', f'Fix "{failed}" first.')
+                continue
+            try:
+                done[name] = Check(name, True, probe())
+            except Fault as fault:
+                done[name] = Check(name, False, str(fault), fault.fix)
+            except self._parts.expected_errors as error:
+                done[name] = Check(name, False, str(error), fix or "see the message")
+            except Exception as error:
+                unexpected = f"unexpected error: {type(error).__name__}"
+                done[name] = Check(name, False, unexpected, fix or "please report it")
+        return list(done.values())
+
+    def _steps(self) -> Iterator[Step]:
+        settings = self.settings
+        embedding, store = settings.embedding, settings.store
+        # An older Python than 3.11 cannot get this far.
+        yield Step("python", lambda: f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
+        yield Step("torch", lambda: gpu.torch(embedding))
+        yield Step("gpu", lambda: gpu.gpu(embedding))
+        yield Step("kernels", lambda: gpu.kernels(embedding))
+        yield Step("model", self.probe_model, ("torch",), "check [embedding] model")
+        if embedding.expect_gpu:
+            yield Step("gpu in use", self.probe_gpu_use, ("model",))
+        yield Step("settings", self.probe_choices, ("model",))
+        if settings.hana.configured or settings.synced or store.kind == "hana":
+            yield Step("hdbcli", hdbcli)
+            yield from self._hana_steps("hana", settings.hana, "HANA")
+        if store.kind == "hana" and store.hana is not None:
+            yield from self._hana_steps("store hana", store.hana, "HANA_STORE")
+        for collection in settings.synced:
+            probe, fix = partial(self.probe_table, collection), f"correct [[collections]] {collection.name}"
+            yield Step(f"table of {collection.name}", probe, ("hana login", "model"), fix)
+        if store.kind == "hana":
+            login = "store hana login" if store.hana is not None else "hana login"
+            yield Step("vector types", self.probe_vector_types, (login,), 'use [store] kind = "local" on this HANA')
+            yield Step("store writable", self.probe_store, ("vector types",), "see the message")
+        else:
+            yield Step("store writable", self.probe_store, (), "check [store] path and its rights")
+        yield Step("disk", lambda: disk(store.path or Path()))
+        if settings.api.tls_certificate is not None:
+            yield Step("certificate", lambda: certificate(settings.api))
+        if settings.access.configured:
+            yield Step("access", self.probe_access, (), "see the message; docs/access.md")
+
+    def _hana_steps(self, label: str, hana: HanaSettings, prefix: str) -> Iterator[Step]:
+        if hana.userkey:
+            yield Step(f"{label} userkey", lambda: user_store(hana.userkey or ""))
+        if not hana.userkey or hana.host:
+            network = Network(hana, prefix)
+            yield Step(f"{label} address", network.address)
+            yield Step(f"{label} dns", network.dns, (f"{label} address",))
+            yield Step(f"{label} tcp", network.tcp, (f"{label} dns",))
+            yield Step(f"{label} tls", network.tls, (f"{label} tcp",))
+        needs = ("hdbcli", f"{label} userkey", f"{label} tls")
+        yield Step(f"{label} login", lambda: self.probe_login(hana), needs, "check user, password and port")
+        yield Step(f"{label} rights", lambda: self.probe_rights(hana), (f"{label} login",))
+        yield Step(f"{label} clock", lambda: self.probe_clock(hana), (f"{label} login",))
+
+    # --------------------------------------------------------------------------------------------------------- models
+
+    def probe_model(self) -> str:
+        """Load the configured model, and those of single collections."""
+        loads: dict[str, Callable[[], EngineEmbedder]] = {"": lambda: self._parts.embedder}
+        names: dict[str, str] = {}
+        for each in self.settings.collections:
+            if each.model is not None and each.model != self.settings.embedding.model:
+                names.setdefault(each.model, each.name)
+        loads |= {f"collection {name}: ": partial(self._parts.embedder_for, name) for name in names.values()}
+        lines = []
+        for label, load in loads.items():
+            start = time.perf_counter()
+            embedder = load()
+            self._engine_answers(embedder)
+            engine = embedder.engine
+            lines.append(
+                f"{label}{engine.model}: {engine.dimension} dimensions on {engine.profile.name}; "
+                f"ready in {time.perf_counter() - start:.1f} s; precision {engine.precision}: "
+                f"{engine.precision_reason}; path {engine.path}: {engine.path_reason}"
+            )
+        return "; ".join(lines)
+
+    def probe_gpu_use(self) -> str:
+        engine = self._parts.engine
+        missing = gpu.gpu_missing(self.settings.embedding, engine)
+        if missing is not None:
+            raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
+        return f"{engine.model} computes on {engine.profile.name}"
+
+    def probe_choices(self) -> str:
+        """Say what the engine has chosen on this device."""
+        chosen = [each for each in choices(self._parts.engine) if each.value is not None]
+        values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
+        return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
+
+    # ----------------------------------------------------------------------------------------------------------- HANA
+
+    def probe_login(self, hana: HanaSettings) -> str:
+        """Log in once, because HANA locks users: the same user at the same place is not tried again for the store."""
+        from connector.hana.connection import HanaFeatures
+
+        who = (hana.host, hana.port, hana.user, hana.userkey)
+        if who in self._refused:
+            raise self._refused[who]
+        pool = self._parts.pool(self._section(hana))
+        try:
+            with pool.session():  # without the retries of `read`
+                pass
+        except LoginRefused as error:
+            section, user = self._section(hana), _named(hana.user)
+            prefix = "HANA_STORE" if section == "store.hana" else "HANA"
+            if error.code == _LOCKED:
+                fix = f"an administrator runs: ALTER USER {user} RESET CONNECT ATTEMPTS; correct the password first"
+            elif error.code == _MUST_CHANGE:
+                fix = (
+                    f"log in as {user} with SAP's tools (hdbsql, HANA cockpit) and choose a new password, then set "
+                    f"{prefix}_PASSWORD; for a technical user: ALTER USER {user} DISABLE PASSWORD LIFETIME"
+                )
+            elif hana.userkey:
+                fix = f"hdbuserstore SET {hana.userkey} HOST:PORT USER PASSWORD with the right password"
+            else:
+                fix = (
+                    f"correct {prefix}_USER or {prefix}_PASSWORD ([{section}] user, password) before the next attempt: "
+                    "it was tried once; more wrong attempts lock the user"
+                )
+            self._refused[who] = Fault(str(error), fix)
+            raise self._refused[who] from None
+        except DatabaseError as error:
+            raise Fault(str(error), "see the message and the lines above") from None
+        features = HanaFeatures.probe(pool)
+        return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
+
+    def probe_rights(self, hana: HanaSettings) -> str:
+        """Compare the user's rights with the required ones. Excess is reported, not failed."""
+        from connector.hana.privileges import effective, excess
+
+        system = self._section(hana)
+        try:
+            holder = effective(self._parts.pool(system))
+        except (PermissionRefused, UnknownTable, StatementFailed) as error:
+            return f"cannot read this user's rights: {error}"
+        beyond = excess(holder, needed(self.settings, system), own_places(self.settings, system))
+        if not beyond:
+            return f"{_named(holder.user)} has the required rights and no others"
+        more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
+        return (
+            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
+            "`owl-sap grants` prints"
+        )
+
+    def probe_clock(self, hana: HanaSettings) -> str:
+        from connector.hana.connection import utc_now
+
+        pool = self._parts.pool(self._section(hana))
+        asked = datetime.now(UTC)
+        told = utc_now(pool)
+        answered = datetime.now(UTC)
+        ahead = (told - asked - (answered - asked) / 2).total_seconds()
+        if abs(ahead) - (answered - asked).total_seconds() / 2 > _CLOCKS_MAY_DIFFER:
+            raise Fault(
+                f"HANA's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+                "synchronise both with NTP (here: timedatectl set-ntp true); lag and logged times are wrong until then",
+            )
+        return f"HANA's clock and this machine's differ by {abs(ahead):.1f} s"
+
+    def probe_vector_types(self) -> str:
+        from connector.hana.connection import HanaFeatures
+
+        features = HanaFeatures.probe(self._parts.store_pool)
+        if not features.real_vector:
+            raise Fault(
+                "this HANA has no REAL_VECTOR type (HANA Cloud has it from 2024.2 on, HANA 2.0 has none)",
+                'use [store] kind = "local", or [store.hana] for a HANA Cloud that keeps the vectors',
+            )
+        half = "HALF_VECTOR" if features.half_vector else "no HALF_VECTOR (from 2025.15 on; not needed)"
+        return f"REAL_VECTOR, {half}"
+
+    def probe_table(self, collection: CollectionSettings) -> str:
+        """Do what a sync does first: names, types and key against the catalogue; then read these columns."""
+        from connector.document.document import Renderer
+        from connector.hana.change_log import log_of
+        from connector.hana.privileges import reading
+        from connector.sync.feeds.choose import check
+
+        spec: CollectionSpec = collection.spec()
+        source = self._parts.source
+        grant = "; ".join(each.grant(_named(self.settings.hana.user)) for each in reading(spec))
+        try:
+            table = source.describe(spec.source)
+            check(spec, table)
+            query = Renderer(spec, table, self._parts.embedder_for(collection.name)).query
+            if spec.changes.method == "log":
+                source.capture.check_log(query, log_of(spec))
+            rows = source.count(query)
+            next(iter(source.pages(query, 1)), None)
+        except PermissionRefused as error:
+            raise Fault(str(error), grant) from None
+        except LogMissing as error:
+            raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
+        except UnknownTable as error:  # HANA's catalogue hides what a user may not see
+            fix = f"correct [[collections]] {spec.name} source; or, if it is right: {grant}"
+            raise Fault(str(error), fix) from None
+        return f"{spec.source}: {rows} rows readable"
+
+    def probe_store(self) -> str:
+        if not self._parts.store_in_hana:
+            self._store_answers()
+            # Opens a transaction that may write, and finds nothing to do in it.
+            with suppress(UnknownCollection), self._parts.store.lease(_NO_COLLECTION, "doctor", 0):
+                pass
+            return f"the {self.settings.store.kind} store can be written"
+        from connector.hana.privileges import creating, writing
+        from connector.stores.hana.tables import StateSql, VectorSql
+
+        schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
+        create = creating(schema).grant(user)
+        # A vector table of a name that no collection has, dropped at once.
+        table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
+        try:
+            self._store_answers()
+            pool = self._parts.store_pool
+            pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
+            try:
+                pool.execute(table.create_hnsw(), doing="making an HNSW index")
+                searched = "HNSW indexes too"
+            except DatabaseError as error:
+                searched = f"no HNSW index (code {error.code}): searches stay exact"
+            finally:
+                pool.execute(table.drop(), doing="dropping doctor's own table")
+        except UnknownTable as error:  # HANA hides a schema from users without a right in it
+            fix = f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: {create}; or correct [store] schema'
+            raise Fault(str(error), fix) from None
+        except PermissionRefused as error:
+            raise Fault(str(error), create) from None
+        try:
+            with suppress(UnknownTable):  # nothing was ever synced; otherwise changes no row
+                renew = StateSql(schema).renew_lease()
+                pool.execute(renew, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+        except PermissionRefused as error:
+            raise Fault(str(error), writing(schema).grant(user)) from None
+        return f'tables can be made and written in schema "{schema}"; {searched}'
+
+    def probe_access(self) -> str:
+        """Read the keys and the issuer's keys, as `serve` would."""
+        authentication = Authentication(self.settings.access)
+        authentication.open()
+        fault = authentication.check(everything=True)
+        if fault is not None:
+            raise Fault(fault, "correct [access]; docs/access.md says how, and what is in force meanwhile")
+        return authentication.described()
+
+    def _section(self, hana: HanaSettings) -> str:
+        return "store.hana" if hana is self.settings.store.hana else "hana"
+
+
+def choices(engine: EmbeddingEngine) -> list[Setting]:
+    """Return what a loaded engine has chosen on its device, and why; a value of None: not available here."""
+    from app.src.core.device import Setting, settings_of
+
+    precision = cast("Precision", engine.precision)
+    path = Setting("path", engine.path, engine.path_reason)
+    if engine.path == "hashing":  # it computes no products, so nothing is chosen for them
+        return [Setting("precision", precision, engine.precision_reason), path]
+    return [path, *settings_of(engine.profile, chosen=(precision, engine.precision_reason))]
+
+
+def _named(user: str | None) -> str:
+    from connector.hana.privileges import named
+
+    return named(user) if user else "<USER>"
+
+
+# -------------------------------------------------------------------------------------------------------- this machine
+
+
+def hdbcli() -> str:
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        if importlib.util.find_spec("hdbcli"):
+            return f"hdbcli {importlib.metadata.version('hdbcli')}"
+    raise Fault("SAP's driver hdbcli is not installed", f"{install_command('hana')} (SAP's licence)")
+
+
+def disk(path: Path) -> str:
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < MINIMUM_FREE:
+        raise Fault(f"{free >> 20} MiB free at {existing}", "free at least 1 GiB, or move to another disk")
+    return f"{free >> 30} GiB free at {existing}"
+
+
+def user_store(key: str) -> str:
+    """Check SAP's secure user store of this user of the operating system: a folder per host name."""
+    stores = sorted(Path.home().glob(".hdb/*/SSFS_HDB.DAT"))
+    if not stores:
+        raise Fault(
+            f"this user has no secure user store (no {Path.home() / '.hdb'}/HOST/SSFS_HDB.DAT), so no key {key}",
+            f"as this user of the operating system: hdbuserstore SET {key} HOST:PORT USER PASSWORD "
+            "(it comes with SAP's HANA client)",
+        )
+    return f"{', '.join(str(store.parent) for store in stores)}; key {key} is looked up when logging in"
+
+
+def certificate(api: ApiSettings) -> str:
+    """Check the certificate of the REST service."""
+    assert api.tls_certificate is not None
+    assert api.tls_key is not None
+    pair = (
+        f"correct [api] tls_certificate and tls_key ({api.tls_certificate.name} and {api.tls_key.name}): the chain and "
+        "its key without a password"
+    )
+    try:
+        found = x509.load_pem_x509_certificate(api.tls_certificate.read_bytes())
+        readable_by_all = api.tls_key.stat().st_mode & 0o007
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(api.tls_certificate, api.tls_key, password="")
+    except ssl.SSLError:
+        raise Fault("certificate and key do not belong together, or are not PEM", pair) from None
+    except OSError as error:
+        raise Fault(f"{error.filename or api.tls_key} cannot be read ({error.strerror})", pair) from None
+    except ValueError:
+        raise Fault(f"{api.tls_certificate} is no PEM certificate", pair) from None
+    now, begins, ends = datetime.now(UTC), found.not_valid_before_utc, found.not_valid_after_utc
+    renew = "renew it and put it in its place: the service takes it up without a restart"
+    if now < begins:
+        raise Fault(f"the certificate is valid from {begins:%Y-%m-%d} on", "check the clock")
+    if ends < now:
+        raise Fault(f"the certificate ended on {ends:%Y-%m-%d}", renew)
+    if ends - now < EXPIRES_SOON:
+        raise Fault(f"the certificate ends on {ends:%Y-%m-%d}, in {(ends - now).days} days", renew)
+    if readable_by_all:
+        raise Fault(f"{api.tls_key} can be read by everybody on this machine", f"chmod o= {api.tls_key}")
+    return f"certificate for {', '.join(names_of(found)) or 'no name'} valid until {ends:%Y-%m-%d}"

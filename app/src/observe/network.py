@@ -1,0 +1,193 @@
+"""Checks of the way to a HANA, step by step as a connection goes: address, name, port, TLS. Sends no login."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from app.src.observe import Fault
+from app.src.settings import HanaSettings
+
+PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may make it less
+EXPIRES_SOON = timedelta(days=14)
+_ANSWER_WITHIN = 4.0
+_EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_*
+
+
+class Network:
+    """The checks of one HANA. `prefix` names its variables: HANA, or HANA_STORE for a separate store."""
+
+    def __init__(self, hana: HanaSettings, prefix: str = "HANA") -> None:
+        self._hana = hana
+        self._prefix = prefix
+        self._section = "hana" if prefix == "HANA" else "store.hana"
+        self._host = hana.host or ""
+        self._place = f"{hana.host}:{hana.port}"
+        self._patience = min(hana.connect_timeout, PATIENCE)
+
+    def address(self) -> str:
+        if not self._host:
+            raise Fault("no HANA host is set", f"set [{self._section}] host in owl-sap.toml, or {self._prefix}_HOST")
+        return self._place
+
+    def dns(self) -> str:
+        try:
+            found = socket.getaddrinfo(self._host, self._hana.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise Fault(
+                f"the name {self._host} cannot be resolved",
+                f"check {self._prefix}_HOST (only a name, without protocol or port) and this machine's DNS server",
+            ) from None
+        return f"{self._host} is {', '.join(sorted({str(address[4][0]) for address in found}))}"
+
+    def tcp(self) -> str:
+        start = time.perf_counter()
+        try:
+            self._connect().close()
+        except ConnectionRefusedError:
+            raise Fault(
+                f"{self._place} refuses connections: nothing listens there",
+                f"check {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise), and that the instance is running",
+            ) from None
+        except TimeoutError:
+            raise Fault(
+                f"{self._place} does not answer within {self._patience:g} s",
+                f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {self._prefix}_HOST and "
+                f"{self._prefix}_PORT too",
+            ) from None
+        except OSError as error:
+            raise Fault(
+                f"{self._place} cannot be reached ({error.strerror or type(error).__name__})",
+                f"check this machine's network, {self._prefix}_HOST and {self._prefix}_PORT",
+            ) from None
+        return f"connected in {(time.perf_counter() - start) * 1000:.0f} ms"
+
+    def tls(self) -> str:
+        if not self._hana.encrypt:
+            return "off (encrypt = false): everything, including the login, crosses the network in plain text"
+        try:
+            version, certificate = self._handshake(self._context())
+        except ssl.SSLCertVerificationError as error:
+            raise self._not_accepted(error) from None
+        except OSError as error:
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise Fault(
+                f"no TLS with the server at {self._place} ({why})",
+                f"check {self._prefix}_HOST and {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise); a stopped "
+                f"HANA Cloud instance must be started; only where the server has no TLS, set {self._prefix}_ENCRYPT="
+                "false",
+            ) from None
+        if not self._hana.validate_certificate:
+            return f"{version}; the certificate is NOT checked (validate_certificate = false)"
+        names, until = names_of(certificate), certificate.not_valid_after_utc
+        if self._by_address:
+            raise Fault(
+                f"{self._host} is an address, and the driver matches only names against certificates; this one is for "
+                f"{', '.join(names) or 'no name'}",
+                self._other_name(names),
+            )
+        left = until - datetime.now(UTC)
+        if left < EXPIRES_SOON:
+            raise Fault(
+                f"the certificate expires on {until:%Y-%m-%d}, in {round(left / timedelta(days=1))} days",
+                "renew it before then; afterwards no connection works",
+            )
+        days = round(left / timedelta(days=1))
+        return f"{version}, certificate for {', '.join(names)} valid until {until:%Y-%m-%d} ({days} days)"
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection((self._host, self._hana.port), self._patience)
+        connection.settimeout(_ANSWER_WITHIN)
+        return connection
+
+    def _handshake(self, context: ssl.SSLContext) -> tuple[str, x509.Certificate]:
+        name = self._hana.host_name_in_certificate or self._host
+        with self._connect() as plain, context.wrap_socket(plain, server_hostname=name) as secured:
+            presented = secured.getpeercert(binary_form=True) or b""
+            return str(secured.version()), x509.load_der_x509_certificate(presented)
+
+    def _context(self) -> ssl.SSLContext:
+        """As the driver connects. Raises Fault for an unusable trust store."""
+        store = self._hana.trust_store
+        if not self._hana.validate_certificate:
+            return _unchecked()
+        if not store:
+            context = ssl.create_default_context()
+        else:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            is_pem, variable = "-----BEGIN" in store, f"{self._prefix}_SSL_TRUST_STORE"
+            try:
+                context.load_verify_locations(None if is_pem else store, None, store if is_pem else None)
+            except OSError as error:
+                where = f"the PEM in {variable}" if is_pem else f"the trust store {store}"
+                raise Fault(
+                    f"{where} cannot be used ({getattr(error, 'reason', None) or error.strerror or error})",
+                    f"{variable} must name a readable file with certificates in PEM form, or hold them "
+                    "(from DER: openssl x509 -inform der -in FILE -out ca.pem)",
+                ) from None
+        # An address is compared later: the driver never matches one, Python would.
+        context.check_hostname = not self._by_address
+        return context
+
+    @property
+    def _by_address(self) -> bool:
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(self._hana.host_name_in_certificate or self._host)
+            return True
+        return False
+
+    def _other_name(self, names: list[str]) -> str:
+        name = next((name for name in names if "*" not in name), "NAME")
+        return (
+            f"use a name of the certificate as {self._prefix}_HOST, or set "
+            f'[{self._section}] host_name_in_certificate = "{name}"'
+        )
+
+    def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
+        names, issuer = [], "an unknown authority"
+        with contextlib.suppress(OSError, ValueError):
+            _, certificate = self._handshake(_unchecked())  # Python shows only accepted ones otherwise
+            names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
+        fixes = {
+            _EXPIRED: "renew it on the server; if it is not that old, correct this machine's clock",
+            _NOT_YET: "correct this machine's clock",
+            _OTHER_NAME: self._other_name(names),
+            _OTHER_ADDRESS: self._other_name(names),
+        }
+        unknown = (
+            f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, got from whoever runs "
+            f"the server (openssl s_client -showcerts -connect {self._place} shows what it presents)"
+        )
+        return Fault(
+            f"the certificate for {', '.join(names) or 'no name'} by {issuer} is not accepted: {error.verify_message}",
+            fixes.get(error.verify_code, unknown),
+        )
+
+
+def _unchecked() -> ssl.SSLContext:
+    """For looking only: no secret goes over such a connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nosemgrep: owl-certificate-unchecked - the certificate is only looked at
+    return context
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Return the names and addresses the certificate is for; the common name where there is no other."""
+    try:
+        alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return [name] if (name := _organisation(certificate.subject)) else []
+    return [str(name.value) for name in alternative]
+
+
+def _organisation(name: x509.Name) -> str:
+    found = [*name.get_attributes_for_oid(NameOID.COMMON_NAME), *name.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    return str(found[0].value) if found else ""
