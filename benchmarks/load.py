@@ -41,9 +41,10 @@ import tomlkit
 import uvloop
 
 from app.src.benchmark.harness import Figure, Report, Target, at_most, machine, main
-from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator, announced, resident_bytes, serve_command
+from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator, resident_bytes, serve_command
 from app.src.benchmark.workloads import material, material_text
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.demo import announced
 from connector.model import Vectors
 
 MODEL = "all-MiniLM-L6-v2"

@@ -38,7 +38,7 @@ import uvicorn
 from app.src.access import keys
 from app.src.api.server import serve
 from app.src.benchmark.harness import Figure, Report, at_least, at_most, machine, main
-from app.src.benchmark.processes import announced
+from app.src.demo import announced
 from app.src.service.service import Service
 from app.src.settings import Settings
 

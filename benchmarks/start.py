@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 
 from app.src.benchmark.harness import Figure, Report, at_most, interleaved, main, wall
-from app.src.benchmark.processes import announced, serve_command
+from app.src.benchmark.processes import serve_command
+from app.src.demo import announced
 
 PARTS = {
     "python": "pass",

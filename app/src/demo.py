@@ -11,10 +11,11 @@ import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -28,8 +29,8 @@ from connector.extras import emulator_command
 QUERIES = Path(__file__).with_name("demo.toml")
 TOP = 3
 _STEPS = {"page_rows": 64, "window": 64}  # small, so that the progress bar moves
-_START_SECONDS = 60.0
-_STOP_SECONDS = 10.0
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +82,24 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
-        self.queries = [_query(block) for block in document["queries"]]
+        self.queries = [
+            DemoQuery(block["collection"], block["text"], tuple(tuple(key) for key in block["expect"]))
+            for block in document["queries"]
+        ]
 
     def __enter__(self) -> Demo:
-        self._folder = tempfile.TemporaryDirectory(prefix="owl-sap-demo-")
-        try:
-            self._emulator = EmulatorProcess(Path(self._folder.name))
-            settings = demo_settings(self._wanted, self._emulator.greeting, self._collections)
-            state = StateSettings(path=Path(self._folder.name) / "state")
-            self.service = Service(settings.model_copy(update={"state": state}))
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        with ExitStack() as held:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-demo-")))
+            greeting = held.enter_context(emulator(folder, "--sample"))
+            self.place = f"{greeting['host']}:{greeting['port']}"
+            settings = demo_settings(self._wanted, greeting, self._collections)
+            state = StateSettings(path=folder / "state")
+            self.service = held.enter_context(closing(Service(settings.model_copy(update={"state": state}))))
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self.service.close()
-        finally:
-            self._emulator.stop()
-            self._folder.cleanup()
-
-    @property
-    def place(self) -> str:
-        greeting = self._emulator.greeting
-        return f"{greeting['host']}:{greeting['port']}"
+        self._held.close()
 
     @property
     def names(self) -> list[str]:
@@ -117,10 +111,6 @@ class Demo:
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
         ranks = [rank for rank, hit in enumerate(hits, 1) if tuple(hit.key.values()) in query.expect]
         return Answer(query, hits, ranks[0] if ranks else None, milliseconds)
-
-
-def _query(block: Mapping[str, Any]) -> DemoQuery:
-    return DemoQuery(block["collection"], block["text"], tuple(tuple(key) for key in block["expect"]))
 
 
 def demo_settings(
@@ -146,50 +136,49 @@ def demo_settings(
     )
 
 
-class EmulatorProcess:
-    """The emulator as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
+@contextmanager
+def emulator(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
+    """Run the emulator as a child process; yield host, port, user, password and schema, as its first line says."""
+    command = [*emulator_command(), "--port", "0", "--data", str(folder / "data"), *arguments]
+    with announced([*command, "--parent-pid", str(os.getpid())], folder) as (_, greeting):
+        yield greeting
 
-    def __init__(self, folder: Path, *, sample: bool = True) -> None:
-        command = [*emulator_command(), "--port", "0", "--data", str(folder / "data")]
-        command += ["--sample"] if sample else []
-        self._log = (folder / "emulator.log").open("wb")
-        # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the emulator.
-        self._process = subprocess.Popen(
-            [*command, "--parent-pid", str(os.getpid())],
+
+@contextmanager
+def announced(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Start a child in `folder` and yield it with the JSON of its first line; it is ended afterwards. `environment`
+    None: as here. Raises Unavailable with its last words when it does not announce itself."""
+    with tempfile.TemporaryFile() as log:
+        # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the child.
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=log,
+            text=True,
             start_new_session=True,
         )
+        assert process.stdout is not None
         try:
-            self.greeting: dict[str, Any] = self._first_line()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _first_line(self) -> dict[str, Any]:
-        stream: IO[bytes] | None = self._process.stdout
-        assert stream is not None
-        readable, _, _ = select.select([stream], [], [], _START_SECONDS)
-        line = stream.readline() if readable else b""
-        try:
-            greeting: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise Unavailable(f"the emulator did not start: {self._last_words()}") from None
-        return greeting
-
-    def _last_words(self) -> str:
-        self._log.flush()
-        lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"no greeting within {_START_SECONDS:.0f} s"
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
+            readable, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+            line = process.stdout.readline() if readable else ""
+            try:
+                greeting: dict[str, Any] = json.loads(line)
+            except ValueError:
+                log.seek(0)
+                words = log.read().decode(errors="replace").strip().splitlines()
+                why = words[-1] if words else f"no greeting within {_START_SECONDS:.0f} s"
+                raise Unavailable(f"the child process did not start: {why}") from None
+            yield process, greeting
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()

@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from connector.hana.catalog import FIND_TABLE, describe
-from connector.hana.change_log import FIND_TRIGGERS, WARNING, Installation, installation
+from connector.hana.change_log import FIND_TRIGGERS, WARNING, Piece, installation, log_of
 from connector.hana.connection import HanaPool
 from connector.hana.privileges import named, reading
 from connector.model import CollectionSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The log table or one of its triggers. `done`: installed or removed by this call."""
-
-    name: str
-    present: bool
-    create: str
-    drop: str
-    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +29,14 @@ class Setup:
 def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
     """Return what is installed, from the catalogue. `user`: the user of syncs, for the grants, or "". Raises
     UnknownTable, NoKey, and ConfigurationError for a view."""
-    plan = installation(spec, describe(pool, spec.source))
-    log, doing = plan.log, f"looking for the change log of {spec.name}"
+    pieces = installation(spec, describe(pool, spec.source))
+    log, doing = log_of(spec), f"looking for the change log of {spec.name}"
     found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}
     if pool.read(FIND_TABLE, (log.schema, log.name), doing=doing):
         found.add(log.name)
     grants = tuple(each.grant(named(user) if user else "<the user of syncs>") for each in reading(spec))
-    return _setup(spec, plan, found, grants)
+    seen = tuple(replace(piece, present=piece.name in found) for piece in pieces)
+    return Setup(spec.name, str(log), all(piece.present for piece in seen), seen, grants)
 
 
 def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
@@ -66,16 +56,6 @@ def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
         if piece.present:
             pool.execute(piece.drop, doing=f"dropping {piece.name}")
     return _changed(before, look(pool, spec, user))
-
-
-def _setup(spec: CollectionSpec, plan: Installation, found: set[str], grants: tuple[str, ...]) -> Setup:
-    table = Piece(plan.log.name, plan.log.name in found, plan.create_table, plan.drop_table)
-    triggers = [
-        Piece(name, name in found, create, drop)
-        for (name, create), drop in zip(plan.triggers.items(), plan.drop_triggers, strict=True)
-    ]
-    pieces = (table, *triggers)
-    return Setup(spec.name, str(plan.log), all(piece.present for piece in pieces), pieces, grants)
 
 
 def _changed(before: Setup, after: Setup) -> Setup:

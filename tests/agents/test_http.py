@@ -53,7 +53,6 @@ async def hits_of(client: Client, **arguments: Any) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------- the tools
 
 
-@pytest.mark.covers("POST /mcp")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_tools_with_both_generations_of_the_protocol(ground: Ground, mode: str) -> None:
     async with ground.client("all", mode=mode) as client:
@@ -150,7 +149,6 @@ async def test_two_principals_at_once(ground: Ground) -> None:
 # ---------------------------------------------------------------------------------------------------- who is let in
 
 
-@pytest.mark.covers("POST /mcp", errors=True)
 def test_who_is_not_let_in(ground: Ground) -> None:
     assert post(ground, LIST, None).status_code == 401
     assert post(ground, LIST, "owl_wrong_key").status_code == 401

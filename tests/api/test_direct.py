@@ -200,7 +200,6 @@ def client(service: Service) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search")
 @pytest.mark.parametrize(
     ("route", "body"),
     [("/embed", {"inputs": ["steel", "Öl"]}), ("/v1/embeddings", {"input": "steel"}), (SEARCH, {"query": "steel"})],
@@ -217,7 +216,6 @@ def test_a_body_may_come_in_pieces(client: httpx.Client, route: str, body: dict[
     assert answers[0] == answers[1]
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 @pytest.mark.parametrize("dimension", [8, 9, 64, 384])
 def test_base64_of_every_length(tmp_path_factory: pytest.TempPathFactory, dimension: int) -> None:
     """Rows of bytes that are a multiple of three, and those that need one or two signs of padding."""
@@ -315,7 +313,6 @@ def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     go.set()
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, threads_held: Held) -> None:
     """Where it waits for a thread."""
     go, seen = threads_held
@@ -333,7 +330,6 @@ def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, thre
     assert seen == ["the first", "the third"]
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.proves(28)
 def test_work_that_nobody_waits_for_is_not_begun(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
@@ -376,7 +372,6 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
     anyio.run(leave)
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.proves(28)
 def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
@@ -392,7 +387,6 @@ def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
     assert caplog.messages == []
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_half_a_body(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     before = left(client)
     with connected(client) as connection:
@@ -420,7 +414,6 @@ def test_two_requests_in_one_packet(client: httpx.Client, held: Held) -> None:
 # ------------------------------------------------------------------------------------------------------------ overload
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Client, threads_held: Held) -> None:
     """The only thread is busy; a request waits for it. Once it has waited longer than is allowed, it is refused, and
@@ -458,7 +451,6 @@ def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Clie
     assert seen == ["the first", "the fourth"]
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", errors=True)
 def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
     client: httpx.Client, threads_held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,7 +470,6 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
         assert first.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
@@ -495,7 +486,6 @@ def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     assert client.post(SEARCH, json={"query": "steel", "mode": "keyword"}).status_code == 200
 
 
-@pytest.mark.covers("POST /embed")
 def test_requests_that_wait_for_the_engine_take_no_threads(client: httpx.Client, held: Held) -> None:
     """There is one thread; several requests wait, and a search that needs no engine is answered."""
     go, seen = held

@@ -141,7 +141,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", "POST /mcp", errors=True)
 @pytest.mark.parametrize(
     "path", ["/embed", "/v1/embeddings", "/v1/collections/materials/sync", "/v1/collections/materials/search", "/mcp"]
 )
@@ -159,7 +158,6 @@ def test_a_body_of_too_many_values_is_not_parsed(client: Client, path: str, monk
     assert "100000 JSON values" in answer.text
 
 
-@pytest.mark.covers("POST /mcp", errors=True)
 def test_arguments_that_a_tool_does_not_take(client: Client) -> None:
     arguments = {f"x{number}": 0 for number in range(50_000)}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": arguments}}

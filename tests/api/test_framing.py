@@ -122,7 +122,6 @@ ENDLESS = {
 }
 
 
-@pytest.mark.covers("POST /embed", "GET /metrics", errors=True)
 @pytest.mark.parametrize("what", ENDLESS)
 @pytest.mark.parametrize("port", ["client", "worker"])
 @pytest.mark.proves(27)
@@ -148,7 +147,6 @@ def test_all_of_it_is_bounded(
         assert len(statuses(answer)) <= 1
 
 
-@pytest.mark.covers("POST /embed")
 def test_a_body_may_come_byte_by_byte(client: Client) -> None:
     """Five bytes of framing for each of it, far more than a head may have."""
     body = json.dumps({"inputs": "steel " * 1400, "truncate": True}).encode() + b" " * 10_000
@@ -161,7 +159,6 @@ def test_a_body_may_come_byte_by_byte(client: Client) -> None:
         assert statuses(rest(connection)) == [200, 404]
 
 
-@pytest.mark.covers("POST /embed")
 def test_a_head_in_pieces_may_follow_a_large_body(client: Client) -> None:
     """What the body before had is no part of the next head, also where it was too large."""
     body = json.dumps({"inputs": "steel", "truncate": True}).encode() + b" " * MOST_HEAD_BYTES

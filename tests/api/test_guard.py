@@ -123,7 +123,6 @@ def test_the_description_of_the_api_without_a_credential(guarded: Guarded, clien
     assert answered == OPEN_ROUTES
 
 
-@pytest.mark.covers("GET /v1/info", "GET /v1/gpu", "GET /metrics", errors=True)
 @pytest.mark.parametrize(("route", "scope"), list(itertools.product(ASKING, SCOPES)))
 def test_each_route_with_each_scope(guarded: Guarded, client: httpx.Client, route: str, scope: Scope) -> None:
     method, path = asked(route)
@@ -154,7 +153,6 @@ def test_a_refusal_is_a_problem_document(client: httpx.Client) -> None:
     assert "X-API-Key" in document["detail"]
 
 
-@pytest.mark.covers("POST /v1/embeddings", "GET /v1/models", errors=True)
 def test_openais_own_client(client: httpx.Client, guarded: Guarded) -> None:
     base = str(client.base_url.join("/v1"))
     with openai.OpenAI(api_key=guarded.keys["embed"], base_url=base, max_retries=0) as known:
@@ -459,7 +457,6 @@ NOT_OURS = (
 )
 
 
-@pytest.mark.covers("GET /v1/collections", errors=True)
 @pytest.mark.parametrize(
     ("hosts", "status"),
     [

@@ -189,14 +189,6 @@ def operations(app: FastAPI) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.covers(
-    "POST /embed",
-    "POST /v1/embeddings",
-    "POST /v1/collections/{name}/search",
-    "GET /v1/jobs",
-    "GET /metrics",
-    errors=True,
-)
 def test_every_route_is_limited_but_health(synced: Service) -> None:
     """Those that are added through routers too, and those that do not exist."""
     with limited(synced, rate="1/hour") as client:
@@ -223,7 +215,6 @@ def test_answers_say_what_is_left(synced: Service) -> None:
     assert second.headers["ratelimit"].startswith('"requests";r=0;t=')
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", errors=True)
 def test_tokens_are_refused_before_they_are_computed(synced: Service) -> None:
     with limited(synced, rate="unlimited", tokens="6/hour") as client:
         assert client.post("/embed", json={"inputs": ["one two", "three"]}).status_code == 200

@@ -113,7 +113,6 @@ def test_a_head_that_comes_byte_by_byte(client: Client) -> None:
     assert status(answer) == 408
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", errors=True)
 @pytest.mark.parametrize("path", ["/embed", "/v1/collections/materials/sync"])
 @pytest.mark.proves(27)
 def test_a_body_that_does_not_come(client: Client, path: str) -> None:

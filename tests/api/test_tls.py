@@ -105,7 +105,6 @@ def shaken(server: ssl.SSLContext, authority: trustme.CA, name: str | None = "lo
     return serial(shown)
 
 
-@pytest.mark.covers("serve", "POST /embed", "GET /metrics")
 def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) -> None:
     with served(tmp_path, issued(authority, tmp_path / "tls")) as url:
         assert url.startswith("https://127.0.0.1:")

@@ -18,10 +18,8 @@ from app.src.benchmark.harness import (
     at_least,
     at_most,
     commit,
-    cpu,
     interleaved,
     machine,
-    wall,
 )
 
 
@@ -83,13 +81,6 @@ def test_a_figure_without_rounds_is_none() -> None:
         Figure("f", [])
 
 
-def test_clocks_count_what_they_say() -> None:
-    import time
-
-    assert wall(lambda: time.sleep(0.02))() >= 0.02
-    assert cpu(lambda: time.sleep(0.2))() < 0.1
-
-
 def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def speed(given: object, report: Report) -> Iterator[Figure]:
         report.notes.append("noted")
@@ -99,10 +90,9 @@ def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest
         raise AssertionError("not asked for")
 
     out = tmp_path / "new" / "made.json"
-    report = reporting.main(
+    reporting.main(
         "made", "doc", {"speed": speed, "never": never}, arguments=["speed", "--rounds", "2", "--out", str(out)]
     )
-    assert [figure.name for figure in report.missed] == ["speed"]
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["figures"][0] | {"rounds": []} == {
         "name": "speed",

@@ -20,10 +20,11 @@ from app.src import demo
 from app.src.api.openapi import BASE
 from app.src.cli.demo import DemoReport
 from app.src.cli.interrupts import interruptible
-from app.src.demo import Answer, Demo, DemoQuery, EmulatorProcess, demo_settings
+from app.src.demo import Answer, Demo, DemoQuery, demo_settings
 from app.src.service.search import FoundHit
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
+from connector.extras import emulator_command
 
 ROOT = Path(__file__).parents[2]
 GREETING = {"host": "127.0.0.1", "port": 1, "user": "U", "password": "P", "schema": "S"}
@@ -68,20 +69,17 @@ def test_an_answer_knows_its_expected_row() -> None:
 @pytest.mark.not_fast
 def test_an_emulator_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "emulator_command", lambda: ["/bin/false"])
-    with pytest.raises(Unavailable, match="did not start"):
-        EmulatorProcess(tmp_path)
+    with pytest.raises(Unavailable, match="did not start"), demo.emulator(tmp_path):
+        pass
 
 
 @pytest.mark.not_fast
-def test_the_emulator_ends_on_request(tmp_path: Path) -> None:
-    running = EmulatorProcess(tmp_path)
-    pid = running._process.pid
-    assert alive(pid)
-    running.stop()
-    assert not alive(pid)
+def test_the_emulator_ends_with_its_context(tmp_path: Path) -> None:
+    with demo.announced([*emulator_command(), "--port", "0", "--data", str(tmp_path)], tmp_path) as (process, _):
+        assert alive(process.pid)
+    assert not alive(process.pid)
 
 
-@pytest.mark.covers("demo")
 def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
     before = time.monotonic()
     process = subprocess.Popen(

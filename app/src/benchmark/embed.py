@@ -9,23 +9,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import (
-    Figure,
-    Report,
-    Say,
-    Target,
-    Work,
-    cores,
-    interleaved,
-    machine,
-    ratio_of_last,
-    significant,
-)
+from app.src.benchmark.harness import Figure, Report, Say, Work, cores, interleaved, machine, ratio_of_last, significant
 from app.src.benchmark.peers import (
     DEFAULT_FOLDER,
     PeerProcess,
@@ -40,7 +30,6 @@ from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
 from app.src.core.engine import EmbeddingEngine
 from app.src.settings import EmbeddingSettings
-from connector.model import Vectors
 
 OURS = "ours"
 PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up to 0.2 s after their work
@@ -48,13 +37,12 @@ PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up
 
 @dataclass(frozen=True, slots=True)
 class EmbedOptions:
-    """`scale`: of the workloads. `targets`: by workload and peer."""
+    """`scale`: of the workloads."""
 
     peers: Sequence[str] = ("sentence-transformers",)
     rounds: int = 5
     scale: float = 0.5
     folder: Path = DEFAULT_FOLDER
-    targets: dict[tuple[str, str], Target] = field(default_factory=dict)
 
 
 def check(settings: EmbeddingSettings, options: EmbedOptions) -> None:
@@ -90,99 +78,78 @@ def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: Embed
             say(f"starting {name}")
             with left_out(report, processes, name):
                 held.enter_context(process)
-                loaded = process.ask(
-                    "load",
-                    model=model,
-                    device=engine.profile.kind,
-                    threads=threads,
-                    cache=str(process.cache / engine.weights_sha256[:16]),
-                )
+                cache = str(process.cache / engine.weights_sha256[:16])
+                loaded = process.ask("load", model=model, device=engine.profile.kind, threads=threads, cache=cache)
                 report.peers[name] = process.versions | loaded.get("about", {})
         for load in texts(options.scale):
-            report.figures += _Comparison(engine, processes, folder, load).figures(options, report, say)
+            file = folder / f"{load.name}.json"
+            file.write_text(json.dumps(load.texts), encoding="utf-8")
+            tuned = {}
+            for name, process in list(processes.items()):
+                say(f"{load.name}: searching for the best setting of {name}")
+                with left_out(report, processes, name):
+                    tuned[name] = process.ask("tune", texts=str(file)).get("setting")
+            if tuned:
+                say(f"{load.name}: {options.rounds} rounds of {', '.join((OURS, *processes))}")
+                report.figures += _compared(engine, processes, (load, file), tuned, options.rounds)
     return report
 
 
-class _Comparison:
-    """One workload, all engines."""
+def _compared(
+    engine: EmbeddingEngine,
+    processes: dict[str, PeerProcess],
+    workload: tuple[Workload, Path],
+    tuned: dict[str, Any],
+    count: int,
+) -> list[Figure]:
+    """Measure one workload in rounds. A peer that fails leaves `processes`."""
+    load, file = workload
+    busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
 
-    def __init__(
-        self, engine: EmbeddingEngine, processes: dict[str, PeerProcess], folder: Path, load: Workload
-    ) -> None:
-        self._engine = engine
-        self._processes = processes
-        self._folder = folder
-        self._load = load
-        self._file = folder / f"{load.name}.json"
-        self._file.write_text(json.dumps(load.texts), encoding="utf-8")
-        self._busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
-
-    def figures(self, options: EmbedOptions, report: Report, say: Say) -> list[Figure]:
-        tuned = {}
-        for name, process in list(self._processes.items()):
-            say(f"{self._load.name}: searching for the best setting of {name}")
-            with left_out(report, self._processes, name):
-                tuned[name] = process.ask("tune", texts=str(self._file)).get("setting")
-        if not tuned:
-            return []
-        works: dict[str, Work] = {OURS: self._ours} | {name: self._theirs(name) for name in self._processes}
-        say(f"{self._load.name}: {options.rounds} rounds of {', '.join(works)}")
-        rounds = interleaved(works, options.rounds, pause=PAUSE)
-        tokens = sum(self._engine.count_tokens(self._load.texts))
-        ours = self._engine.embed(self._load.texts)
-        failed = dict(rounds.failed)
-        figures = []
-        for name in tuned:
-            label, target = f"{self._load.name}: {name} / {OURS}", options.targets.get((self._load.name, name))
-            theirs = self._vectors(name, failed)
-            if theirs is None:
-                del self._processes[name]
-                figures.append(Figure(label, (), target=target, error=failed[name]))
-                continue
-            near = agreement(theirs, ours)
-            figures.append(
-                rounds.ratio(
-                    label,
-                    name,
-                    OURS,
-                    target,
-                    cpu_ratio=ratio_of_last(self._busy[name], self._busy[OURS], options.rounds),
-                    setting=tuned[name],
-                    texts=len(self._load.texts),
-                    tokens=tokens,
-                    tokens_per_second=significant(tokens / rounds.median(OURS)),
-                    their_tokens_per_second=significant(tokens / rounds.median(name)),
-                    least_cosine=significant(near.least_cosine, 7),
-                    mean_cosine=significant(near.mean_cosine, 7),
-                    top_10_overlap=significant(near.overlap),
-                )
-            )
-        return figures
-
-    def _ours(self) -> float:
-        start, busy = time.perf_counter(), time.process_time()
-        self._engine.embed(self._load.texts)
+    def ours() -> float:
+        start, before = time.perf_counter(), time.process_time()
+        engine.embed(load.texts)
         took = time.perf_counter() - start
-        self._busy[OURS].append(time.process_time() - busy)
+        busy[OURS].append(time.process_time() - before)
         return took
 
-    def _theirs(self, name: str) -> Work:
-        def run() -> float:
-            took = self._processes[name].ask("embed", texts=str(self._file))
-            self._busy[name].append(float(took["cpu_seconds"]))
-            return float(took["seconds"])
+    def theirs(name: str) -> float:
+        took = processes[name].ask("embed", texts=str(file))
+        busy[name].append(float(took["cpu_seconds"]))
+        return float(took["seconds"])
 
-        return in_rounds(run)
-
-    def _vectors(self, name: str, failed: dict[str, str]) -> Vectors | None:
-        """Return the peer's vectors, None for a peer that failed."""
+    works: dict[str, Work] = {OURS: ours}
+    works |= {name: in_rounds(lambda name=name: theirs(name)) for name in processes}  # type: ignore[misc]
+    rounds = interleaved(works, count, pause=PAUSE)
+    failed = dict(rounds.failed)
+    tokens, vectors = sum(engine.count_tokens(load.texts)), engine.embed(load.texts)
+    figures = []
+    for name in tuned:
+        label, out = f"{load.name}: {name} / {OURS}", file.with_suffix(".npy")
+        if name not in failed:
+            try:
+                processes[name].ask("embed", texts=str(file), out=str(out))
+            except PeerUnavailable as error:
+                failed[name] = str(error)
         if name in failed:
-            return None
-        out = self._folder / "vectors.npy"
-        try:
-            self._processes[name].ask("embed", texts=str(self._file), out=str(out))
-        except PeerUnavailable as error:
-            failed[name] = str(error)
-            return None
-        found: Vectors = np.load(out)
-        return found
+            del processes[name]
+            figures.append(Figure(label, (), error=failed[name]))
+            continue
+        near = agreement(np.load(out), vectors)
+        figures.append(
+            rounds.ratio(
+                label,
+                name,
+                OURS,
+                cpu_ratio=ratio_of_last(busy[name], busy[OURS], count),
+                setting=tuned[name],
+                texts=len(load.texts),
+                tokens=tokens,
+                tokens_per_second=significant(tokens / rounds.median(OURS)),
+                their_tokens_per_second=significant(tokens / rounds.median(name)),
+                least_cosine=significant(near.least_cosine, 7),
+                mean_cosine=significant(near.mean_cosine, 7),
+                top_10_overlap=significant(near.overlap),
+            )
+        )
+    return figures

@@ -45,19 +45,11 @@ class WorkFailed(Exception):
 
 def wall(work: Callable[[], object]) -> Work:
     """Measure `work` in seconds."""
-    return _timed(work, time.perf_counter)
 
-
-def cpu(work: Callable[[], object]) -> Work:
-    """Measure `work` in CPU seconds of this process; meaningful even while other programs compute."""
-    return _timed(work, time.process_time)
-
-
-def _timed(work: Callable[[], object], clock: Callable[[], float]) -> Work:
     def run() -> float:
-        start = clock()
+        start = time.perf_counter()
         work()
-        return clock() - start
+        return time.perf_counter() - start
 
     return run
 
@@ -134,20 +126,15 @@ class Figure:
     @property
     def disturbed(self) -> bool:
         """Whether the rounds scatter so much that other work must have run."""
-        compared = self._compared
+        compared = self.rounds if self.steady is None else self.steady
         return bool(compared) and max(compared) > self.scatter * min(compared)
 
     @property
     def disturbed_rounds(self) -> list[int]:
         """Rounds far from the median, counted from 1."""
-        if not self._compared:
-            return []
-        middle = statistics.median(self._compared)
-        return [at for at, one in enumerate(self._compared, 1) if one > OFF * middle or one * OFF < middle]
-
-    @property
-    def _compared(self) -> Sequence[float]:
-        return self.rounds if self.steady is None else self.steady
+        compared = self.rounds if self.steady is None else self.steady
+        middle = statistics.median(compared or [0])
+        return [at for at, one in enumerate(compared, 1) if one > OFF * middle or one * OFF < middle]
 
     @property
     def verdict(self) -> Verdict | None:
@@ -262,18 +249,16 @@ def _version(package: str) -> str | None:
 def commit(root: Path = ROOT) -> str | None:
     """Return the commit of this checkout, with "+" when tracked files were changed. None when `root` is not the top of
     a checkout, even inside another one."""
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != root:
+    if not (root / ".git").exists():
         return None
-    head = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return head and head + ("+" if changed else "")
-
-
-def _git(root: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(  # nosec B607 # the user's own git, with the user's rights
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=10
+            ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -300,10 +285,6 @@ class Report:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    @property
-    def missed(self) -> list[Figure]:
-        return [figure for figure in self.figures if figure.verdict not in (None, "met")]
 
     @property
     def failed(self) -> list[Figure]:

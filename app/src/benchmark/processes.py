@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from app.src.benchmark.workloads import material
-from app.src.demo import EmulatorProcess
-from connector.errors import Unavailable
+from app.src.demo import emulator
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import TableRef
 
 TEMPLATE = "{MAKTX}. {LTEXT}"  # of materials
 _BATCH = 10_000
-_START_SECONDS = 120.0
 _MATERIALS = (
     '("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "MAKTX" NVARCHAR(40), "LTEXT" NVARCHAR(500), "MTART" NVARCHAR(4), '
     '"MATKL" NVARCHAR(9), "CHANGED_AT" TIMESTAMP, PRIMARY KEY ("MANDT", "MATNR"))'
@@ -36,10 +29,9 @@ class MaterialsInEmulator:
         self._held = ExitStack()
 
     def __enter__(self) -> MaterialsInEmulator:
-        process = EmulatorProcess(self._folder, sample=False)
-        self._held.callback(process.stop)
-        self.schema: str = process.greeting["schema"]
-        self.login: dict[str, Any] = {name: process.greeting[name] for name in ("host", "port", "user", "password")}
+        greeting = self._held.enter_context(emulator(self._folder))
+        self.schema: str = greeting["schema"]
+        self.login: dict[str, Any] = {name: greeting[name] for name in ("host", "port", "user", "password")}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,43 +53,6 @@ class MaterialsInEmulator:
             with pool.transaction() as session:
                 session.execute_many(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", some)  # noqa: S608
         return table
-
-
-@contextmanager
-def announced(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, log: IO[Any] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start a child and yield it with the JSON of its first line; it is ended afterwards. `environment` None: as here.
-    Raises Unavailable with its last words when it does not announce itself."""
-    with ExitStack() as held:
-        log = log or held.enter_context(tempfile.TemporaryFile())
-        process = held.enter_context(
-            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
-        )
-        try:
-            assert process.stdout is not None
-            readable, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
-            line = process.stdout.readline() if readable else ""
-            try:
-                found: dict[str, Any] = json.loads(line)
-            except ValueError:
-                raise Unavailable(f"the child process did not start: {_last_words(log)}") from None
-            yield process, found
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _last_words(log: IO[Any]) -> str:
-    if not log.readable():
-        return "see its log"
-    log.seek(0)
-    words = log.read()
-    lines = (words if isinstance(words, str) else words.decode(errors="replace")).strip().splitlines()
-    return lines[-1] if lines else f"no answer within {_START_SECONDS:.0f} s"
 
 
 def serve_command(config: Path | None = None) -> list[str]:

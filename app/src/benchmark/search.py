@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.src.benchmark.harness import (
     Figure,
@@ -74,82 +74,49 @@ def measure(options: SearchOptions, say: Say) -> Report:
                 built = process.ask("build", vectors=str(folder / "vectors.npy"), folder=str(place))
                 report.peers[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
         say(f"local store: {options.rows} vectors")
-        ours = Ours(held.enter_context(closing(filled(folder / "store", vectors))), queries)
-        busy: dict[str, list[float]] = {name: [] for name in processes}
-        works: dict[str, Work] = {OURS: ours.work}
-        works |= {name: _theirs(process, folder, busy[name]) for name, process in processes.items()}
+        store = held.enter_context(closing(filled(folder / "store", vectors)))
+        busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
+        milliseconds: list[float] = []
+
+        def ours() -> float:
+            """Return the seconds of the median query."""
+            took, spent = [], []
+            for query in queries:
+                start, before = time.perf_counter(), time.process_time()
+                store.view(COLLECTION).search(query, K)
+                took.append(time.perf_counter() - start)
+                spent.append(time.process_time() - before)
+            milliseconds.extend(1000 * one for one in took)
+            busy[OURS].append(float(np.median(spent)))
+            return float(np.median(took))
+
+        def theirs(name: str) -> float:
+            out = folder / f"{name}.npy"
+            found = processes[name].ask("search", queries=str(folder / "queries.npy"), k=K, out=str(out))
+            busy[name].append(float(np.median(found["cpu_milliseconds"])) / 1000)
+            return float(np.median(found["milliseconds"])) / 1000
+
+        works: dict[str, Work] = {OURS: ours}
+        works |= {name: in_rounds(lambda name=name: theirs(name)) for name in processes}  # type: ignore[misc]
         say(f"{options.rounds} rounds of {', '.join(works)}")
         rounds = interleaved(works, options.rounds, pause=PAUSE)
         expected = exact_best(vectors, queries, K)
-        times = percentiles([1000 * one for one in ours.took[-options.rounds * options.queries :]], 50, 95)
-        more = {"p95": times["p95"], "recall": significant(overlap(ours.rows(), expected))}
+        times = percentiles(milliseconds[-options.rounds * options.queries :], 50, 95)
+        hits = [[int(hit.id.strip("[]")) for hit in store.view(COLLECTION).search(query, K)] for query in queries]
+        more = {"p95": times["p95"], "recall": significant(overlap(np.array(hits), expected))}
         report.figures.append(Figure(OURS, [times["p50"]], "ms", more=more))
         for name in processes:
-            label, target = f"{OURS} / {name}", options.target if name == "numpy" else None
-            if name in rounds.failed:
-                report.figures.append(rounds.ratio(label, OURS, name, target))
-                continue
-            report.figures.append(
-                rounds.ratio(
-                    label,
-                    OURS,
-                    name,
-                    target,
-                    cpu_ratio=ratio_of_last(ours.busy, busy[name], options.rounds),
-                    milliseconds=significant(1000 * rounds.median(OURS)),
-                    their_milliseconds=significant(1000 * rounds.median(name)),
-                    their_recall=significant(overlap(np.load(folder / f"{name}.npy"), expected)),
-                )
-            )
+            more = {}
+            if name not in rounds.failed:
+                more = {
+                    "cpu_ratio": ratio_of_last(busy[OURS], busy[name], options.rounds),
+                    "milliseconds": significant(1000 * rounds.median(OURS)),
+                    "their_milliseconds": significant(1000 * rounds.median(name)),
+                    "their_recall": significant(overlap(np.load(folder / f"{name}.npy"), expected)),
+                }
+            target = options.target if name == "numpy" else None
+            report.figures.append(rounds.ratio(f"{OURS} / {name}", OURS, name, target, **more))
     return report
-
-
-class Ours:
-    """The local store, asked the same queries every round. `took`: seconds of each; `busy`: median CPU seconds of each
-    round."""
-
-    def __init__(self, store: LocalStore, queries: Vectors) -> None:
-        self._store = store
-        self._queries = queries
-        self.took: list[float] = []
-        self.busy: list[float] = []
-
-    def work(self) -> float:
-        """Return the seconds of the median query."""
-        took, busy = [], []
-        for query in self._queries:
-            start, before = time.perf_counter(), time.process_time()
-            self._store.view(COLLECTION).search(query, K)
-            took.append(time.perf_counter() - start)
-            busy.append(time.process_time() - before)
-        self.took += took
-        self.busy.append(float(np.median(busy)))
-        return float(np.median(took))
-
-    def rows(self) -> NDArray[np.int64]:
-        found = [self._store.view(COLLECTION).search(query, K) for query in self._queries]
-        return np.array([[int(hit.id.strip("[]")) for hit in hits] for hits in found])
-
-
-def _theirs(process: PeerProcess, folder: Path, busy: list[float]) -> Work:
-    def run() -> float:
-        out = folder / f"{process.peer.name}.npy"
-        found = process.ask("search", queries=str(folder / "queries.npy"), k=K, out=str(out))
-        busy.append(float(np.median(found["cpu_milliseconds"])) / 1000)
-        return float(np.median(found["milliseconds"])) / 1000
-
-    return in_rounds(run)
-
-
-class _Model:
-    """The properties of a model that a store records."""
-
-    model = "vectors made for a benchmark"
-    fingerprint = "benchmark"
-    max_tokens = 1
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
 
 
 def _plain_chunk(number: int) -> Chunk:
@@ -159,15 +126,12 @@ def _plain_chunk(number: int) -> Chunk:
 def filled(folder: Path, vectors: Vectors, chunk: Callable[[int], Chunk] = _plain_chunk) -> LocalStore:
     """Return a local store with these vectors; `chunk` returns the nth row's chunk."""
     store = LocalStore(folder)
-    try:
-        model: Any = _Model(vectors.shape[1])
-        store.open(COLLECTION, model)
-        with store.lease(COLLECTION, "benchmark", 5) as lease:
-            for start in range(0, len(vectors), _BATCH):
-                some = vectors[start : start + _BATCH]
-                chunks = [chunk(start + at) for at in range(len(some))]
-                store.apply(lease, ChangeSet(chunks=chunks, vectors=some))
-    except BaseException:
-        store.close()
-        raise
+    model: Any = SimpleNamespace(
+        model="vectors of a benchmark", fingerprint="benchmark", max_tokens=1, dimension=vectors.shape[1]
+    )
+    store.open(COLLECTION, model)
+    with store.lease(COLLECTION, "benchmark", 5) as lease:
+        for start in range(0, len(vectors), _BATCH):
+            some = vectors[start : start + _BATCH]
+            store.apply(lease, ChangeSet(chunks=[chunk(start + at) for at in range(len(some))], vectors=some))
     return store

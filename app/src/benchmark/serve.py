@@ -1,5 +1,7 @@
 """Requests per second and latency of the REST service under load from this process: one that is started with the user's
 model, or a running one; optionally beside another server with OpenAI's protocol.
+
+`python -m app.src.benchmark.serve FOLDER [CONFIG]` starts the service.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.src.benchmark.harness import Figure, Report, Say, Work, WorkFailed, interleaved, machine, percentiles
-from app.src.benchmark.processes import announced
 from app.src.benchmark.workloads import texts
+from app.src.demo import announced
 from connector.errors import ConfigurationError
 
 OURS, THEIRS = "ours", "theirs"
@@ -63,8 +65,7 @@ def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
 
 
 class Endpoint:
-    """An address that answers POST /v1/embeddings. `milliseconds`: of its answers. Raises RequestFailed for an invalid
-    address."""
+    """An address that answers POST /v1/embeddings. Raises RequestFailed for an invalid address."""
 
     def __init__(self, url: str, model: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"//{url}")
@@ -77,7 +78,6 @@ class Endpoint:
         self._bodies = [
             json.dumps({"input": text, "encoding_format": "base64"} | named).encode() for text in texts(0.1)[0].texts
         ]
-        self.milliseconds: list[float] = []
 
     def client(self, first: int, until: float) -> list[float]:
         """Send one request after another on one connection until `until`, and return the milliseconds of each."""
@@ -87,57 +87,51 @@ class Endpoint:
                 start = time.perf_counter()
                 if start >= until:
                     return took
-                self._ask(connection, body)
+                try:
+                    connection.request("POST", self._path, body, {"Content-Type": "application/json"})
+                    response = connection.getresponse()
+                    answer = response.read()
+                except (OSError, http.client.HTTPException) as error:
+                    raise RequestFailed(f"{self.name} does not answer ({type(error).__name__})") from None
+                if response.status != 200 or b"embedding" not in answer[:500]:
+                    raise RequestFailed(f"{self.name}{self._path} answers with status {response.status} and no vectors")
                 took.append((time.perf_counter() - start) * 1000)
         return took
 
-    def _ask(self, connection: http.client.HTTPConnection, body: bytes) -> None:
-        try:
-            connection.request("POST", self._path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            answer = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestFailed(f"{self.name} does not answer ({type(error).__name__})") from None
-        if response.status != 200 or b"embedding" not in answer[:500]:
-            raise RequestFailed(f"{self.name}{self._path} answers with status {response.status} and no vectors")
-
 
 def _under_load(endpoints: dict[str, Endpoint], clients: int, options: ServeBenchmark) -> list[Figure]:
-    for endpoint in endpoints.values():
-        endpoint.milliseconds.clear()
-    works = {name: _load(endpoint, clients, options.seconds, name) for name, endpoint in endpoints.items()}
-    rounds = interleaved(works, options.rounds, pause=0.1)
+    milliseconds: dict[str, list[float]] = {name: [] for name in endpoints}
+
+    def load(name: str) -> Work:
+        def run() -> float:
+            """Return the seconds per request, of all clients together. Only the other server may fail."""
+            start = time.perf_counter()
+            try:
+                with ThreadPoolExecutor(clients) as pool:
+                    each = pool.map(lambda at: endpoints[name].client(at * 7, start + options.seconds), range(clients))
+                    took = list(itertools.chain.from_iterable(each))
+            except RequestFailed as error:
+                if name == THEIRS:
+                    raise WorkFailed(str(error)) from error
+                raise
+            milliseconds[name] += took
+            return (time.perf_counter() - start) / max(1, len(took))
+
+        return run
+
+    rounds = interleaved({name: load(name) for name in endpoints}, options.rounds, pause=0.1)
     figures = []
-    for name, endpoint in endpoints.items():
+    for name, times in milliseconds.items():
+        label = f"{name}, {clients} clients"
         if name in rounds.failed:
-            figures.append(rounds.figure(f"{name}, {clients} clients", name, "requests/s"))
+            figures.append(rounds.figure(label, name, "requests/s"))
             continue
-        times = percentiles(endpoint.milliseconds, 50, 95)
-        rates = [1 / seconds for seconds in rounds.took[name]]
-        more = {"p50_ms": times["p50"], "p95_ms": times["p95"], "requests": len(endpoint.milliseconds)}
-        figures.append(Figure(f"{name}, {clients} clients", rates, "requests/s", more=more))
+        found = percentiles(times, 50, 95)
+        more = {"p50_ms": found["p50"], "p95_ms": found["p95"], "requests": len(times)}
+        figures.append(Figure(label, [1 / seconds for seconds in rounds.took[name]], "requests/s", more=more))
     if len(endpoints) > 1:
         figures.append(rounds.ratio(f"{clients} clients: requests/s, {OURS} / {THEIRS}", THEIRS, OURS))
     return figures
-
-
-def _load(endpoint: Endpoint, clients: int, seconds: float, name: str) -> Work:
-    """Measure seconds per request, of all clients together. Only the other server may fail."""
-
-    def run() -> float:
-        start = time.perf_counter()
-        try:
-            with ThreadPoolExecutor(clients) as pool:
-                each = pool.map(lambda at: endpoint.client(at * 7, start + seconds), range(clients))
-                took = list(itertools.chain.from_iterable(each))
-        except RequestFailed as error:
-            if name == THEIRS:
-                raise WorkFailed(str(error)) from error
-            raise
-        endpoint.milliseconds += took
-        return (time.perf_counter() - start) / max(1, len(took))
-
-    return run
 
 
 @contextmanager
@@ -147,7 +141,28 @@ def _service(url: str | None, config: Path | None, say: Say) -> Iterator[str]:
         return
     say("starting the service")
     with tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-") as folder:
-        command = [sys.executable, "-m", "app.src.benchmark.served", folder]
+        command = [sys.executable, "-m", "app.src.benchmark.serve", folder]
         command += [] if config is None else [str(config)]
         with announced(command, Path.cwd()) as (_, greeting):
             yield greeting["url"]
+
+
+def _run_service(folder: Path, config: Path | None) -> None:
+    """Serve the user's model and limits over an empty store; neither read, write nor start anything of the user's."""
+    from app.src.api import server
+    from app.src.service.service import Service
+    from app.src.settings import Settings, StateSettings, StoreSettings, load
+
+    wanted = load(config).settings
+    settings = Settings(
+        embedding=wanted.embedding,
+        api=wanted.api.model_copy(update={"run_schedules": False, "job_workers": 0}),
+        store=StoreSettings(kind="local", path=folder / "store"),
+        state=StateSettings(path=folder / "state"),
+    )
+    with closing(Service(settings)) as service:
+        server.serve(service, "127.0.0.1", 0, lambda url: print(json.dumps({"url": url}), flush=True))  # noqa: T201
+
+
+if __name__ == "__main__":
+    _run_service(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -93,14 +93,10 @@ class Clusters:
         return noise
 
     def draw(self, rows: int) -> Vectors:
-        return self.draw_with_topics(rows)[0]
-
-    def draw_with_topics(self, rows: int) -> tuple[Vectors, NDArray[np.int64]]:
-        """Return vectors, and the topic of each, 0 to TOPICS - 1."""
         chosen = self._rng.choice(len(self._centres), size=rows, p=self._shares)
         found: Vectors = self._around(self._centres[chosen], 1.2)
         found /= np.linalg.norm(found, axis=1, keepdims=True)
-        return found, chosen // GROUPS
+        return found
 
 
 def exact_best(vectors: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:
