@@ -15,7 +15,7 @@ from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
     from app.src.observe.grants import Statement
-    from connector.hana.change_setup import Setup
+    from connector.hana.change_log import Setup
 
 
 _HEAD = (
