@@ -205,4 +205,3 @@ def file_text(file: Path, what: str = "") -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and not what else type(error).__name__
         raise UsageFault(f"{what or file} cannot be read: {reason}") from None
-
