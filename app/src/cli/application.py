@@ -176,7 +176,7 @@ def report_error(error: Exception, subject: str = "") -> int:
     return exit_code(error)
 
 
-def settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
+def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
     """Read the settings. `flags`: options of the verb by setting; None: not given."""
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     return load(Invocation.config, given)
@@ -187,7 +187,7 @@ def opened(loaded: Loaded | None = None) -> Iterator[Service]:
     """The service of these settings; default: as they are read without flags."""
     from app.src.service.service import Service
 
-    loaded = loaded or settings()
+    loaded = loaded or read_settings()
     if loaded.failpoint is not None:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
         failpoints.arm(loaded.failpoint.hook())
