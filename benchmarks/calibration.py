@@ -6,16 +6,15 @@
 The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ written by each of its calibrators, on ONNX
 Runtime on the CPU. Calibrated on 1,000 texts: half of them paragraphs of the descriptions of the packages that are
 installed here, a quarter rows of the demo's tables, a quarter generated SAP-like texts. Judged on others of the same
-kinds: 252 held out that decide which layers stay in float, and 1,200 that decide nothing, which the figures are of.
+kinds: 1,200 that decide nothing.
 
-    entropy, minmax, percentile     the whole recipe, by calibrator
-    plain                           entropy without smoothing, shifts and far channels, layers left out until it is met
+    entropy, minmax, percentile     by calibrator
 
       cosine, worst cosine, overlap   to fp32; shared part of ten nearest texts, the least of the three kinds
       INT8 share                      of the operations of the linear layers
       speed                           ONNX Runtime's seconds in fp32 over those in INT8, in turns: indicative only, for
                                       ONNX Runtime fuses other operators than TensorRT, and a GPU is not a CPU
-      calibration                     seconds, with what was measured to choose (told for two cores)
+      calibration                     seconds, told for two cores
 """
 
 from __future__ import annotations
@@ -30,20 +29,23 @@ from importlib.metadata import distributions
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+
 from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall
 from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.agreement import agreement
-from app.src.core.backends.folder import find_folder, read_folder
+from app.src.core.backends.folder import Folder, find_folder, read_folder
+from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.onnx_export.calibrators import Algorithm
-from app.src.core.onnx_export.graph import build_graph
-from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors
-from app.src.core.tokens import TokenIds
+from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
+from app.src.core.onnx_export.quantise import ALGORITHMS, quantise
+from app.src.core.tokens import TokenBatch, plan_batches
 from hana_emulator.sample import all_rows
 from hana_emulator.sample.tables import TABLES
 
 MODEL = "all-MiniLM-L6-v2"
-JUDGED, HELD_OUT = 400, 84  # of each of the three kinds
+CPU = ("CPUExecutionProvider", dict[str, str]())
+JUDGED = 400  # of each of the three kinds
 SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
@@ -77,59 +79,61 @@ def demo_rows(count: int) -> list[str]:
     return random.Random(5).sample([*distinct, *islice(more, max(0, count - len(distinct)))], count)
 
 
-Tokens = Sequence[TokenIds]
+@cache
+def folder() -> Folder:
+    return read_folder(find_folder(MODEL), MODEL)
 
 
 @cache
-def material(texts: int) -> tuple[Tokens, Tokens, dict[str, Tokens]]:
-    """Return texts to calibrate on, held-out texts, and texts to judge by, of each kind."""
+def material(texts: int) -> tuple[list[str], dict[str, list[str]]]:
+    """Return texts to calibrate on, and texts to judge by, of each kind."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
-    spare = JUDGED + HELD_OUT
     kinds = {
         "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + spare),
-        "generated": sap_like_texts(random.Random(3), wanted["generated"] + spare, 2.8, 0.6, (5, 60)),
+        "demo": demo_rows(wanted["demo"] + JUDGED),
+        "generated": sap_like_texts(random.Random(3), wanted["generated"] + JUDGED, 2.8, 0.6, (5, 60)),
     }
-    tokenizer = RustTokenizer.load(read_folder(find_folder(MODEL), MODEL))
-    learnt: list[TokenIds] = []
-    held_out: list[TokenIds] = []
-    judged: dict[str, Tokens] = {}
     for name, found in kinds.items():
-        if len(found) < wanted[name] + spare:
-            raise SystemExit(f"{name}: {len(found)} texts here, {wanted[name] + spare} are wanted; give fewer --texts")
-        judged[name] = tokenizer.ids(found[:JUDGED])
-        held_out += tokenizer.ids(found[JUDGED:spare])
-        learnt += tokenizer.ids(found[spare : spare + wanted[name]])
-    return learnt, held_out, judged
+        if len(found) < wanted[name] + JUDGED:
+            raise SystemExit(f"{name}: {len(found)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
+    learnt = [text for name, found in kinds.items() for text in found[JUDGED : JUDGED + wanted[name]]]
+    return learnt, {name: list(found[:JUDGED]) for name, found in kinds.items()}
 
 
-@cache
-def graph() -> Any:
-    return build_graph(read_folder(find_folder(MODEL), MODEL))
+def vectors(session: Any, texts: Sequence[str]) -> Any:
+    batch = RustTokenizer.load(folder()).ids(texts)
+    return _computed(session, batch)
 
 
-def calibrated(algorithm: Algorithm, recipe: Recipe) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
+def _computed(session: Any, tokens: TokenBatch) -> Any:
+    made = np.empty((len(tokens), 384), np.float32)
+    for batch in plan_batches(tokens.lengths.tolist(), 1024, 1):
+        made[batch] = session.run([OUTPUT], feeds(tokens.select(batch)))[0]
+    return made
+
+
+def calibrated(algorithm: str) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
     def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        label = algorithm if recipe.far else f"plain {algorithm}"
-        learnt, held_out, judged = material(given.texts)
+        learnt, judged = material(given.texts)
         start, busy = time.perf_counter(), time.process_time()
-        made, found = quantise(graph(), learnt, algorithm, held_out=held_out, recipe=recipe)
+        made, found = quantise(folder(), learnt, algorithm)
         took, busy = time.perf_counter() - start, time.process_time() - busy
         versions(report)
-        plain, int8 = session(graph(), given.threads), session(made, given.threads)
+        graphs = build_graph(folder()), made
+        plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
         near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
         kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
         mean = sum(each.mean_cosine for each in near.values()) / len(near)
-        yield Figure(f"{label} cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": found.to_dict()})
-        yield Figure(f"{label} worst cosine", [min(each.least_cosine for each in near.values())], "")
-        yield Figure(f"{label} overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
-        left = {"left in float": list(found.excluded), "held-out target met": found.met}
-        yield Figure(f"{label} INT8 share", [found.share], "", SHARE, more=left)
-        some = list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
-        works = {"fp32": wall(lambda: vectors(plain, some)), "int8": wall(lambda: vectors(int8, some))}
-        yield interleaved(works, given.rounds).ratio(f"{label} speed", "fp32", "int8")
-        kept = {"cpu_seconds": round(busy, 1), "seconds": dict(found.seconds)}
-        yield Figure(f"{label} calibration", [took], "s", SECONDS, more=kept)
+        yield Figure(f"{algorithm} cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
+        yield Figure(f"{algorithm} worst cosine", [min(each.least_cosine for each in near.values())], "")
+        yield Figure(f"{algorithm} overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
+        yield Figure(f"{algorithm} INT8 share", [found["int8_share"]], "", SHARE)
+        some = RustTokenizer.load(folder()).ids(
+            list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
+        )
+        works = {"fp32": wall(lambda: _computed(plain, some)), "int8": wall(lambda: _computed(int8, some))}
+        yield interleaved(works, given.rounds).ratio(f"{algorithm} speed", "fp32", "int8")
+        yield Figure(f"{algorithm} calibration", [took], "s", SECONDS, more={"cpu_seconds": round(busy, 1)})
 
     return run
 
@@ -141,11 +145,8 @@ def versions(report: Report) -> None:
     report.options |= {"model": MODEL, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
 
 
-PARTS = {
-    "entropy": calibrated("entropy", Recipe()),
-    "minmax": calibrated("minmax", Recipe()),
-    "percentile": calibrated("percentile", Recipe()),
-    "plain": calibrated("entropy", Recipe(alphas=(), shifts=False, far=0)),
+PARTS: dict[str, Callable[[argparse.Namespace, Report], Iterator[Figure]]] = {
+    algorithm: calibrated(algorithm) for algorithm in ALGORITHMS
 }
 
 

@@ -22,7 +22,9 @@ class Statement:
         self._width = len(query.key)
         self._names = (*query.key, *(name for name in dict.fromkeys(query.columns) if name not in query.key))
         self._places = {name: place for place, name in enumerate(self._names)}
-        self._own = _own_condition(query.where)
+        # A comment at the end of the operator's condition must not hide our bracket.
+        own = query.where if query.where and query.where.strip() else ""
+        self._own = own and (f"({own}\n)" if "--" in own else f"({own})")
         self._table = place(query.table)
         self.key_list = ",".join(self._key)
         # S608: every name is quoted, and `where` is the operator's own SQL.
@@ -61,9 +63,12 @@ class Statement:
 
     def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for this key and all before it: the rows that `after` leaves out."""
-        sql, parameters = _not_greater(self._key[-1], last[-1])
+        name, value = self._key[-1], last[-1]
+        sql, parameters = f"({name} IS NULL OR {name} <= ?)", [value]
+        if value is None:
+            sql, parameters = f"{name} IS NULL", []
         for name, value in reversed(list(zip(self._key[:-1], last[:-1], strict=True))):
-            below, below_parameters = _less(name, value)
+            below, below_parameters = ("", []) if value is None else (f"{name} IS NULL OR {name} < ?", [value])
             same, same_parameters = _equal(name, value)
             terms = [term for term in (below, f"({same} AND {sql})") if term]
             sql = f"({' OR '.join(terms)})"
@@ -132,24 +137,9 @@ def with_bytes(rows: Rows) -> Rows:
     return list(zip(*columns, strict=True))
 
 
-def _own_condition(where: str | None) -> str:
-    if not where or not where.strip():
-        return ""
-    # A comment at its end must not hide our bracket.
-    return f"({where}\n)" if "--" in where else f"({where})"
-
-
 def _greater(name: str, value: Any) -> tuple[str, list[Any]]:
     """HANA sorts NULL first, so every other value comes after it."""
     return (f"{name} IS NOT NULL", []) if value is None else (f"{name} > ?", [value])
-
-
-def _less(name: str, value: Any) -> tuple[str, list[Any]]:
-    return ("", []) if value is None else (f"{name} IS NULL OR {name} < ?", [value])
-
-
-def _not_greater(name: str, value: Any) -> tuple[str, list[Any]]:
-    return (f"{name} IS NULL", []) if value is None else (f"({name} IS NULL OR {name} <= ?)", [value])
 
 
 def _equal(name: str, value: Any) -> tuple[str, list[Any]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from connector.stores.words import words
@@ -73,12 +73,6 @@ def parts_of(text: str) -> frozenset[str]:
     return frozenset(_PART.findall(folded(text)))
 
 
-def coverage(asked: Sequence[str], held: Iterable[str]) -> float:
-    """Return the share of `asked` (`content_words`) that is among `held` (`parts_of`), from 0 to 1; 0 for no words. A
-    word of several parts (M-4711) counts when all of them are there."""
-    return Coverage(asked).among(held)
-
-
 class Coverage:
     """The coverage of one search text by many rows. Each distinct word of the rows is compared once, because thousands
     of candidates share most of their words. For one thread."""
@@ -90,14 +84,12 @@ class Coverage:
         self._answered: dict[str, frozenset[str]] = {}
 
     def of(self, text: str) -> float:
-        """As `coverage`."""
-        return self.among(parts_of(text))
-
-    def among(self, held: Iterable[str]) -> float:
+        """Return the share of the asked words that is in `text`, from 0 to 1; 0 for no words. A word of several parts
+        (M-4711) counts when all of them are there."""
         if not self._asked:
             return 0.0
         there: set[str] = set()
-        for word in held:
+        for word in parts_of(text):
             found = self._answered.get(word)
             if found is None:
                 found = self._answered[word] = frozenset(part for part in self._parts if related(part, word))

@@ -23,7 +23,6 @@ from connector.model import (
     CollectionSpec,
     Hit,
     ModelSource,
-    QuarantinedRow,
     Recipe,
     Scalar,
     StoredText,
@@ -123,13 +122,6 @@ def checked_metadata(changes: ChangeSet) -> list[str]:
         what = f"{len(refused)} rows cannot be written: {next(iter(refused.values()))}"
         raise RowsRejected(what, rows=refused)
     return written
-
-
-def attempts(row: QuarantinedRow, before: int, digest: bytes | None) -> int:
-    """Return the attempts of a row that is quarantined again after `before` attempts with the content of `digest`: a
-    changed row starts again."""
-    changed = None not in (digest, row.digest) and bytes(digest or b"") != row.digest
-    return row.attempts if changed else row.attempts + before
 
 
 def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:

@@ -29,8 +29,7 @@ from app.src.jobs import (
     UnknownJob,
 )
 from app.src.jobs import journal as journal_module
-from app.src.jobs.journal import Journal, Wanted
-from app.src.jobs.presence import Presence, is_alive
+from app.src.jobs.journal import Journal, Presence, is_alive
 from app.src.jobs.record import Outcome
 from connector.errors import ConnectorError, DatabaseError
 
@@ -169,8 +168,9 @@ def test_the_queue_is_bounded(make: Make) -> None:
     until(lambda: jobs.get(first.id).state == "running")
     jobs.begin("b", until_stopped)
     jobs.begin("c", until_stopped)
-    with pytest.raises(QueueFull, match="wait for their turn"):
+    with pytest.raises(QueueFull, match="wait for their turn") as full:
         jobs.begin("d", until_stopped)
+    assert retry_after(full.value) == "60"
 
 
 def test_waiting_for_another_worker_shows(jobs: Given) -> None:
@@ -340,7 +340,7 @@ def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -
 def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
     """A job that kills its process must not come back for ever; one that outlives many deployments may."""
     with closing(Journal(tmp_path, Limits(attempts=3))) as journal:
-        job = journal.add(Wanted("a"))
+        job = journal.add("a")
         assert job is not None
         for number in range(10):
             assert journal.claim(f"1-ended-{number}", None) is not None
@@ -485,7 +485,6 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     jobs: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress is dropped, the end is written as soon as that is possible again."""
-    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
     full = DatabaseError("no room left on the disk")
     finish = Journal.finish
     broken, ended = threading.Event(), threading.Event()
@@ -518,7 +517,6 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
 
 def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next process would do it again."""
-    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
     finish, broken = Journal.finish, threading.Event()
     jobs, later = make(), make()
 
@@ -581,30 +579,6 @@ def test_a_dispatcher_that_died_is_replaced(make: Make, monkeypatch: pytest.Monk
     jobs._dispatcher.join(60)
     assert wait_for(jobs, jobs.begin("b", lambda run: {"rows": 2})).state == "succeeded"
     assert wait_for(jobs, first).state == "succeeded"
-
-
-def test_a_full_queue_says_when_there_may_be_room(tmp_path: Path) -> None:
-    """As long as the last jobs took, shared by those that run; nothing while nobody can tell."""
-    now = 1000.0
-    with closing(Journal(tmp_path, Limits(queued=1), lambda: now)) as journal:
-        me = "me"
-        for seconds in (30.0, 50.0):
-            job = journal.add(Wanted("a"))
-            assert job is not None
-            journal.claim(me, None)
-            now += seconds
-            journal.finish(job.id, me, Outcome("succeeded", {}))
-        journal.add(Wanted("waits"))
-        with pytest.raises(QueueFull) as unknown:
-            journal.add(Wanted("b"))
-        assert unknown.value.seconds is None, "none runs, so none will end"
-        with closing(Presence(tmp_path)) as alive:
-            assert journal.claim(alive.id, None) is not None
-            journal.add(Wanted("waits too"))
-            with pytest.raises(QueueFull) as full:
-                journal.add(Wanted("b"))
-    assert full.value.seconds == pytest.approx(40)
-    assert retry_after(full.value) == "40"
 
 
 def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from httpx import Client
 
 from app.src.jobs import Job, JobOptions, Patience, Run
-from app.src.jobs.patience import FIRST_WAIT
+from app.src.jobs.runner import FIRST_WAIT
 from app.src.service import background
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -234,7 +234,6 @@ def until_state(client: Client, job: str, state: str) -> dict[str, Any]:
     return dict(shown)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", "GET /v1/collections/{name}", errors=True)
 def test_search_goes_on_and_says_since_when_it_is_stale(
     client: Client, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

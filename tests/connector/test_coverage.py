@@ -11,7 +11,6 @@ from connector.stores.coverage import (
     Coverage,
     asked_words,
     content_words,
-    coverage,
     folded,
     parts_of,
     related,
@@ -69,12 +68,12 @@ def test_words_that_are_not(asked: str, other: str) -> None:
 
 
 def test_the_share_of_the_words() -> None:
-    row = parts_of("Getriebeöl ISO-VG 320, für hohe Last. M-4711")
-    assert coverage(content_words("Getriebeöl 320"), row) == 1
-    assert coverage(content_words("Getriebeöl 460"), row) == 0.5
-    assert coverage(content_words("the and of"), row) == 0
-    assert coverage(content_words("M-4711/2"), row) == 0, "a word of three parts, of which one is not there"
-    assert coverage(("x",), frozenset()) == 0
+    row = "Getriebeöl ISO-VG 320, für hohe Last. M-4711"
+    assert Coverage(content_words("Getriebeöl 320")).of(row) == 1
+    assert Coverage(content_words("Getriebeöl 460")).of(row) == 0.5
+    assert Coverage(content_words("the and of")).of(row) == 0
+    assert Coverage(content_words("M-4711/2")).of(row) == 0, "a word of three parts, of which one is not there"
+    assert Coverage(("x",)).of("") == 0
 
 
 letters = st.text(alphabet="aäöüßéABCxyz 0123,.-/", max_size=40)
@@ -83,8 +82,8 @@ letters = st.text(alphabet="aäöüßéABCxyz 0123,.-/", max_size=40)
 @given(letters, letters)
 def test_any_text_has_a_share_between_none_and_all(asked: str, row: str) -> None:
     words = content_words(asked)
-    assert 0 <= coverage(words, parts_of(row)) <= 1
-    assert coverage(words, parts_of(asked)) == (1 if words else 0)
+    assert 0 <= Coverage(words).of(row) <= 1
+    assert Coverage(words).of(asked) == (1 if words else 0)
 
 
 @given(letters, st.lists(letters, max_size=5))
@@ -95,7 +94,7 @@ def test_many_rows_have_the_shares_that_each_has_alone(asked: str, rows: list[st
     for row in rows:
         held = parts_of(row)
         there = [all(any(related(part, other) for other in held) for part in parts_of(word)) for word in words]
-        assert share.of(row) == coverage(words, held) == (sum(there) / len(there) if there else 0)
+        assert share.of(row) == Coverage(words).of(row) == (sum(there) / len(there) if there else 0)
 
 
 def test_parts_are_letters_and_digits_of_any_script() -> None:

@@ -64,19 +64,10 @@ def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
     int8_on_card = options.precision == "int8" and _on_card(options.device)  # torch has 8-bit layers on CPUs only
     if options.onnx is None or not (options.onnx.enabled or int8_on_card):
         return TorchBackend.load(options)
-    from .onnx_export.serving import NotAsGraph, Wanted, load_backend
+    from .onnx_export.serving import NotAsGraph, load_backend
 
-    wanted = Wanted(
-        model=options.model,
-        precision=options.precision,
-        device=options.device,
-        threads=options.threads,
-        weights_sha256=options.weights_sha256,
-        revision=options.revision,
-        limits=limits,
-    )
     try:
-        return load_backend(wanted, options.onnx)
+        return load_backend(options, options.onnx, limits)
     except NotAsGraph as refused:
         log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
         backend = TorchBackend.load(replace(options, precision="auto") if int8_on_card else options)

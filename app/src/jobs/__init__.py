@@ -4,7 +4,6 @@ about what it does.
 """
 
 from app.src.jobs.journal import Limits
-from app.src.jobs.patience import Patience
 from app.src.jobs.record import (
     STATES,
     Event,
@@ -19,7 +18,7 @@ from app.src.jobs.record import (
     Turn,
     UnknownJob,
 )
-from app.src.jobs.runner import JobOptions, Jobs, Run, Unaccountable
+from app.src.jobs.runner import JobOptions, Jobs, Patience, Run, Unaccountable
 
 __all__ = [
     "STATES",

@@ -4,18 +4,20 @@ transaction with its event. Knows no threads and no work.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import secrets
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from app.src.jobs.layout import COLUMNS, FILE, SCHEMA, UNFINISHED, job_of
-from app.src.jobs.presence import is_alive
 from app.src.jobs.record import (
     OVER,
     Event,
@@ -30,13 +32,89 @@ from app.src.jobs.record import (
     Turn,
     UnknownJob,
 )
-from connector.stores.local.sqlite_file import SqliteFile
+from connector.stores.local.sqlite_file import Schema, SqliteFile
 
-EVENTS_KEPT = 1000
-"""Progress events of one job; older ones say nothing that a newer one does not."""
-NOBODY = ""
-"""The owner of a job that nobody works on."""
+EVENTS_KEPT = 1000  # progress events of one job; newer ones say everything that older ones do
+NOBODY = ""  # the owner of a job that no process works on
 HELD = "another worker holds the collection"
+_GO_ON = "it goes on from what is stored as soon as a service or worker runs"
+ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
+INTERRUPTED = f"interrupted: its process died in the middle; {_GO_ON}"
+_GIVEN_UP = (
+    "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
+    "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
+)
+_SUFFIX = ".alive"
+FILE = "jobs.sqlite"
+
+# Statements are separated by an empty line. A migration that has been released never changes.
+_LAYOUT_1 = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    collection TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    done INTEGER NOT NULL DEFAULT 0,
+    total INTEGER NOT NULL DEFAULT 0,
+    result TEXT,
+    error TEXT,
+    created REAL NOT NULL,
+    started REAL,
+    finished REAL,
+    cancelling INTEGER NOT NULL DEFAULT 0,
+    owner TEXT NOT NULL
+);
+
+CREATE UNIQUE INDEX one_unfinished ON jobs (collection) WHERE state IN ('queued', 'running', 'waiting');
+
+CREATE INDEX jobs_of_collection ON jobs (collection, number);
+
+CREATE TABLE events (
+    job INTEGER NOT NULL REFERENCES jobs (number) ON DELETE CASCADE,
+    id INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (job, id)
+) WITHOUT ROWID
+"""
+# `owner`: the process that works on the job; '' while none does. `crashes`: how many processes died of it.
+_LAYOUT_2 = """
+ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT '{}';
+
+ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
+
+ALTER TABLE jobs ADD COLUMN crashes INTEGER NOT NULL DEFAULT 0;
+
+ALTER TABLE jobs ADD COLUMN note TEXT;
+
+ALTER TABLE jobs ADD COLUMN next_try REAL;
+
+ALTER TABLE jobs ADD COLUMN waits INTEGER NOT NULL DEFAULT 0;
+
+ALTER TABLE jobs ADD COLUMN waiting_since REAL;
+
+CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
+
+CREATE TABLE turns (
+    collection TEXT PRIMARY KEY,
+    schedule TEXT NOT NULL,
+    since REAL NOT NULL,
+    last REAL
+) WITHOUT ROWID
+"""
+SCHEMA = Schema(
+    application_id=0x4F574C4A,  # spells OWLJ
+    migrations=(_LAYOUT_1, _LAYOUT_2),
+    called="the file of job records",
+    remedy="start again: it holds the history of jobs, no rows and no vectors",
+)
+
+UNFINISHED = "('queued', 'running', 'waiting')"
+COLUMNS = (
+    "id, collection, kind, state, done, total, result, error, created, started, finished, attempts, note, next_try, "
+    "cancelling, request, waits, waiting_since"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +128,54 @@ class Limits:
     attempts: int = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is asked for. `request`: JSON, so that another process can do it. `turn`: it is the collection's turn, if
-    it still stands where `turn` says."""
+def job_of(row: Sequence[Any]) -> Job:
+    """Of a row of `COLUMNS`."""
+    given = dict(zip(COLUMNS.split(", "), row, strict=True))
+    done, total, result = given.pop("done"), given.pop("total"), given["result"]
+    given |= {
+        "result": None if result is None else orjson.loads(result),
+        "request": orjson.loads(given["request"]),
+        "cancelling": bool(given["cancelling"]),
+    }
+    return Job(progress={"done": done, "total": total}, **given)
 
-    collection: str
-    kind: Kind = "sync"
-    request: Mapping[str, Any] | None = None
-    turn: Turn | None = None
+
+class Presence:
+    """This process, to others on this machine that share `folder` (as far as SQLite's own locks reach). It holds a lock
+    on a file of its own, which the kernel releases when the process ends, however it ends: no clock, and a process that
+    is only slow or stopped does not count as dead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.id = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._path = folder / f"{self.id}{_SUFFIX}"
+        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
+        os.close(self._descriptor)
+
+
+def is_alive(folder: Path, owner: str) -> bool:
+    """Return whether the process with this `Presence.id` still runs. Removes the file of one that does not."""
+    path = folder / f"{owner}{_SUFFIX}"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True  # another user's process
+    try:
+        # Shared, so that two callers do not take each other for the owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    with suppress(OSError):
+        path.unlink()
+    return False
 
 
 class Journal:
@@ -73,47 +190,54 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    # ------------------------------------------------------------------------------------------------- life of a job
-
-    def add(self, wanted: Wanted) -> Job | None:
-        """A queued job; None when somebody else has taken the turn. Raises JobRunning, QueueFull."""
+    def add(
+        self,
+        collection: str,
+        kind: Kind = "sync",
+        request: Mapping[str, Any] | None = None,
+        turn: Turn | None = None,
+    ) -> Job | None:
+        """Add a queued job. `request`: JSON, so that another process can do it. `turn`: only if the collection's turn
+        is still this one; None when another process has taken it. Raises JobRunning, QueueFull."""
         self.settle()
         now, id_ = self._clock(), uuid.uuid4().hex
         with self._file.write() as db:
-            self._forget(db, now)
+            db.execute(  # old records, so that one more fits
+                "DELETE FROM jobs WHERE finished IS NOT NULL AND (finished < ? OR number <= "
+                "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET ?))",
+                (now - self._limits.days * 86_400, max(0, self._limits.jobs - 1)),
+            )
             other = db.execute(
                 f"SELECT id, kind FROM jobs WHERE collection = ? AND state IN {UNFINISHED}",  # noqa: S608 - constant
-                (wanted.collection,),
+                (collection,),
             ).fetchone()
             if other is not None:
-                raise JobRunning(wanted.collection, *other)
+                raise JobRunning(collection, *other)
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
             if waiting >= self._limits.queued:
-                raise QueueFull(
-                    f"{waiting} jobs wait for their turn already; try again later",
-                    seconds=_until_a_place_is_free(db),
-                )
-            if wanted.turn is not None and not _take(db, wanted.collection, wanted.turn, now):
-                return None
-            request = orjson.dumps(wanted.request or {}).decode()
+                raise QueueFull(f"{waiting} jobs wait for their turn already; try again later")
+            if turn is not None:  # compare and set: of two processes that see the same turn, one takes it
+                sql = "UPDATE turns SET last = ? WHERE collection = ? AND last IS ? AND since = ?"
+                if db.execute(sql, (now, collection, turn.last, turn.since)).rowcount != 1:
+                    return None
             inserted = db.execute(
                 "INSERT INTO jobs (id, collection, kind, state, created, owner, request) "
                 "VALUES (?, ?, ?, 'queued', ?, ?, ?)",
-                (id_, wanted.collection, wanted.kind, now, NOBODY, request),
+                (id_, collection, kind, now, NOBODY, orjson.dumps(request or {}).decode()),
             )
             _tell(db, inserted.lastrowid or 0, "state", {"state": "queued"})
             return job_of(_row(db, id_))
 
     def claim(self, owner: str, collections: Sequence[str] | None) -> Job | None:
-        """The oldest job whose time has come becomes the owner's and runs; None when there is none. `collections`: only
-        theirs. Of several who ask at the same time one gets it."""
+        """Make the oldest job whose time has come the owner's; None when there is none. `collections`: only theirs. Of
+        several concurrent callers one gets it."""
         ready = (
             "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
             "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
         )
         chosen = None if collections is None else orjson.dumps(list(collections)).decode()
         values = (self._clock(), chosen)
-        with self._file.read() as db:  # nearly always there is none, and looking must not lock out those who write
+        with self._file.read() as db:  # nearly always there is none, and looking must not lock out writers
             if db.execute(ready, values).fetchone() is None:
                 return None
         with self._file.write() as db:
@@ -149,7 +273,7 @@ class Journal:
                 _tell(db, number, "progress", {"done": done, "total": total})
 
     def finish(self, id_: str, owner: str, outcome: Outcome) -> None:
-        """The end of an attempt, or of the job; nothing when the job is no longer the owner's."""
+        """Record the end of an attempt, or of the job; nothing when the job is no longer the owner's."""
         with self._file.write() as db:
             found = db.execute(
                 f"SELECT cancelling FROM jobs WHERE id = ? AND owner = ? AND state IN {UNFINISHED}",  # noqa: S608
@@ -165,7 +289,7 @@ class Journal:
                 self._put_back(db, id_, outcome)
 
     def _put_back(self, db: sqlite3.Connection, id_: str, outcome: Outcome, *, crashed: bool = False) -> None:
-        """To be gone on with, by anybody."""
+        """For any process to go on with."""
         number = _change(
             db,
             "state = ?, owner = '', note = ?, next_try = ?, waits = waits + ?, crashes = crashes + ?, "
@@ -196,8 +320,8 @@ class Journal:
         _tell(db, number, "result", job_of(_row(db, id_)).as_dict())
 
     def cancel(self, id_: str) -> Job:
-        """A job that nobody works on ends at once; of another the wish is recorded. Again: nothing more. Raises
-        UnknownJob, JobOver (not for a job that is cancelled already)."""
+        """End a job that no process works on; ask the process of another one to stop. Raises UnknownJob, JobOver (not
+        for a cancelled job)."""
         self.settle()
         with self._file.write() as db:
             job = job_of(_row(db, id_))
@@ -213,36 +337,24 @@ class Journal:
             return job_of(_row(db, id_))
 
     def settle(self) -> None:
-        """Put the jobs back whose process is gone: they go on where somebody works. Anybody may do that."""
+        """Put the jobs back whose process is gone, so that another process goes on with them."""
+        owned_sql = f"SELECT id, owner FROM jobs WHERE state IN {UNFINISHED} AND owner <> ''"  # noqa: S608 - constant
         with self._file.read() as db:
-            sql = f"SELECT id, owner FROM jobs WHERE state IN {UNFINISHED} AND owner <> ''"  # noqa: S608 - constant
-            owned = db.execute(sql).fetchall()
+            owned = db.execute(owned_sql).fetchall()
         gone = {owner for owner in {owner for _, owner in owned} if not is_alive(self._folder, owner)}
-        dead = [(id_, owner) for id_, owner in owned if owner in gone]
-        if not dead:
+        if not gone:
             return
         with self._file.write() as db:
-            for id_, owner in dead:
-                self._bury(db, id_, owner)
-
-    def _bury(self, db: sqlite3.Connection, id_: str, owner: str) -> None:
-        found = db.execute(
-            f"SELECT state, cancelling, crashes FROM jobs WHERE id = ? AND owner = ? AND state IN {UNFINISHED}",  # noqa: S608
-            (id_, owner),
-        ).fetchone()
-        if found is None:  # another has done it meanwhile
-            return
-        state, cancelling, crashes = found
-        if cancelling:
-            self._end(db, id_, Outcome("cancelled"))
-        elif state == "queued":  # as layout 1 left it
-            self._put_back(db, id_, Outcome("queued"))
-        elif crashes + 1 >= self._limits.attempts:
-            self._end(db, id_, Outcome("failed", error=_GIVEN_UP.format(crashes + 1)))
-        else:
-            self._put_back(db, id_, Outcome("queued", error=INTERRUPTED), crashed=True)
-
-    # ------------------------------------------------------------------------------------------------------- reading
+            for id_, owner in db.execute(owned_sql).fetchall():
+                if owner not in gone:
+                    continue
+                cancelling, crashes = db.execute("SELECT cancelling, crashes FROM jobs WHERE id = ?", (id_,)).fetchone()
+                if cancelling:
+                    self._end(db, id_, Outcome("cancelled"))
+                elif crashes + 1 >= self._limits.attempts:
+                    self._end(db, id_, Outcome("failed", error=_GIVEN_UP.format(crashes + 1)))
+                else:
+                    self._put_back(db, id_, Outcome("queued", error=INTERRUPTED), crashed=True)
 
     def get(self, id_: str) -> Job:
         """Raises UnknownJob."""
@@ -285,7 +397,7 @@ class Journal:
         return None if job is None or job.over else job
 
     def last(self, collection: str) -> Job | None:
-        """The collection's newest job, the unfinished one if there is one. One look-up by key."""
+        """Return the collection's newest job, which is the unfinished one if there is one."""
         with self._file.read() as db:
             row = db.execute(
                 f"SELECT {COLUMNS} FROM jobs WHERE collection = ? ORDER BY number DESC LIMIT 1",  # noqa: S608
@@ -294,7 +406,7 @@ class Journal:
         return None if row is None else job_of(row)
 
     def events(self, id_: str, after: int) -> list[Event]:
-        """Those behind the event `after`, oldest first. One look-up by key; empty for a job that is not there."""
+        """Return those behind the event `after`, oldest first; none for an unknown job."""
         with self._file.read() as db:
             rows = db.execute(
                 "SELECT e.id, e.name, e.data FROM events e JOIN jobs j ON j.number = e.job "
@@ -303,17 +415,15 @@ class Journal:
             ).fetchall()
         return [Event(number, name, orjson.loads(data)) for number, name, data in rows]
 
-    # ----------------------------------------------------------------------------------------------------- schedules
-
     def turn(self, collection: str) -> Turn | None:
-        """None while nobody who runs schedules has seen the collection's."""
+        """Return the collection's place in its schedule; None until a scheduler has registered it."""
         with self._file.read() as db:
             row = db.execute("SELECT since, last FROM turns WHERE collection = ?", (collection,)).fetchone()
         return None if row is None else Turn(*row)
 
     def register(self, collection: str, schedule: str | None) -> None:
-        """This is the collection's schedule from now on, as a text; None: it has none. The same one again changes
-        nothing, so that what was missed while nobody looked is still due."""
+        """Set the collection's schedule, as a text; None: it has none. The same one again changes nothing, so that a
+        turn that was missed meanwhile is still due."""
         with self._file.write() as db:
             if schedule is None:
                 db.execute("DELETE FROM turns WHERE collection = ?", (collection,))
@@ -323,43 +433,6 @@ class Journal:
                 "DO UPDATE SET schedule = ?2, since = ?3 WHERE schedule <> ?2",
                 (collection, schedule, self._clock()),
             )
-
-    def _forget(self, db: sqlite3.Connection, now: float) -> None:
-        """One record more than the bound is about to come."""
-        db.execute(
-            "DELETE FROM jobs WHERE finished IS NOT NULL AND (finished < ? OR number <= "
-            "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET ?))",
-            (now - self._limits.days * 86_400, max(0, self._limits.jobs - 1)),
-        )
-
-
-_GO_ON = "it goes on from what is stored as soon as a service or worker runs"
-ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
-INTERRUPTED = f"interrupted: its process died in the middle; {_GO_ON}"
-_TELLING_JOBS = 10
-"""So many of the last tell how long a job takes."""
-_LONGEST_GUESS = 3600.0
-_GIVEN_UP = (
-    "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
-    "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
-)
-
-
-def _until_a_place_is_free(db: sqlite3.Connection) -> float | None:
-    """Seconds, as the last jobs took and so many run now; None where none has ended yet, or none runs."""
-    (took,) = db.execute(
-        "SELECT avg(finished - started) FROM (SELECT finished, started FROM jobs "
-        "WHERE finished IS NOT NULL AND started IS NOT NULL ORDER BY number DESC LIMIT ?)",
-        (_TELLING_JOBS,),
-    ).fetchone()
-    (running,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'running'").fetchone()
-    return None if took is None or not running else min(max(0.0, took) / running, _LONGEST_GUESS)
-
-
-def _take(db: sqlite3.Connection, collection: str, turn: Turn, now: float) -> bool:
-    """Compare and set: of two who see the same turn, one takes it."""
-    sql = "UPDATE turns SET last = ? WHERE collection = ? AND last IS ? AND since = ?"
-    return db.execute(sql, (now, collection, turn.last, turn.since)).rowcount == 1
 
 
 def _told(state: State, *, error: str | None = None, note: str | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ the work; work that does not listen never holds up the end of the process.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 import traceback
@@ -14,25 +15,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.src.jobs.journal import ENDED, Journal, Limits, Wanted
-from app.src.jobs.layout import FILE
-from app.src.jobs.patience import Patience
-from app.src.jobs.presence import Presence
+from app.src.jobs.journal import ENDED, FILE, Journal, Limits, Presence
 from app.src.jobs.record import Event, Job, Kind, Outcome, State, StateUnusable, Tally, Turn, UnknownJob
 from connector.errors import ConnectorError
 
-PROGRESS_SECONDS = 0.5
-"""Progress is written so often at most, and so is the wish to cancel looked for."""
-_RETRIES = (0.1, 1.0, 5.0)
+PROGRESS_SECONDS = 0.5  # between two writes of the progress, and between two looks for a cancellation
+FIRST_WAIT = 5.0  # seconds: a shorter failure was waited for by the connection pool
+_MOST_DOUBLINGS = 30
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a job waits before it is tried again, and when to give up, in seconds. Waits grow from `FIRST_WAIT` to
+    `longest_wait`, by chance, so that many workers that lost one HANA do not come back at the same moment.
+    `give_up_after` counts from the first failed attempt."""
+
+    longest_wait: float = 300.0
+    give_up_after: float = 86_400.0
+
+    def pause(self, failures: int) -> float:
+        """Return the wait after so many failed attempts (from 1): between `FIRST_WAIT` and its double for the first."""
+        most = min(self.longest_wait, FIRST_WAIT * 2.0 ** min(failures, _MOST_DOUBLINGS))
+        return random.uniform(min(FIRST_WAIT, most), most)
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """`workers` jobs run at once, the others wait. `expected`: exceptions whose message may be shown; of any other only
-    the class is. `passing`: does this one go away by itself? Then the job waits, with `patience`, and is tried again.
-    `collections`: those that this process can work on; None: all. `look_seconds`: how often it looks for jobs that
-    others have left."""
+    the class is. `passing`: whether an error goes away by itself: then the job waits, with `patience`, and is tried
+    again. `collections`: those that this process can work on; None: all. `look_seconds`: how often it looks for jobs
+    that others have left."""
 
     workers: int = 2
     expected: tuple[type[Exception], ...] = ()
@@ -130,8 +143,6 @@ class Jobs:
         self._spent = threading.Event()
         self._looked = time.monotonic()
 
-    # ------------------------------------------------------------------------------------------------- the folder
-
     def open(self) -> None:
         """Make the folder and the file, and put back what died with an earlier process. Raises StateUnusable."""
         self._journal().settle()
@@ -154,20 +165,12 @@ class Jobs:
             if self._closing:
                 raise StateUnusable("the service is ending and starts no more jobs")
             if self._opened is None:
-                self._opened = self._opening()
+                try:
+                    self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._opened = Journal(self.folder, self._options.limits, self._clock), Presence(self.folder)
+                except (OSError, ConnectorError) as error:
+                    raise self._unusable(error) from None
             return self._opened
-
-    def _opening(self) -> tuple[Journal, Presence]:
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            journal = Journal(self.folder, self._options.limits, self._clock)
-            try:
-                return journal, Presence(self.folder)
-            except BaseException:
-                journal.close()
-                raise
-        except (OSError, ConnectorError) as error:
-            raise self._unusable(error) from None
 
     def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
         why = error.strerror if isinstance(error, OSError) else str(error)
@@ -187,21 +190,21 @@ class Jobs:
                 raise self._unusable(error) from None
         return self._journal()
 
-    # ---------------------------------------------------------------------------------------------------- the jobs
-
     def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
         """Raises JobRunning when the collection has an unfinished one, here or in another process; QueueFull;
         StateUnusable."""
-        job = self._add(Wanted(collection, kind, request))
+        job = self._add(collection, kind, request)
         assert job is not None
         return job
 
     def start_turn(self, collection: str, turn: Turn, request: Mapping[str, Any]) -> Job | None:
         """A scheduled sync; None when another process has taken this turn. Raises as `start`."""
-        return self._add(Wanted(collection, "sync", request, turn))
+        return self._add(collection, "sync", request, turn)
 
-    def _add(self, wanted: Wanted) -> Job | None:
-        job = self._journal().add(wanted)
+    def _add(
+        self, collection: str, kind: Kind, request: Mapping[str, Any] | None, turn: Turn | None = None
+    ) -> Job | None:
+        job = self._journal().add(collection, kind, request, turn)
         if self._workers:
             self._dispatch()
         return job
@@ -219,7 +222,7 @@ class Jobs:
         return [] if journal is None else journal.all(collection, state, limit)
 
     def tally(self) -> Tally:
-        """Cheap; of a process that has died, its jobs still count as running."""
+        """Cheap; the jobs of a dead process still count as running."""
         journal = self._existing()
         return Tally() if journal is None else journal.tally()
 
@@ -234,8 +237,7 @@ class Jobs:
         return None if journal is None else journal.last(collection)
 
     def cancel(self, job_id: str) -> Job:
-        """A job that nobody works on ends at once, a running one after the batch in hand. Raises UnknownJob,
-        JobOver."""
+        """End a queued job at once, a running one after the batch in hand. Raises UnknownJob, JobOver."""
         journal = self._existing()
         if journal is None:
             raise UnknownJob(f"there is no job {job_id!r}")
@@ -252,7 +254,7 @@ class Jobs:
         return [] if journal is None else journal.events(job_id, after)
 
     def turn(self, collection: str) -> Turn | None:
-        """The collection's place in its schedule; None while nobody who runs schedules has seen it."""
+        """Return the collection's place in its schedule; None until a scheduler has registered it."""
         journal = self._existing()
         return None if journal is None else journal.turn(collection)
 
@@ -260,10 +262,8 @@ class Jobs:
         """The collection's schedule from now on; None: it has none."""
         self._journal().register(collection, schedule)
 
-    # ------------------------------------------------------------------------------------------------------ the end
-
     def stop(self) -> None:
-        """The process is going to end: take no more jobs and ask every running one to end early. Returns at once."""
+        """Take no more jobs and ask every running one to end early, without waiting for it."""
         with self._lock:
             self._ending = True
             for run, _ in self._runs.values():
@@ -271,8 +271,7 @@ class Jobs:
         self._news.set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ask every job to stop, wait at most `timeout` seconds for all of them together, and put back what did not
-        come to its end."""
+        """Ask every job to stop, wait at most `timeout` seconds for all of them together, and put back the others."""
         deadline = time.monotonic() + timeout
         self.stop()
         with self._lock:
@@ -296,11 +295,9 @@ class Jobs:
         journal.close()
         presence.close()
 
-    # ------------------------------------------------------------------------------------------------------ running
-
     def run(self, workers: int | None = None, most: int = 0) -> None:
-        """Work from now on, on what others have left too; `workers` in place of the options'. `most`: begin so many
-        jobs and no more (0: no bound); `wait_spent` tells when they are over. Raises StateUnusable."""
+        """Work from now on, on jobs that others have left too; `workers` in place of the options'. `most`: begin so
+        many jobs and no more (0: no bound); `wait_spent` tells when they are over. Raises StateUnusable."""
         self._workers = self._workers if workers is None else workers
         self._most = most
         self.open()
@@ -308,7 +305,7 @@ class Jobs:
             self._dispatch()
 
     def wait_spent(self, seconds: float) -> bool:
-        """Have all jobs that `run` allowed been begun, and come to their end? Waits for it so long."""
+        """Wait until all jobs that `run` allowed are over; return whether they are."""
         return self._spent.wait(seconds)
 
     @property
@@ -370,18 +367,11 @@ class Jobs:
     def _run(self, run: Run) -> None:
         outcome = self._outcome(run)
         try:
-            for pause in (*_RETRIES, None):
-                if not self._has(run):  # the process is ending and has not waited for us
-                    return
-                try:
-                    run.journal.finish(run.id, run.owner, outcome)
-                    return
-                except ConnectorError as error:
-                    if self._closing or pause is None:
-                        _log.error("the end of job %s (%s) is not recorded yet: %s", run.id, outcome.state, error)
-                        self._unrecorded[run.id] = outcome
-                        return
-                    time.sleep(pause)
+            if self._has(run):
+                run.journal.finish(run.id, run.owner, outcome)
+        except ConnectorError as error:
+            _log.error("the end of job %s (%s) is not recorded yet: %s", run.id, outcome.state, error)
+            self._unrecorded[run.id] = outcome
         finally:
             with self._lock:
                 if self._has(run):
@@ -391,7 +381,7 @@ class Jobs:
             self._news.set()
 
     def _has(self, run: Run) -> bool:
-        """Not so when the process is ending, or when the next attempt at the same job has begun already."""
+        """Return False when the process is ending, or when the next attempt at the same job has begun already."""
         with self._lock:
             return run.id in self._runs and self._runs[run.id][0] is run
 
@@ -400,11 +390,9 @@ class Jobs:
             result = self._work(run)
         except Unaccountable as error:
             return Outcome("failed", error.result, str(error), run.last)
-        except Exception as error:
-            if self._options.passing(error):
+        except BaseException as error:  # an end of the thread too: else the job would count as running while we live
+            if isinstance(error, Exception) and self._options.passing(error):
                 return self._postponed(run, error)
-            return Outcome("failed", error=self._shown(run, error), progress=run.last)
-        except BaseException as error:  # what ends a thread: else the job would count as running as long as we live
             return Outcome("failed", error=self._shown(run, error), progress=run.last)
         if run.stopping() and result.get("stopped", True):
             return self._stopped(run, result)
@@ -422,7 +410,7 @@ class Jobs:
         now, job, patience = self._clock(), run.job, self._options.patience
         why = self._shown(run, error)
         since = now if job.waiting_since is None else job.waiting_since
-        if patience.over(now - since):
+        if now - since >= patience.give_up_after:
             why = f"gave up after {job.waits + 1} attempts in {max(0.0, now - since) / 3600:.1f} h: {why}"
             return Outcome("failed", error=why, progress=run.last, away=True)
         next_try = now + patience.pause(job.waits + 1)

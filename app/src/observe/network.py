@@ -18,9 +18,6 @@ from app.src.settings import HanaSettings
 PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may make it less
 EXPIRES_SOON = timedelta(days=14)
 _ANSWER_WITHIN = 4.0
-# First message of a client: SAP HANA SQL Command Network Protocol, initialisation request. The reply has 8 bytes.
-_GREETING = bytes.fromhex("ff ff ff ff 04 14 00 04 01 00 00 01 01 01")
-_REPLY_BYTES = 8
 _EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
@@ -74,18 +71,19 @@ class Network:
 
     def tls(self) -> str:
         if not self._hana.encrypt:
-            return self._plain_text()
+            return "off (encrypt = false): everything, including the login, crosses the network in plain text"
         try:
             version, certificate = self._handshake(self._context())
         except ssl.SSLCertVerificationError as error:
             raise self._not_accepted(error) from None
         except OSError as error:
-            if self._greets_in_plain_text():
-                raise Fault(
-                    f"{self._place} speaks plain text, and encrypt is on",
-                    f"use the port with TLS; only where the server has no TLS, set {self._prefix}_ENCRYPT=false",
-                ) from None
-            raise self._not_hana(f"TLS failed: {getattr(error, 'reason', None) or type(error).__name__}") from None
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise Fault(
+                f"no TLS with the server at {self._place} ({why})",
+                f"check {self._prefix}_HOST and {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise); a stopped "
+                f"HANA Cloud instance must be started; only where the server has no TLS, set {self._prefix}_ENCRYPT="
+                "false",
+            ) from None
         if not self._hana.validate_certificate:
             return f"{version}; the certificate is NOT checked (validate_certificate = false)"
         names, until = names_of(certificate), certificate.not_valid_after_utc
@@ -170,31 +168,6 @@ class Network:
         return Fault(
             f"the certificate for {', '.join(names) or 'no name'} by {issuer} is not accepted: {error.verify_message}",
             fixes.get(error.verify_code, unknown),
-        )
-
-    def _plain_text(self) -> str:
-        if self._greets_in_plain_text():
-            return "off (encrypt = false): everything, including the login, crosses the network in plain text"
-        try:
-            self._handshake(_unchecked())
-        except OSError as error:
-            raise self._not_hana(f"no greeting; TLS failed: {type(error).__name__}") from None
-        raise Fault(f"{self._place} speaks TLS, but encrypt = false", f"set {self._prefix}_ENCRYPT=true")
-
-    def _greets_in_plain_text(self) -> bool:
-        """Whether HANA's protocol is spoken there without TLS."""
-        reply = b""
-        with contextlib.suppress(OSError), self._connect() as plain:
-            plain.sendall(_GREETING)
-            while len(reply) < _REPLY_BYTES and (piece := plain.recv(_REPLY_BYTES - len(reply))):
-                reply += piece
-        return len(reply) == _REPLY_BYTES and not reply.startswith((b"HTTP", b"\x15\x03", b"\x16\x03"))
-
-    def _not_hana(self, why: str) -> Fault:
-        return Fault(
-            f"the server at {self._place} is not HANA's SQL port ({why})",
-            f"check {self._prefix}_HOST and {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise); a stopped HANA "
-            "Cloud instance must be started",
         )
 
 

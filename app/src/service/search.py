@@ -24,7 +24,7 @@ from app.src.service.rerank import Reranked, Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.errors import UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
-from connector.stores.coverage import Coverage, asked_words, content_words, coverage, parts_of
+from connector.stores.coverage import Coverage, asked_words, content_words
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
 from connector.stores.scan.vector_scan import single_threaded
 
@@ -189,7 +189,7 @@ class Hybrid:
         for word in [word for word in words if _number(word)][:_NUMBERS]:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
                 for row in view.keyed(number, depth, where):
-                    if row.id not in known and coverage((word,), parts_of(row.id)):
+                    if row.id not in known and Coverage((word,)).of(row.id):
                         keyed.setdefault(row.id, row)
         candidates = [*chosen.values(), *keyed.values()]
         if not candidates:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
+_Model = tuple[str, str | None, str]
+"""Name, revision, precision."""
 
 
 class EnginesScan:
@@ -87,8 +90,10 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
-        self._others: dict[tuple[str, str | None, str], EngineEmbedder] = {}
-        self._others_lock = threading.Lock()
+        wanted = settings.embedding
+        self._configured: _Model = (wanted.model, wanted.revision, wanted.precision)
+        self._models: dict[_Model, EngineEmbedder] = {}
+        self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
     @property
@@ -100,40 +105,38 @@ class Parts:
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self.load)
+        return self.embedder.engine
 
     @property
     def engine_if_loaded(self) -> EmbeddingEngine | None:
         """Loads none."""
-        return self._parts.get("engine")
+        there = self.embedder_if_loaded
+        return None if there is None else there.engine
 
     @property
     def engines_loaded(self) -> list[EmbeddingEngine]:
         """The configured model's, and those of other models that collections have. Loads none."""
-        own = self.engine_if_loaded
-        return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
+        return [each.engine for each in list(self._models.values())]
 
     def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
         """Of the model that the settings name for a collection. Loads none."""
         wanted = self.settings.embedding_of(collection)
-        if wanted.model == self.settings.embedding.model:
-            return self.engine_if_loaded
-        there = self._others.get((wanted.model, wanted.revision, wanted.precision))
+        there = self._models.get((wanted.model, wanted.revision, wanted.precision))
         return None if there is None else there.engine
 
     @property
     def embedder_if_loaded(self) -> EngineEmbedder | None:
         """Loads none."""
-        return self._parts.get("embedder")
+        return self._models.get(self._configured)
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self._part("embedder", lambda: self._embedder_over(self.engine))
+        return self.embedder_of(None)
 
     def embedder_for(self, collection: str) -> EngineEmbedder:
         """The model that the settings name for a collection. Raises the engine's errors."""
         wanted = self.settings.embedding_of(collection)
-        if wanted.model == self.settings.embedding.model:
+        if wanted is self.settings.embedding:
             return self.embedder
         return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
 
@@ -143,26 +146,26 @@ class Parts:
         weights = self.embedder_for(collection).engine.weights_sha256
         return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
 
-    def embedder_of(self, model: ModelSource) -> EngineEmbedder:
-        """The configured model, or another, beside it in memory from now on. Raises the engine's errors."""
-        key = (model.name, model.revision, model.precision)
-        wanted = self.settings.embedding
-        if key == (wanted.model, wanted.revision, wanted.precision):
-            return self.embedder  # never a second time
-        if (there := self._others.get(key)) is not None:
+    def embedder_of(self, model: ModelSource | None) -> EngineEmbedder:
+        """Return a model (None: the configured one), which stays in memory. Raises the engine's errors."""
+        key = self._configured if model is None else (model.name, model.revision, model.precision)
+        if (there := self._models.get(key)) is not None:
             return there  # also while another model is loaded
-        with self._others_lock:  # not the parts' own lock: loading takes seconds
-            if key not in self._others:
-                self._others[key] = self._embedder_over(self.load(model))
-            return self._others[key]
+        wanted = self.settings.embedding
+        with self._models_lock:  # not the parts' own lock: loading takes seconds
+            if key not in self._models:
+                engine = self.load(None if key == self._configured else model)
+                size = wanted.query_cache_mb << 20
+                self._models[key] = EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
+            return self._models[key]
 
-    @property
+    @cached_property
     def source(self) -> Source:
         from connector.hana.source import HanaSource
 
         return self._part("source", lambda: HanaSource(self.pool("hana")))
 
-    @property
+    @cached_property
     def store(self) -> VectorStore:
         return self._part("store", self._open_store)
 
@@ -240,12 +243,12 @@ class Parts:
     def close(self) -> None:
         with self._lock:
             parts, self._parts = self._parts, {}
-        for name in ("store", *(name for name in parts if name.startswith("pool ")), "embedder", "engine"):
+        for name in ("store", *(name for name in parts if name.startswith("pool "))):
             if name in parts:
                 parts[name].close()
-        with self._others_lock:
-            others, self._others = self._others, {}
-        for embedder in others.values():
+        with self._models_lock:
+            models, self._models = self._models, {}
+        for embedder in models.values():
             embedder.close()
 
     # ----------------------------------------------------------------------------------------------- how they are built
@@ -256,11 +259,6 @@ class Parts:
                 self._parts[name] = build()
             part: Part = self._parts[name]
         return part
-
-    def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
-        wanted = self.settings.embedding
-        size = wanted.query_cache_mb << 20
-        return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
 
     def graph_options(self) -> GraphOptions:
         from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions

@@ -451,17 +451,13 @@ class _Writer:
         if self._quarantined is None:  # once: a repeated commit must not count the attempt twice
             known = session.query(self._sql.read_quarantine(), (name,))
             before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
-            self._quarantined = [
-                (
-                    name,
-                    row.id,
-                    row.stage[:100],
-                    row.reason[:2000],
-                    records.attempts(row, *before.get(row.id, (0, None))),
-                    row.digest,
-                )
-                for row in sorted(changes.quarantined, key=lambda row: row.id)
-            ]
+            self._quarantined = []
+            for row in sorted(changes.quarantined, key=lambda row: row.id):
+                tried, digest = before.get(row.id, (0, None))
+                if None not in (digest, row.digest) and bytes(digest) != row.digest:
+                    tried = 0  # a changed row starts again
+                values = (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + tried, row.digest)
+                self._quarantined.append(values)
         session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
 
 

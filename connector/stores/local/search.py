@@ -350,11 +350,11 @@ class Search:
         if k < 1 or not snapshot.live:
             return []
         if condition is None:
-            return self._records.hits(self._of_all(query, k, _Pool(None, snapshot.live, snapshot.live)) or [])
+            return self._records.hits(self._of_all(query, k, None, snapshot.live) or [])
         few = max(SELECTIVE_ROWS, snapshot.live // SELECTIVE_SHARE)
         kept = self._matching(condition, few)
         if kept is None:
-            best = self._of_all(query, k, _Pool(condition, snapshot.live, few))
+            best = self._of_all(query, k, condition, few)
             if best is not None:
                 return self._records.hits(best)
             # the matching rows are far from the query
@@ -364,41 +364,51 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------ ranking
 
-    def _of_all(self, query: NDArray[np.float32], k: int, pool: _Pool) -> list[Hit] | None:
-        snapshot = self._snapshot
-        return self._settle(query, k, self._scans.rank(snapshot.view, query, snapshot.allowed), pool)
-
     def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Hit] | None:
         """Return the best of the rows at `kept`. Gathering many costs more than scanning all."""
-        snapshot, pool = self._snapshot, _Pool(None, len(kept), len(kept))
+        snapshot = self._snapshot
         if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
-            return self._settle(query, k, snapshot.view.rank_rows(query, kept), pool)
-        allowed = np.zeros(len(snapshot.ids), np.bool_)
-        allowed[kept] = True
-        return self._settle(query, k, self._scans.rank(snapshot.view, query, allowed), pool)
+            ranking = snapshot.view.rank_rows(query, kept)
+        else:
+            allowed = np.zeros(len(snapshot.ids), np.bool_)
+            allowed[kept] = True
+            ranking = self._scans.rank(snapshot.view, query, allowed)
+        return self._settle(query, k, ranking, None, len(kept), len(kept))
 
-    def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Hit] | None:
-        """Go down the ranking until `k` documents pass; None when `pool.limit` rows were read and there are more."""
+    def _of_all(
+        self, query: NDArray[np.float32], k: int, condition: filters.Condition | None, limit: int
+    ) -> list[Hit] | None:
+        snapshot = self._snapshot
+        ranking = self._scans.rank(snapshot.view, query, snapshot.allowed)
+        return self._settle(query, k, ranking, condition, snapshot.live, limit)
+
+    def _settle(
+        self,
+        query: NDArray[np.float32],
+        k: int,
+        ranking: Ranking,
+        condition: filters.Condition | None,
+        rows: int,
+        limit: int,
+    ) -> list[Hit] | None:
+        """Go down the ranking of `rows` rows until `k` documents pass `condition`; None when `limit` rows were read and
+        there are more. Scores are the true ones, from the stored vectors."""
         wanted = k + SPARE
         while True:
             chosen, floor = ranking.best(wanted)
-            best = records.best_per_document(self._candidates(chosen, query, pool.condition), k)
-            if wanted >= pool.rows:
+            found = self._records.with_vectors(self._snapshot.ids[chosen].tolist(), condition)
+            vectors, _ = unit_rows([row[3] for row in found], len(query))
+            scores = exact_scores(vectors, query).tolist()
+            candidates = (
+                Hit(document, score, "", {}, number, record)
+                for score, (document, number, record, _) in zip(scores, found, strict=True)
+            )
+            best = records.best_per_document(candidates, k)
+            if wanted >= rows or (len(best) == k and best[-1].score >= floor):
                 return best
-            if len(best) == k and best[-1].score >= floor:
-                return best
-            if wanted >= pool.limit:
+            if wanted >= limit:
                 return None
-            wanted = min(wanted * 4, pool.limit)
-
-    def _candidates(
-        self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
-    ) -> list[Hit]:
-        """Return the rows that pass the filter with their true scores, from the stored vectors."""
-        found = self._records.with_vectors(self._snapshot.ids[positions].tolist(), condition)
-        vectors, _ = unit_rows([row[3] for row in found], len(query))
-        scores = exact_scores(vectors, query).tolist()
-        return [Hit(row[0], score, "", {}, row[1], row[2]) for score, row in zip(scores, found, strict=True)]
+            wanted = min(wanted * 4, limit)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -413,31 +423,17 @@ class Search:
             if known is not None and few is not None:
                 return None
             known = Kept(np.empty(0, np.int64), 0)
-        if known.seen < snapshot.mark[0]:
-            known = self._brought_up(known, compiled, few)
+        if known.places is not None and known.seen < snapshot.mark[0]:  # add the rows written since
+            limit = -1 if known.seen or few is None else few + 1
+            sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
+            rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
+            ids, seen = np.array([id_ for (id_,) in rows], dtype=np.int64), snapshot.mark[0]
+            together = None
+            if len(ids) != limit:
+                together = np.concatenate([known.places, snapshot.positions(np.sort(ids))])
+            known = Kept(together, seen)
             snapshot.filtered.put(key, known, REMEMBERED_ROWS * len(snapshot.ids))
         places = known.places
         if places is None or snapshot.live == len(snapshot.ids):
             return places
         return places[snapshot.alive[places]]
-
-    def _brought_up(self, known: Kept, compiled: filters.Compiled, few: int | None) -> Kept:
-        """Return `known` with the rows added since."""
-        assert known.places is not None
-        limit = -1 if known.seen or few is None else few + 1
-        sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
-        rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
-        ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
-        seen = self._snapshot.mark[0]
-        if len(ids) == limit:
-            return Kept(None, seen)
-        return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """The ranked rows: the `condition` still to be checked, how many there are, and how many may be read."""
-
-    condition: filters.Condition | None
-    rows: int
-    limit: int

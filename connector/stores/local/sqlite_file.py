@@ -78,7 +78,10 @@ class SqliteFile:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains texts of rows
                 if not path.exists():
                     self._create()
-            self._check_size()
+            # Not opened to look at it: closing it would release the locks that other connections of this process hold
+            # on it (POSIX), and another process would then remove the log. SQLite detects other files itself.
+            if not path.stat().st_size:
+                raise self._corrupt("it is empty")
             with self._lent() as connection:
                 self._migrate(connection)
 
@@ -196,18 +199,22 @@ class SqliteFile:
                 self._run_migrations(connection, 0)
             finally:
                 connection.close()
-            _put_in_place(temporary, self.path)
-            _sync_folder(self.path.parent)
+            try:
+                os.link(temporary, self.path)  # never over a file that another process put there first
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                if not self.path.exists():
+                    temporary.rename(self.path)
+            with suppress(OSError):  # make the new name survive a power cut, where folders can be synced
+                descriptor = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         finally:
             for name in ("", "-wal", "-shm"):
                 Path(f"{temporary}{name}").unlink(missing_ok=True)
-
-    def _check_size(self) -> None:
-        """The file is not opened to look at it: closing it again would take away the locks that other connections of
-        this process hold on it (POSIX), and another process would then take itself for the last one and remove the
-        log. Anything that is no SQLite file SQLite tells itself."""
-        if not self.path.stat().st_size:
-            raise self._corrupt("it is empty")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         (identity,) = connection.execute("PRAGMA application_id").fetchone()
@@ -250,7 +257,8 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise self._error(error) from None
         except OSError as error:
-            raise self._unusable(error) from None
+            message = f"{self._name} cannot be used: {error.strerror or type(error).__name__}"
+            raise (PermissionRefused if isinstance(error, PermissionError) else DatabaseError)(message) from None
         except Damaged as error:
             raise self._corrupt(str(error)) from None
         except UnicodeDecodeError:  # of SQLite's own message, which quotes what is damaged
@@ -277,28 +285,3 @@ class SqliteFile:
                 return DatabaseError(f"the disk failed under {self._name}: {error}")
             case _:
                 return StatementFailed(f"{self._name}: {error}")
-
-    def _unusable(self, error: OSError) -> ConnectorError:
-        message = f"{self._name} cannot be used: {error.strerror or type(error).__name__}"
-        return PermissionRefused(message) if isinstance(error, PermissionError) else DatabaseError(message)
-
-
-def _put_in_place(temporary: Path, path: Path) -> None:
-    """Never over a file that another process put there first."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            temporary.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a power cut, where the system lets folders be synced."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -21,7 +21,7 @@ from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.device import DeviceProfile
 from app.src.core.onnx_export import graph
-from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
+from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds
 from app.src.core.tokens import TokenBatch
 from connector.extras import install_command
 from tests.core.conftest import MINILM
@@ -133,7 +133,7 @@ def test_what_the_graph_says_of_itself(minilm_graph: Any) -> None:
     }
     assert shapes == {INPUT_IDS: ["batch", "seq"], ATTENTION_MASK: ["batch", "seq"], OUTPUT: ["batch", 384]}
     products = {node.name for node in model.graph.node if node.op_type == "MatMul"}
-    assert {linear_name(layer, part) for layer in range(6) for part in graph.PARTS} < products
+    assert {f"layer.{layer}/{part}" for layer in range(6) for part in graph.PARTS} < products
 
 
 @pytest.mark.parametrize(

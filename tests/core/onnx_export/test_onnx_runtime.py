@@ -15,9 +15,9 @@ from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, Session, Sess
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, Installed, Site, cpu_provider, find_site
-from app.src.core.onnx_export.serving import GRAPH, GraphServing, Model, float_graph
+from app.src.core.onnx_export.cache import GRAPH, ArtifactCache
+from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, Installed, Site, find_site
+from app.src.core.onnx_export.serving import GraphServing, Model
 from app.src.core.tokens import TokenBatch
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -33,8 +33,7 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def serving(folder: Path, tmp_path: Path) -> GraphServing:
-    found = find_site("cpu")
-    return GraphServing(found.site, Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
+    return GraphServing(find_site("cpu"), Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_the_engine_over_it_gives_the_vectors_of_the_engine_over_torch(
         np.testing.assert_allclose(engine.embed(ODD), ours.embed(ODD), atol=2e-6)
         assert engine.fingerprint == ours.fingerprint
         assert (engine.dimension, engine.max_tokens) == (ours.dimension, ours.max_tokens)
-        assert (engine.path, engine.path_reason) == ("onnx-runtime", "for a test")
+        assert (engine.path, engine.path_reason) == ("onnx-runtime", "ONNX Runtime on the CPU; for a test")
         assert engine.precision == "fp32"
         assert engine.stats().padding_ratio > 1  # padded rectangles, planned as such
         assert engine.count_tokens(ODD) == ours.count_tokens(ODD)
@@ -80,8 +79,9 @@ class Recording:
 @pytest.fixture
 def plain(folder: Path, tmp_path: Path) -> tuple[Loaded, Session]:
     model = Model.find(str(folder))
-    graph = float_graph(ArtifactCache(tmp_path / "cache"), model, "fp32", "1")
-    session = make_session(graph.path / GRAPH, [cpu_provider()], 1)
+    GraphServing(find_site("cpu"), model, ArtifactCache(tmp_path / "cache")).float_backend("fp32")
+    (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
+    session = make_session(graph, [(CPU, {})], 1)
     return Loaded(model.folder, model.weights, DeviceProfile.cpu(), "fp32", "for a test"), session
 
 
@@ -151,7 +151,7 @@ def _greedy() -> bytes:
 def test_exhausted_memory_is_known(plain: tuple[Loaded, Session]) -> None:
     loaded, session = plain
     recording = Recording(session)
-    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: make_session(_greedy(), [cpu_provider()]), ""))
+    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: make_session(_greedy(), [(CPU, {})]), ""))
     with pytest.raises(OutOfMemory):
         backend.forward(TokenBatch.of([[101, 102]]), exact=True)
     for error in (MemoryError(), RuntimeError("CUDA failure 2: out of memory"), RuntimeError("std::bad_alloc")):
@@ -177,9 +177,9 @@ def test_a_session_without_the_provider_asked_for_is_refused(plain: tuple[Loaded
             pytest.warns(UserWarning, match="not in available provider names"),
             pytest.raises(DeviceUnavailable, match=f"cannot use {provider}"),
         ):
-            make_session(graph, [(provider, {}), cpu_provider()])
+            make_session(graph, [(provider, {}), (CPU, {})])
     with pytest.raises(DeviceUnavailable, match="does not load the graph"):
-        make_session(b"no graph", [cpu_provider()])
+        make_session(b"no graph", [(CPU, {})])
 
 
 def test_a_float_graph_is_written_once(serving: GraphServing, tmp_path: Path) -> None:

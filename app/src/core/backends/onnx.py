@@ -147,6 +147,7 @@ def make_session(
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised, and missing providers are reported below
+    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI, sums of int8 would saturate
     if threads is not None:
         options.intra_op_num_threads = threads
     with loading_errors_mapped():

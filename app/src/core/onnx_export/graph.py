@@ -1,11 +1,12 @@
 """A sentence encoder as an ONNX graph, written node by node from the packed path's weights: padded token ids in, pooled
-vectors out. Writing it ourselves, instead of tracing torch, gives the layers names by which `quantise.py` finds them.
+vectors out. Written rather than traced, so that the linear layers have names and `quantise` can plan them in 8 bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -42,39 +43,47 @@ _WITHOUT_GRAPH = {
 }
 
 
-def linear_name(layer: int, part: str) -> str:
-    """Return the name of a linear layer's MatMul; its constants add `.weight` (in, out) and `.bias`."""
-    return f"layer.{layer}/{part}"
+# Of signed 8 bits; zero points are 0, as TensorRT wants them.
+GREATEST = 127
+LEAST_SCALE = 1e-7  # above the smallest number of fp16
 
 
-def graph_refusal(folder: Folder) -> str | None:
-    """Return why this model cannot become a graph, or None."""
-    from ..backends.torch.architectures import refusal
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """A linear layer in 8 bits: (inputs - shift) * factors is rounded, and 127 represents `threshold`. Inputs beyond
+    the factors stay in float. `order` of the inputs of a feed-forward's second layer: those with the largest range come
+    last."""
 
-    return refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
+    threshold: float
+    shift: NDArray[np.float32] | None
+    factors: NDArray[np.float32]
+    order: NDArray[np.intp] | None = None
 
 
-def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.ModelProto:
+def build_graph(
+    folder: Folder, *, precision: GraphPrecision = "fp32", plans: Mapping[str, LayerPlan] | None = None
+) -> onnx.ModelProto:
     """Build the graph from `input_ids` and `attention_mask`, int64 (batch, seq), to `sentence_embedding`, float32
     (batch, hidden): pooled as the model says, not normalised. Rows must not exceed the model's `max_length`; the result
-    of a row with an empty mask is undefined. `precision`: of everything except the norms' sums and pooling.
+    of a row with an empty mask is undefined. `precision`: of everything except the norms' sums and pooling. `plans`:
+    the linear layers (`layer.0/wide`) that are in 8 bits.
 
     Raises DeviceUnavailable without the extra, ModelUnsupported for a model that has no graph.
     """
     needs("onnx")
     import torch
 
-    from ..backends.torch.architectures import read
+    from ..backends.torch.architectures import read, refusal
     from ..backends.torch.packed import load_tensors
 
-    why_not = graph_refusal(folder)
+    why_not = refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
     if why_not is not None:
         raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
     try:
         weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32))
     except KeyError as error:
         raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
-    writer = _Writer(folder.name, precision)
+    writer = _Writer(folder.name, precision, plans or {})
     output = _encoder(writer, weights, mean=folder.pooling == "mean")
     return writer.model(output, int(weights.words.shape[1]), {"pooling": folder.pooling, "precision": precision})
 
@@ -91,10 +100,11 @@ def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | No
 class _Writer:
     """Nodes and constants in the order they are written. A node's output has the node's name."""
 
-    def __init__(self, model: str, precision: GraphPrecision) -> None:
+    def __init__(self, model: str, precision: GraphPrecision, plans: Mapping[str, LayerPlan]) -> None:
         self._model = model
         self._precision = precision
-        self._float = np.dtype(np.float16 if precision == "fp16" else np.float32)
+        self.plans = plans
+        self.dtype = np.dtype(np.float16 if precision == "fp16" else np.float32)
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._bytes = 0
@@ -131,7 +141,7 @@ class _Writer:
         """Add a constant (tensor, array or number) in the graph's precision."""
         exact = np.asarray(values, np.float32)
         with np.errstate(over="ignore"):
-            rounded = exact.astype(self._float)
+            rounded = exact.astype(self.dtype)
         if not np.isfinite(rounded).all():
             raise ModelUnsupported(f"model {self._model!r} has no ONNX graph in {self._precision}: {name} overflows")
         return self.constant(name, rounded)
@@ -141,17 +151,42 @@ class _Writer:
 
         return self.node("Cast", name, x, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
-    def in_precision(self, name: str, x: str) -> str:
-        return self.cast(name, x, self._float)
-
-    def affine(self, name: str, x: str, layer: Affine, *, scale: Numbers | None = None) -> str:
-        """Add a linear layer; `scale` multiplies each of its outputs."""
-        weight = layer.weight.numpy() if scale is None else layer.weight.numpy() * scale[:, None]
-        product = self.node("MatMul", name, x, self.numbers(f"{name}.weight", weight.T))
-        if layer.bias is None:
+    def affine(self, name: str, x: str, weight: Numbers, bias: Numbers | None) -> str:
+        """Add a linear layer with this (in, out) weight, in 8 bits if there is a plan for it."""
+        if (plan := self.plans.get(name)) is not None:
+            product = self._in_8_bits(name, x, weight, plan)
+            if plan.shift is not None:
+                bias = plan.shift @ weight + (0 if bias is None else bias)
+        else:
+            product = self.node("MatMul", name, x, self.numbers(f"{name}.weight", weight))
+        if bias is None:
             return product
-        bias = layer.bias.numpy() if scale is None else layer.bias.numpy() * scale
         return self.node("Add", f"{name}.sum", product, self.numbers(f"{name}.bias", bias))
+
+    def _in_8_bits(self, name: str, x: str, weight: Numbers, plan: LayerPlan) -> str:
+        """Add Q and DQ around a product, as TensorRT and ONNX Runtime expect them."""
+        near, far = len(plan.factors), ""
+        if near < len(weight):
+            parts = self.integers(f"{name}.parts", near, len(weight) - near)
+            x, far = self.nodes("Split", f"{name}.split", [x, parts], [f"{name}.near", f"{name}.far"], axis=-1)
+        if plan.shift is not None:
+            x = self.node("Sub", f"{name}.shifted", x, self.numbers(f"{name}.shift", plan.shift))
+        smooth = self.node("Mul", f"{name}.smooth", x, self.numbers(f"{name}.factors", plan.factors))
+        scale = self.constant(f"{name}.scale", np.array(max(plan.threshold / GREATEST, LEAST_SCALE), np.float32))
+        zero = self.constant(f"{name}.zero", np.array(0, np.int8))
+        whole = self.node("QuantizeLinear", f"{name}.quantize", smooth, scale, zero)
+        rounded = self.node("DequantizeLinear", f"{name}.dequantize", whole, scale, zero)
+        inside = weight[:near] / plan.factors[:, None]
+        scales = np.maximum(np.abs(inside).max(0) / GREATEST, LEAST_SCALE).astype(np.float32)
+        integers = np.clip(np.rint(inside / scales), -GREATEST, GREATEST).astype(np.int8)
+        constants = {"int8": integers, "scale": scales, "zero": np.zeros(len(scales), np.int8)}
+        back = [self.constant(f"{name}.weight.{part}", numbers) for part, numbers in constants.items()]
+        inside_back = self.node("DequantizeLinear", f"{name}.weight.dequantize", *back, axis=1)
+        product = self.node("MatMul", name, rounded, inside_back)
+        if not far:
+            return product
+        outside = self.node("MatMul", f"{name}.far.product", far, self.numbers(f"{name}.far.weight", weight[near:]))
+        return self.node("Add", f"{name}.both", product, outside)
 
     def norm(self, name: str, x: str, norm: Affine, epsilon: float) -> str:
         """Add a norm, which sums in fp32 in every precision (stash_type 1 is the default)."""
@@ -194,7 +229,7 @@ def _encoder(writer: _Writer, weights: EncoderWeights, *, mean: bool) -> str:
     hiding = writer.node(
         "Mul",
         "hiding",
-        writer.node("Sub", "padding", writer.numbers("one", 1.0), writer.in_precision("mask.number", seen)),
+        writer.node("Sub", "padding", writer.numbers("one", 1.0), writer.cast("mask.number", seen, writer.dtype)),
         writer.numbers("hidden_score", HIDDEN_SCORE),
     )
     x = _embedded(writer, weights)
@@ -232,18 +267,29 @@ def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: st
     """Write one layer with norms after attention and feed-forward."""
     if layer.attention_norm is None:
         raise ModelUnsupported("an encoder with norms first has no ONNX graph")
-    qkv, out, wide, narrow = (linear_name(number, part) for part in PARTS)
     under, hidden = f"layer.{number}", int(weights.words.shape[1])
     width = hidden // weights.heads
+    parts = (layer.query_key_value, layer.attention_out, layer.wide, layer.narrow)
+    (joint, out, wide, narrow), names = map(_matrix, parts), [f"{under}/{part}" for part in PARTS]
     # Dividing the queries divides the scores, and is done once here instead of at every call.
     scale = np.repeat(np.array([1.0 / math.sqrt(width), 1.0, 1.0], np.float32), hidden)
-    joined = writer.affine(qkv, x, layer.query_key_value, scale=scale)
-    attended = _attention(writer, f"{under}/attention", joined, hiding, (weights.heads, width))
-    summed = writer.node("Add", f"{out}.residual", writer.affine(out, attended, layer.attention_out), x)
+    joint = joint[0] * scale, None if joint[1] is None else joint[1] * scale
+    if (plan := writer.plans.get(names[3])) is not None and plan.order is not None:
+        wide = wide[0][:, plan.order], None if wide[1] is None else wide[1][plan.order]
+        narrow = narrow[0][plan.order], narrow[1]
+    attended = _attention(
+        writer, f"{under}/attention", writer.affine(names[0], x, *joint), hiding, (weights.heads, width)
+    )
+    summed = writer.node("Add", f"{names[1]}.residual", writer.affine(names[1], attended, *out), x)
     x = writer.norm(f"{under}/attention_norm", summed, layer.attention_norm, weights.epsilon)
-    inner = writer.gelu(f"{under}/gelu", writer.affine(wide, x, layer.wide))
-    summed = writer.node("Add", f"{narrow}.residual", writer.affine(narrow, inner, layer.narrow), x)
+    inner = writer.gelu(f"{under}/gelu", writer.affine(names[2], x, *wide))
+    summed = writer.node("Add", f"{names[3]}.residual", writer.affine(names[3], inner, *narrow), x)
     return writer.norm(f"{under}/out_norm", summed, layer.out_norm, weights.epsilon)
+
+
+def _matrix(layer: Affine) -> tuple[Numbers, Numbers | None]:
+    """Return the (in, out) weight and the bias."""
+    return layer.weight.numpy().T, None if layer.bias is None else layer.bias.numpy()
 
 
 def _attention(writer: _Writer, name: str, qkv: str, hiding: str, heads: tuple[int, int]) -> str:

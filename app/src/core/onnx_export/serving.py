@@ -6,39 +6,31 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import time
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..agreement import Bar as Bar
 from ..agreement import Verdict
-from ..backends import Backend, DeviceUnavailable, ModelUnsupported, OutOfMemory, Vectors
+from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
 from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, Session, Sessions, loading_errors_mapped
 from ..device import Precision
-from ..memory import CPU_TOKENS, MemoryLimits
-from ..tokens import plan_batches
-from .cache import ENGINES as ENGINES
-from .cache import FLOAT as FLOAT
-from .cache import JUDGED as JUDGED
-from .cache import QUANTISED as QUANTISED
-from .cache import TIMINGS as TIMINGS
-from .cache import ArtifactCache, Building, Dependencies, Entry, tidy
-from .calibrators import DEFAULT
-from .graph import GraphPrecision, build_graph
+from ..memory import MemoryLimits
+from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
+from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
+from .quantise import DEFAULT
 from .runtime import BuildOptions as BuildOptions
-from .runtime import EngineFolder, Rectangle, ShapeProfile, Site, find_site
+from .runtime import Shapes, Site, find_site
+
+if TYPE_CHECKING:
+    from ..backends.torch.backend import TorchOptions
 
 log = logging.getLogger(__name__)
-
-GRAPH = "model.onnx"  # the file of every graph in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ class Model:
         weights = check_files(folder, weights_sha256)
         return cls(folder, weights, sha256_of([folder.encoder / "tokenizer.json"]))
 
-    def dependencies(self) -> Dependencies:
+    def dependencies(self) -> dict[str, str | int | float | None]:
         folder = self.folder
         return {
             "model": self.weights,
@@ -70,120 +62,6 @@ class Model:
             "pooling": folder.pooling,
             "max_tokens": folder.max_length,
         }
-
-
-def float_graph(cache: ArtifactCache, model: Model, precision: GraphPrecision, onnx_version: str | None) -> Entry:
-    """Return the graph in fp32 or fp16. Raises ModelUnsupported for an architecture without graphs."""
-    wanted = {**model.dependencies(), "precision": precision, "onnx": onnx_version}
-
-    def make(building: Building) -> None:
-        import onnx
-
-        graph = build_graph(model.folder, precision=precision)
-        onnx.save(graph, str(building.path / GRAPH))
-
-    return cache.obtain(FLOAT, wanted, make)[0]
-
-
-def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
-    """Return float32 (n, dimension), not normalised, in order."""
-    tokens = backend.tokenize(texts)
-    vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
-    multiple = backend.profile.padding_multiple(backend.info.precision)
-    for batch in plan_batches([len(ids) for ids in tokens], CPU_TOKENS, multiple, packed=False):
-        vectors[batch] = backend.forward(tokens.select(batch))
-    return vectors
-
-
-_TIMING_SUFFIX = ".timing"
-
-
-class Engines:
-    """TensorRT's engine files in the cache, by everything they were built from."""
-
-    def __init__(self, cache: ArtifactCache) -> None:
-        self._cache = cache
-
-    def session(
-        self, site: Site, graph: Entry, file: str, precision: Precision, shapes: ShapeProfile
-    ) -> tuple[Session, str]:
-        """Return a TensorRT session over `file` of a verified graph, and a sentence about its engine. TensorRT may
-        write beside its files, so it gets a copy that lives as long as the session. Building an engine takes minutes.
-        Raises DeviceUnavailable, OutOfMemory."""
-        wanted = engine_dependencies(site, graph, file, precision, shapes)
-        found = self._cache.find(ENGINES, wanted)
-        work = Path(tempfile.mkdtemp(prefix="owl-sap-tensorrt-"))
-        try:
-            before = self._unpacked(found.entry, site, work)
-            started = time.perf_counter()
-            session = site.through_tensorrt(graph.path / file, precision, shapes, EngineFolder(str(work), str(work)))
-            with loading_errors_mapped():
-                for rectangle in (shapes.least, shapes.most):
-                    session.run([OUTPUT], _blank(rectangle))
-            seconds = time.perf_counter() - started
-            after = _sums(work)
-            if after != before:
-                self._keep(work, wanted, site, seconds)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        weakref.finalize(session, shutil.rmtree, work, ignore_errors=True)
-        if not after:
-            return session, "TensorRT took no part of the graph"
-        if after == before:
-            return session, "its engine came from the cache"
-        log.info("TensorRT built an engine for %s in %.0f s", site.profile.name, seconds)
-        built = f"its engine was built in {seconds:.0f} s"
-        return session, f"{built}; {found.note}" if found.note else built
-
-    def _unpacked(self, engine: Entry | None, site: Site, work: Path) -> Mapping[str, str]:
-        """Copy the engine's files and return their hashes; without an engine copy known timings, and return {}."""
-        if engine is not None:
-            for name in engine.files:
-                shutil.copyfile(engine.path / name, work / name)
-            return _sums(work)
-        timings = self._cache.find(TIMINGS, site.card()).entry
-        for name in timings.files if timings is not None else ():
-            assert timings is not None
-            shutil.copyfile(timings.path / name, work / name)
-        return {}
-
-    def _keep(self, work: Path, wanted: Dependencies, site: Site, seconds: float) -> None:
-        files = [path for path in sorted(work.iterdir()) if path.is_file()]
-        engines = [path for path in files if path.suffix != _TIMING_SUFFIX]
-        timings = [path for path in files if path.suffix == _TIMING_SUFFIX]
-        with self._cache.build(ENGINES, wanted) as building:
-            building.facts["build_seconds"] = round(seconds, 1)
-            _copied(engines, building)
-        if timings:
-            with self._cache.build(TIMINGS, site.card()) as building:
-                _copied(timings, building)
-        tidy(self._cache)
-
-
-def engine_dependencies(
-    site: Site, graph: Entry, file: str, precision: Precision, shapes: ShapeProfile
-) -> dict[str, str | int | float | None]:
-    """Return everything that an engine depends on."""
-    shape = {f"shape_{name}": str(Rectangle(**given)) for name, given in asdict(shapes).items()}
-    build = {"workspace_mb": site.build.workspace_mb, "optimization_level": site.build.optimization_level}
-    return {"graph": graph.files[file], "precision": precision} | site.card() | shape | build
-
-
-def _copied(files: list[Path], building: Building) -> None:
-    for path in files:
-        shutil.copyfile(path, building.path / path.name)
-
-
-def _sums(folder: Path) -> dict[str, str]:
-    """Return the hashes of all files but timings, which may change while an engine is loaded."""
-    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _TIMING_SUFFIX)
-    return {path.name: sha256_of([path]) for path in files}
-
-
-def _blank(rectangle: Rectangle) -> dict[str, NDArray[np.int64]]:
-    shape = (rectangle.texts, rectangle.tokens)
-    return {"input_ids": np.zeros(shape, np.int64), "attention_mask": np.ones(shape, np.int64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,49 +76,34 @@ class GraphOptions:
     bar: Bar = field(default_factory=Bar)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """As `EngineOptions` has them."""
-
-    model: str
-    precision: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
-    weights_sha256: str | None = None
-    revision: str | None = None
-    limits: MemoryLimits = field(default_factory=MemoryLimits)
-
-
 class NotAsGraph(DeviceUnavailable):
     """No graph of this model can serve here; the message says why and what to do."""
 
 
-def load_backend(wanted: Wanted, options: GraphOptions) -> OnnxRuntimeBackend:
+def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
     """Load the calibrated graph for precision int8 (or auto with `enabled`) if its verdict passes; else, on a card with
     `enabled`, the float graph. On a CPU only the calibrated graph serves: in float the packed path is faster. Raises
     NotAsGraph when neither can serve, and the errors of loading a model."""
     model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
     try:
-        found = find_site(wanted.device, options.build, wanted.limits, wanted.threads)
-        if found.site.profile.kind == "cuda" and found.site.runtime == "cpu":
-            raise NotAsGraph(found.reason)
-        serving = GraphServing(found.site, model, ArtifactCache(options.cache), wanted.limits)
-        refusal = "" if wanted.precision in ("auto", "int8") else f"precision {wanted.precision} was asked for"
-        if not refusal:
+        site = find_site(wanted.device, options.build, limits, wanted.threads)
+        if site.profile.kind == "cuda" and site.runtime == "cpu":
+            raise NotAsGraph(site.reason)
+        serving = GraphServing(site, model, ArtifactCache(options.cache), limits)
+        refusal = f"precision {wanted.precision} was asked for"
+        if wanted.precision in ("auto", "int8"):
             try:
-                return serving.int8_backend(options.algorithm, options.bar, found.reason)
+                return serving.int8_backend(serving.accepted(options.algorithm, options.bar), options.algorithm)
             except NotAsGraph as refused:
                 refusal = f"not in int8: {refused}"
-        if found.site.runtime == "cpu" or not options.enabled:
+        if site.runtime == "cpu" or not options.enabled:
             raise NotAsGraph(refusal)
         log.info("%s runs as a float graph; %s", model.folder.name, refusal)
-        return serving.float_backend(wanted.precision, f"{found.reason}; {refusal}")
+        return serving.float_backend(wanted.precision, refusal)
     except NotAsGraph:
         raise
     except (DeviceUnavailable, ModelUnsupported, OutOfMemory) as error:
         raise NotAsGraph(str(error)) from error
-    except OSError as error:  # a folder that cannot be written, a full disk; without the path
-        raise NotAsGraph(f"its files cannot be kept or read ({error.strerror or type(error).__name__})") from error
 
 
 class GraphServing:
@@ -252,63 +115,86 @@ class GraphServing:
         self._cache = cache
         self._limits = limits or MemoryLimits()
 
-    def float_backend(self, requested: str, reason: str) -> OnnxRuntimeBackend:
+    def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
         precision, why = self._site.float_precision(requested)
         graph = self._float(precision)
         loaded = Loaded(self._model.folder, self._model.weights, self._site.profile, precision, why)
         return OnnxRuntimeBackend(loaded, self._sessions(graph, precision, reason))
 
-    def int8_backend(self, algorithm: str, bar: Bar, reason: str) -> OnnxRuntimeBackend:
-        """Load the calibrated graph if its newest verdict here passes the bar. Raises NotAsGraph."""
-        if self._site.runtime == "cuda":
-            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {reason}")
-        return self.quantised_backend(self._accepted(algorithm, bar), f"{reason}; calibrated by {algorithm}")
-
-    def quantised_backend(self, graph: Entry, reason: str) -> OnnxRuntimeBackend:
+    def int8_backend(self, graph: Entry, algorithm: str) -> OnnxRuntimeBackend:
         """Load this 8-bit graph, judged or not. Its fingerprint follows its content: another version of the quantiser,
         or another processor, may make another graph of the same texts."""
-        variant = f"int8-{graph.files[GRAPH][:12]}"
         site, model = self._site, self._model
-        loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", variant)
-        return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", reason))
+        loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", f"int8-{graph.sha256[:12]}")
+        return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", f"calibrated by {algorithm}"))
 
-    def _accepted(self, algorithm: str, bar: Bar) -> Entry:
-        judged = self._cache.newest(JUDGED, verdict_dependencies(self._site, self._model, algorithm))
-        if judged.entry is None:
-            other = f" (found one for something else: {judged.note})" if judged.note else ""
-            raise NotAsGraph(f"this machine has no calibration of this model by {algorithm}{other}: owl-sap calibrate")
-        verdict = Verdict.from_dict(judged.entry.facts["verdict"]).by(bar)
+    def calibration(self, algorithm: str) -> Dependencies:
+        """Return what a calibrated graph and its verdict depend on: one per machine, model and algorithm."""
+        return {**self._model.dependencies(), "algorithm": algorithm, **self._site.card()}
+
+    def accepted(self, algorithm: str, bar: Bar) -> Entry:
+        """Return the calibrated graph if its verdict here passes the bar. Raises NotAsGraph."""
+        if self._site.runtime == "cuda":
+            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self._site.reason}")
+        graph = self._cache.find(INT8, self.calibration(algorithm))
+        if graph is None or "verdict" not in graph.facts:
+            raise NotAsGraph(
+                f"this machine (card, driver, versions) has no calibration of this model by {algorithm}:"
+                " owl-sap calibrate NAME makes one"
+            )
+        verdict = Verdict.from_dict(graph.facts["verdict"]).by(bar)
         if not verdict.accepted:
             raise NotAsGraph(f"the accuracy gate {verdict.reason}")
-        graph = self._cache.find(QUANTISED, judged.entry.facts["graph"])
-        if graph.entry is None:
-            raise NotAsGraph(f"the calibrated graph is gone; {graph.note or 'owl-sap calibrate NAME makes it again'}")
-        if graph.entry.files[GRAPH] != judged.entry.facts.get("sum"):
-            raise NotAsGraph(
-                "the calibrated graph was made again since it was judged: owl-sap calibrate NAME judges it"
-            )
-        return graph.entry
+        return graph
 
     def _float(self, precision: GraphPrecision) -> Entry:
-        return float_graph(self._cache, self._model, precision, self._site.installed.onnx)
+        depends = {**self._model.dependencies(), "precision": precision, "onnx": self._site.installed.onnx}
+        graph = self._cache.find(FLOAT, depends)
+        if graph is None:
+            graph = self._cache.store(FLOAT, depends, build_graph(self._model.folder, precision=precision), {})
+        return graph
 
     def _sessions(self, graph: Entry, precision: Precision, reason: str) -> Sessions:
         site = self._site
+        reason = "; ".join(part for part in (site.reason, reason) if part)
         if site.runtime == "tensorrt" and precision == "fp32" and site.profile.tf32:
-            reason = f"{reason}; in fp32 on CUDA alone, for TensorRT would take TF32"
+            reason += "; in fp32 on CUDA alone, for TensorRT would take TF32"
         elif site.runtime == "tensorrt":
             shapes = site.shapes(self._model.folder.shape, precision, self._limits)
-            usual, note = Engines(self._cache).session(site, graph, GRAPH, precision, shapes)
-            return Sessions(usual, self._exact, f"{reason}; {note}", shapes.most.texts)
-        usual = site.plain(graph.path / GRAPH)
+            usual, note = self._through_tensorrt(graph, precision, shapes)
+            return Sessions(usual, self._exact, f"{reason}; {note}", shapes.texts)
+        usual = site.session(graph.graph)
         exact = (lambda: usual) if precision == "fp32" else self._exact
         return Sessions(usual, exact, reason)
 
     def _exact(self) -> Session:
         """Return the fp32 graph without TensorRT: the few rows that overflowed are not worth an engine."""
-        return self._site.plain(self._float("fp32").path / GRAPH)
+        return self._site.session(self._float("fp32").graph)
 
-
-def verdict_dependencies(site: Site, model: Model, algorithm: str) -> Dependencies:
-    """Return what must be equal for a verdict to hold here."""
-    return {**model.dependencies(), "algorithm": algorithm, "runtime": site.runtime, **site.card()}
+    def _through_tensorrt(self, graph: Entry, precision: Precision, shapes: Shapes) -> tuple[Session, str]:
+        """Return a TensorRT session and a sentence about its engine; building one takes minutes. An engine from the
+        cache that does not load is built again. Raises DeviceUnavailable, OutOfMemory."""
+        site, build = self._site, self._site.build
+        depends = {"model": self._model.weights, "graph": graph.sha256, "precision": precision, **site.card()}
+        depends |= {"texts": shapes.texts, "tokens": shapes.tokens}
+        depends |= {"workspace_mb": build.workspace_mb, "optimization_level": build.optimization_level}
+        while True:
+            folder = self._cache.engine_folder(depends)
+            cached = any(folder.iterdir())
+            started = time.perf_counter()
+            try:
+                session = site.tensorrt_session(graph.graph, precision, shapes, folder)
+                with loading_errors_mapped():
+                    for texts, tokens in ((1, 1), (shapes.texts, shapes.tokens)):
+                        ids = np.zeros((texts, tokens), np.int64)
+                        session.run([OUTPUT], {INPUT_IDS: ids, ATTENTION_MASK: np.ones_like(ids)})
+            except DeviceUnavailable as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                if not cached:
+                    raise
+                log.warning("TensorRT's engine in [tensorrt] cache does not load and is built again: %s", error)
+                continue
+            if not any(folder.iterdir()):
+                return session, "TensorRT took no part of the graph"
+            seconds = time.perf_counter() - started
+            return session, "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"

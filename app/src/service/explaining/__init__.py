@@ -6,10 +6,11 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 _OURS = ("app", "connector")
 _ROOT = "Exception"
@@ -36,13 +37,13 @@ class UnknownCode(LookupError):
 def explained() -> Mapping[str, Explained]:
     """By name of the class, in the order of the file."""
     table = tomllib.loads(files(__package__).joinpath("errors.toml").read_text(encoding="utf-8"))
-    return {name: _entry(name, **entry) for name, entry in table.items()}
-
-
-def _entry(  # noqa: PLR0913 - the members of an entry
-    error: str, *, code: str, title: str, what: str, do: list[str], causes: Sequence[str] = (), see: Sequence[str] = ()
-) -> Explained:
-    return Explained(code, error, title, what, tuple(do), tuple(causes), tuple(see))
+    found = {}
+    for name, entry in table.items():
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
+        found[name] = Explained(error=name, **fields)
+    return found
 
 
 def explanation(error: BaseException) -> Explained:
