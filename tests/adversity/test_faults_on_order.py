@@ -146,7 +146,6 @@ def test_a_dead_line_that_stays_dead(broken: Scene) -> None:
     broken.converges()
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize(
     ("fault", "code", "word"),

@@ -208,11 +208,11 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
 
 def test_sustained_rates_have_their_source_and_stay_below_the_peak() -> None:
     t4 = DeviceProfile.of_card("Tesla T4")
-    found = t4.sustained_rate("fp16")
+    found = t4.sustained.get("fp16")
     assert found is not None
     assert 20 <= found.rate <= 25 < t4.peaks["fp16"]
-    assert t4.sustained_rate("fp32") is None
-    assert sm(7, 5).sustained_rate("fp16") is None
+    assert t4.sustained.get("fp32") is None
+    assert sm(7, 5).sustained.get("fp16") is None
     for name, card in CARDS.items():
         for kind, rate in card.sustained.items():
             assert 0 < rate.rate < card.peaks[kind], name

@@ -54,10 +54,7 @@ class Reranker:
         self._metrics = metrics
         self._room = threading.BoundedSemaphore(AT_ONCE)
         self._score = _scorer(settings)
-
-    @property
-    def on(self) -> bool:
-        return self._score is not None
+        self.on = self._score is not None
 
     def rerank(self, collection: str, query: str, hits: Sequence[Hit]) -> Reranked:
         """Return the first `rerank_depth` of `hits` in the reranker's order, then the others. If the reranker fails,

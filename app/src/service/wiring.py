@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -158,13 +159,13 @@ class Parts:
                 self._models[key] = EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
             return self._models[key]
 
-    @property
+    @cached_property
     def source(self) -> Source:
         from connector.hana.source import HanaSource
 
         return self._part("source", lambda: HanaSource(self.pool("hana")))
 
-    @property
+    @cached_property
     def store(self) -> VectorStore:
         return self._part("store", self._open_store)
 
