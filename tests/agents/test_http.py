@@ -523,7 +523,7 @@ def test_it_is_off_unless_switched_on(tmp_path: Path) -> None:
 
 def test_without_the_package_the_start_says_what_to_install(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.src.api import agents
-    from app.src.api.executors import Executors
+    from app.src.api.requests import Executors
 
     for name in list(sys.modules):
         if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):

@@ -18,7 +18,7 @@ import anyio.to_thread
 import httpx
 import numpy as np
 import pytest
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,8 +26,7 @@ from pydantic_core import from_json
 from starlette.types import Message
 
 from app.src.api import errors
-from app.src.api.bodies import DirectRoute, direct
-from app.src.api.executors import Executors
+from app.src.api.requests import DirectRoute, Executors, direct
 from app.src.api.search import SearchRequest
 from app.src.core.backends.hashing import words_of
 from app.src.core.queue import Speed
@@ -48,16 +47,15 @@ async def shown(request: Request, name: str, body: SearchRequest) -> Response:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, FastAPI]]:
+def both() -> tuple[FastAPI, FastAPI]:
     """One endpoint in an application of each kind."""
-    with closing(Service(settings_in(tmp_path_factory.mktemp("both")), source=TableSource())) as service:
-        apps = FastAPI(), FastAPI()
-        for app in apps:
-            errors.install(app, service)
-        direct(apps[0].router, "/in/{name}")(shown)
-        apps[1].post("/in/{name}")(shown)
-        assert isinstance(apps[0].router.routes[-1], DirectRoute)
-        yield apps
+    apps = FastAPI(), FastAPI()
+    for app in apps:
+        errors.install(app)
+    direct(apps[0].router, "/in/{name}")(shown)
+    apps[1].post("/in/{name}")(shown)
+    assert isinstance(apps[0].router.routes[-1], DirectRoute)
+    return apps
 
 
 async def asked(app: FastAPI, content: bytes, kind: str | None) -> tuple[int, str, bytes]:
@@ -173,13 +171,6 @@ def test_the_fast_parser_takes_nothing_that_the_standard_one_refuses_or_reads_ot
         except ValueError:
             continue  # it then goes to the standard one
         assert same(found, json.loads(written))
-
-
-def test_dependencies_are_refused_and_not_left_out() -> None:
-    """A check of keys, say, that only bodies which do not fit would meet."""
-    app = FastAPI(dependencies=[Depends(lambda: None)])
-    with pytest.raises(TypeError, match="no dependencies"):
-        direct(app.router, "/in/{name}")(shown)
 
 
 # ------------------------------------------------------------------------------------------------------ chunks, headers

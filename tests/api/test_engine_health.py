@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.api import executors, server
+from app.src.api import requests, server
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.queue import WorkerDied
 from app.src.observe import checks as probes
@@ -149,7 +149,7 @@ def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest
         begun.append(1)
         assert go.wait(30)
 
-    monkeypatch.setattr(executors, "READY_WITHIN", 0.2)
+    monkeypatch.setattr(requests, "READY_WITHIN", 0.2)
     monkeypatch.setattr(synced.readiness, "_store_answers", hang)
     try:
         for _ in range(3):

@@ -14,10 +14,8 @@ import pytest
 from httpx import Client
 
 from app.src.access.keys import Grant, create
-from app.src.api import connections
-from app.src.api.connections import FRAMING, MOST_AHEAD, MOST_HEADERS
-from app.src.api.middleware import MOST_HEAD_BYTES
-from app.src.api.server import MetricsListener
+from app.src.api import server
+from app.src.api.server import FRAMING, MOST_AHEAD, MOST_HEAD_BYTES, MOST_HEADERS, MetricsListener
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
@@ -128,7 +126,7 @@ ENDLESS = {
 def test_all_of_it_is_bounded(
     port: str, what: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 3600)
+    monkeypatch.setattr(server, "LINGER_SECONDS", 3600)
     client: Client = request.getfixturevalue(port)
     with connected(client) as connection:
         if port == "worker":  # answers at once, whatever is still to come of the request

@@ -7,8 +7,8 @@ import threading
 import pytest
 from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import TypeAdapter
 
-from app.src.api import health as gpu_schemas
 from app.src.core import nvml
 from app.src.service import status
 
@@ -47,9 +47,10 @@ def test_a_card(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device["processes"] == [{"pid": 4711, "memory_bytes": None}]
     assert "DCGM" in answer["note"]
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
-    assert set(shapes["GpuBody"]["properties"]) == set(answer)
-    assert set(shapes["GpuDevice"]["properties"]) == set(device)
-    gpu_schemas.GpuBody.model_validate(answer, strict=True)
+    assert set(shapes["GpuSnapshot"]["properties"]) == set(answer)
+    assert set(shapes["GpuState"]["properties"]) == set(device)
+    assert shapes["GpuState"]["properties"]["fan_percent"]["description"].startswith("None on a card")
+    TypeAdapter(nvml.GpuSnapshot).validate_python(answer)
 
 
 def of_gpus(client: Client) -> dict[str, tuple[dict[str, str], float]]:

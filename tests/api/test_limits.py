@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from difflib import get_close_matches
 from typing import Any
 
 import pytest
 from httpx import Client, Response
 
-from app.src.api.errors import MOST_FAULTS, Crowded, retry_after
+from app.src.api.errors import Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
@@ -353,22 +352,6 @@ def test_each_error_has_its_status_and_its_words(
 )
 def test_retry_after_is_what_was_measured(error: Exception, seconds: str | None) -> None:
     assert retry_after(error) == seconds
-
-
-def test_of_many_members_that_there_are_not_a_few_are_compared(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two megabytes of them were all compared with those that there are, and for many seconds nobody was answered."""
-    compared: list[str] = []
-
-    def nearest(name: str, *given: Any, **more: Any) -> list[str]:
-        compared.append(name)
-        return get_close_matches(name, *given, **more)
-
-    monkeypatch.setattr("difflib.get_close_matches", nearest)
-    body = {"query": "steel", "modes": "vector", "x" * 1000: 0} | {f"m{number}": 0 for number in range(500)}
-    refused = problem(client.post(SEARCH, json=body), 422)
-    assert refused["errors"][0] == {"where": "body.modes", "what": 'unknown member; did you mean "mode"?'}
-    assert len(refused["errors"]) == len(compared) == MOST_FAULTS
-    assert max(map(len, compared)) == 100
 
 
 def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_taken(

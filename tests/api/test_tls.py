@@ -21,7 +21,7 @@ import pytest
 import trustme
 from cryptography import x509
 
-from app.src.api import connections as tls
+from app.src.api import tls
 from app.src.observe import Fault, checks
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError

@@ -172,12 +172,12 @@ def test_what_does_not_fit_says_where(client: Client) -> None:
     assert refused.value.errors[0]["where"] == "body.mode"
 
 
-def test_a_member_that_there_is_not_is_named_with_its_like(client: Client, served: Served) -> None:
-    with pytest.raises(owl_sap_client.Unprocessable, match=r'body.mmr_lamda: .* did you mean "mmr_lambda"'):
+def test_an_unknown_member_is_named(client: Client, served: Served) -> None:
+    with pytest.raises(owl_sap_client.Unprocessable, match=r"body.mmr_lamda: unknown member"):
         client.search("materials", "x", mmr_lamda=0.5)  # type: ignore[call-arg]
     refused = served.http.post("/v1/collections/materials/sync", json={"quick": True})
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith("body.quick: unknown member; known members: full, ")
+    assert refused.json()["detail"].startswith("body.quick: unknown member")
 
 
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:

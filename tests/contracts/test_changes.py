@@ -13,9 +13,8 @@ import pytest
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.errors import LogMissing
-from connector.hana.change_log import log_of
 from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.model import Query
+from connector.model import Query, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
 from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
@@ -383,7 +382,7 @@ def _plug_in(table: Changing) -> None:
     if isinstance(table, MemoryTable):
         table.logging = True
     else:
-        from connector.hana.change_setup import install
+        from connector.hana.change_log import install
 
         done = [piece.name for piece in install(table.pool, table.spec("log"), "X").pieces if piece.done]
         assert done == ["OWL_LOG_C_U", "OWL_LOG_C_D"]

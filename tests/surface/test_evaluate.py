@@ -167,7 +167,7 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
     [
         (False, 1.0, 1.0, 100, "no index is used"),
         (None, 1.0, 1.0, 100, "no index is used"),
-        (True, 0.99, 0.97, 100, "leave efSearch as it is"),
+        (True, 0.99, 0.97, 100, "keep efSearch"),
         (True, 1.0, 1.0, 1, "1 queries are too few"),
         (True, 0.96, 0.90, 100, "ask with more (--queries)"),
         (True, 0.80, 0.75, 100, '{"efSearch":400}'),

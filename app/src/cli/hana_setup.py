@@ -13,7 +13,7 @@ from app.src.cli.application import JsonFlag, Name, app, changes_app, opened, re
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
-    from connector.hana.change_setup import Setup
+    from connector.hana.change_log import Setup
 
 
 _HEAD = (

@@ -78,11 +78,17 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     in HANA changes."""
     if offline and (table or schema or language):
         raise UsageFault("--table, --schema and --language ask the database: leave them out, or leave out --offline")
-    _check_free(out, force)
+    if out.exists() and not out.is_dir():
+        raise UsageFault(f"--out {out}: not a folder")
+    there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
+    if there and not force:
+        raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
+    if trust_store is not None and "-----BEGIN" not in trust_store and out.resolve() != Path.cwd():
+        trust_store = str(Path(trust_store).resolve())  # relative paths start at the working directory
     ask = sys.stdin.isatty() and not yes and not offline
     # Collection names of a file that is overwritten are free.
     flags: dict[tuple[str, ...], Any] = {("collections",): []}
-    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": _seen_from(out, trust_store)}
+    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": trust_store}
     flags |= {("hana", name): value for name, value in given.items() if value is not None}
     if password_file is not None:
         flags["hana", "password"] = file_text(password_file, "the file of --password-file").rstrip("\r\n")
@@ -102,21 +108,6 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         blocks = _blocks(service, wanted)
         start = _start(service, loaded, wanted, blocks)
     _write(out, start, [block["name"] for block in blocks], json)
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageFault(f"--out {out}: not a folder")
-    there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
-    if there and not force:
-        raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
-
-
-def _seen_from(out: Path, file: str | None) -> str | None:
-    """Return the path for a settings file in another folder: relative paths start at the working directory."""
-    if file is None or "-----BEGIN" in file or out.resolve() == Path.cwd():
-        return file
-    return str(Path(file).resolve())
 
 
 # ---------------------------------------------------------------------------------------------------------- questions
