@@ -26,24 +26,6 @@ _IDS = 100
 """Rows that are read at once."""
 
 
-class FoundRow(Protocol):
-    """A row of the collection, found or read."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-
-
-class ScoredRow(FoundRow, Protocol):
-    @property
-    def score(self) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SearchWith:
     """How to search. `filter`: the filter language of search; `mode` None: hybrid for a text, vector for a vector;
@@ -68,13 +50,13 @@ class Collection(Protocol):
         """The model of its vectors."""
         ...
 
-    def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> Sequence[ScoredRow]:
-        """Return hits best first; [] for a collection never written. Raises ValueError for an empty text or unknown
-        mode."""
+    def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> Sequence[Any]:
+        """Return hits (id, text, metadata, score), best first; [] for a collection never written. Raises ValueError for
+        an empty text or unknown mode."""
         ...
 
-    def rows(self, ids: Sequence[str]) -> Sequence[FoundRow]:
-        """Return rows in the order of up to 100 `ids`, without missing ones."""
+    def rows(self, ids: Sequence[str]) -> Sequence[Any]:
+        """Return rows (id, text, metadata) in the order of up to 100 `ids`, without missing ones."""
         ...
 
     def put(self, documents: Sequence[NewDocument]) -> list[str]:
@@ -273,5 +255,5 @@ def _listed(name: str, values: Iterable[str]) -> list[str]:
     return list(values)
 
 
-def _document(row: FoundRow) -> Document:
+def _document(row: Any) -> Document:
     return Document(id=row.id, page_content=row.text, metadata=dict(row.metadata))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
@@ -114,6 +115,13 @@ class CollectionSpec:
     @property
     def written_by_clients(self) -> bool:
         return self.source == NO_TABLE
+
+
+def log_of(spec: CollectionSpec) -> TableRef:
+    """Return `changes.log`, or OWL_LOG_<NAME> in the schema of the source; all generations of a collection share it."""
+    if spec.changes.log is not None:
+        return spec.changes.log
+    return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
 
 
 # ------------------------------------------------------------------------------------------- what the catalogue says

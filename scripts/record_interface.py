@@ -23,7 +23,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import running
 
 CONFIGURATION = """
 [hana]
@@ -74,9 +74,9 @@ hdbcli.dbapi.connect = lambda *a, **k: Recorder(connect(*a, **k))
 sys.argv[0] = "owl-sap"
 runpy.run_module("app", run_name="__main__")
 """
-# Agents are an extra: without it there are no tools to record.
+# The tools of agents are recorded where the extra is installed.
 WITH_MCP = importlib.util.find_spec("mcp") is not None
-KINDS = ("local", "hana")  # of the store
+JOBS = ("GET", "/v1/jobs", None)
 JSON_VERBS = [
     "tables",
     "introspect SAPDEMO.MARA",
@@ -120,7 +120,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/collections/materials/quarantine", None),
     ("GET", "/v1/collections/materials/generations", None),
     ("POST", "/v1/collections/materials/sync", {}),
-    ("GET", "/v1/jobs", None),
+    JOBS,
     ("GET", "/v1/jobs/absent", None),
 ]
 
@@ -138,154 +138,110 @@ def dump(value: Any) -> str:
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-class Recording:
-    def __init__(self, out: Path, folder: Path, emulator: Emulator) -> None:
-        self.out, self.folder = out, folder
-        self.environment = os.environ | {
+def output_of(environment: dict[str, str], *arguments: str) -> str:
+    command = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def record_help(out: Path, environment: dict[str, str]) -> None:
+    found = ""
+    waiting: list[list[str]] = [[]]
+    while waiting:
+        path = waiting.pop(0)
+        text = output_of(environment, *path, "--help")
+        found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
+        inside = False
+        for line in text.splitlines():
+            if line.startswith("╭"):
+                inside = (not path or "Commands" in line) and "ptions" not in line
+            match = re.match(r"│ ([a-z][\w-]*) {2,}", line)
+            if inside and match:
+                waiting.append([*path, match[1]])
+    (out / "help.txt").write_text(found)
+    (out / "config-schema.json").write_text(dump(json.loads(output_of(environment, "config", "schema"))))
+
+
+def record_verbs(out: Path, environment: dict[str, str], config: Path, kind: str) -> None:
+    """Record the answers of the verbs, and the distinct statements without the literals that change."""
+    statements = out / f"statements-{kind}.txt"
+    command = [sys.executable, "-c", KEEPING_STATEMENTS, str(statements), "--config", str(config)]
+    lines = []
+    for verb in JSON_VERBS:
+        arguments = [*command, *verb.split(" "), "--json"]
+        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+        try:
+            answer = shape(json.loads(done.stdout))
+        except ValueError:
+            answer = done.stdout[:200] or "(nothing)"
+        errors = re.sub(r"[\d.]+|/\S+", "#", done.stderr) if done.returncode else ""
+        lines.append(dump({"verb": verb, "exit": done.returncode, "answer": answer, "error": errors}))
+    (out / f"json-{kind}.txt").write_text("".join(lines))
+    sent = statements.read_text().splitlines()
+    distinct = {re.sub(r"(?<![\w$])\d+(?![\w$])|[0-9A-F]{12}", "#", line) for line in sent}
+    statements.write_text("\n".join(sorted(distinct)) + "\n")
+
+
+def ask(url: str, method: str, path: str, body: Any, accept: str = "application/json") -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Accept": accept}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers, method=method)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def record_service(out: Path, environment: dict[str, str], config: Path) -> None:
+    command = [sys.executable, "-m", "app", "--config", str(config), "serve", "--port", "0"]
+    serve = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert serve.stdout is not None
+        url = json.loads(serve.stdout.readline())["url"]
+        lines = []
+        for method, path, body in REQUESTS:
+            status, text = ask(url, method, path, body)
+            document = json.loads(text)
+            answer = shape(document)
+            if status >= 400:
+                answer = {name: document.get(name) for name in ("title", "code", "detail")} | {"shape": answer}
+            request = f"{method} {path} {json.dumps(body)}"
+            lines.append(dump({"request": request, "status": status, "answer": answer}))
+        (out / "rest.txt").write_text("".join(lines))
+        while any(job["state"] in ("queued", "running", "waiting") for job in json.loads(ask(url, *JOBS)[1])):
+            time.sleep(0.2)  # metrics appear with the first job that ends
+        (out / "openapi.json").write_text(dump(json.loads(ask(url, "GET", "/openapi.json", None)[1])))
+        metrics = ask(url, "GET", "/metrics", None, "text/plain")[1].splitlines()
+        names = sorted(line for line in metrics if line.startswith("# TYPE "))
+        (out / "metrics.txt").write_text("\n".join(names) + "\n")
+        if WITH_MCP:
+            listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+            _, text = ask(url, "POST", "/mcp", listing, "application/json, text/event-stream")
+            (out / "mcp-tools.json").write_text(dump(json.loads(text[text.index("{") : text.rindex("}") + 1])))
+    finally:
+        serve.terminate()
+        serve.wait(60)
+
+
+def main() -> None:
+    out = Path(sys.argv[1]).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, running("--data", f"{folder}/emulator", "--sample") as emulator:
+        environment = os.environ | {
             "HANA_PASSWORD": emulator.password,
             "COLUMNS": "120",
             "NO_COLOR": "1",
             "TERM": "dumb",
             "PYTHONPATH": os.getcwd(),
         }
-        out.mkdir(parents=True, exist_ok=True)
-        for kind in KINDS:
-            home = folder / kind
+        record_help(out, environment)
+        for kind in ("local", "hana"):  # of the store
+            home = Path(folder, kind)
             home.mkdir()
             store = f'schema = "{emulator.schema}"' + (f'\npath = "{home}/vectors"' if kind == "local" else "")
             text = CONFIGURATION.format(mcp=str(WITH_MCP).lower(), kind=kind, store=store, folder=home, hana=emulator)
             (home / "owl-sap.toml").write_text(text)
-
-    def config(self, kind: str) -> list[str]:
-        return ["--config", str(self.folder / kind / "owl-sap.toml")]
-
-    def run(self, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KEEPING_STATEMENTS, str(self.out / f"statements-{kind}.txt")]
-        return subprocess.run(
-            [*command, *self.config(kind), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def help(self) -> None:
-        found = ""
-        waiting: list[list[str]] = [[]]
-        while waiting:
-            path = waiting.pop(0)
-            command = [sys.executable, "-m", "app", *path, "--help"]
-            text = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False).stdout
-            found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
-            inside = False
-            for line in text.splitlines():
-                if line.startswith("╭"):
-                    inside = not path or "Commands" in line
-                    inside = inside and "ptions" not in line
-                match = re.match(r"│ ([a-z][\w-]*) {2,}", line)
-                if inside and match:
-                    waiting.append([*path, match[1]])
-        (self.out / "help.txt").write_text(found)
-        done = subprocess.run(
-            [sys.executable, "-m", "app", "config", "schema"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        (self.out / "config-schema.json").write_text(dump(json.loads(done.stdout)))
-
-    def verbs(self, kind: str) -> None:
-        lines = []
-        for verb in JSON_VERBS:
-            done = self.run(kind, *verb.split(" "), "--json")
-            try:
-                answer = shape(json.loads(done.stdout))
-            except ValueError:
-                answer = done.stdout[:200] or "(nothing)"
-            errors = re.sub(r"[\d.]+|/\S+", "#", done.stderr) if done.returncode else ""
-            lines.append(dump({"verb": verb, "exit": done.returncode, "answer": answer, "error": errors}))
-        (self.out / f"json-{kind}.txt").write_text("".join(lines))
-
-    def service(self) -> None:
-        command = [sys.executable, "-m", "app", *self.config("local"), "serve", "--port", "0"]
-        serve = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        try:
-            assert serve.stdout is not None
-            url = json.loads(serve.stdout.readline())["url"]
-            lines = []
-            for method, path, body in REQUESTS:
-                status, answer = self.ask(url, method, path, body)
-                lines.append(
-                    dump({"request": f"{method} {path} {json.dumps(body)}", "status": status, "answer": answer})
-                )
-            (self.out / "rest.txt").write_text("".join(lines))
-            self.wait_for_jobs(url)  # metrics appear with the first job that ends
-            with urllib.request.urlopen(url + "/openapi.json") as answer:
-                (self.out / "openapi.json").write_text(dump(json.loads(answer.read())))
-            with urllib.request.urlopen(url + "/metrics") as answer:
-                text = answer.read().decode()
-            names = sorted(line for line in text.splitlines() if line.startswith("# TYPE "))
-            (self.out / "metrics.txt").write_text("\n".join(names) + "\n")
-            if WITH_MCP:
-                (self.out / "mcp-tools.json").write_text(dump(self.tools(url)))
-        finally:
-            serve.terminate()
-            serve.wait(60)
-
-    def wait_for_jobs(self, url: str) -> None:
-        while True:
-            with urllib.request.urlopen(url + "/v1/jobs") as answer:
-                if all(job["state"] in ("succeeded", "failed") for job in json.loads(answer.read())):
-                    return
-            time.sleep(0.2)
-
-    def ask(self, url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return answer.status, shape(json.loads(answer.read()))
-        except urllib.error.HTTPError as error:
-            document = json.loads(error.read())
-            return error.code, {name: document.get(name) for name in ("title", "code", "detail")} | {
-                "shape": shape(document)
-            }
-
-    def tools(self, url: str) -> Any:
-        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-        request = urllib.request.Request(url + "/mcp", json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return {"status": error.code, "body": error.read().decode()}
-        return json.loads(text[text.index("{") : text.rindex("}") + 1])
-
-    def statements(self) -> None:
-        """Reduce each file of statements to its distinct ones, without the literals that change."""
-        for path in self.out.glob("statements-*.txt"):
-            lines = {
-                re.sub(r"(?<![\w$])\d+(?![\w$])|[0-9A-F]{12}", "#", line) for line in path.read_text().splitlines()
-            }
-            path.write_text("\n".join(sorted(lines)) + "\n")
-
-
-def main() -> None:
-    out = Path(sys.argv[1]).resolve()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running("--data", f"{folder}/emulator", "--sample") as emulator,
-    ):
-        recording = Recording(out, Path(folder), emulator)
-        recording.help()
-        for kind in KINDS:
-            recording.verbs(kind)
-        recording.service()
-        recording.statements()
+            record_verbs(out, environment, home / "owl-sap.toml", kind)
+        record_service(out, environment, Path(folder, "local", "owl-sap.toml"))
 
 
 if __name__ == "__main__":

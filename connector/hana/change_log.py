@@ -1,19 +1,20 @@
-"""The change log: a table at the source that triggers fill. Makes its SQL and finds what is missing; sends nothing.
+"""The change log: a table at the source that triggers fill. Installing and removing it changes the source, so both
+happen only on an explicit command.
 
 Source: SAP HANA SQL Reference Guide, *CREATE TRIGGER Statement*; SAP Notes 1655725 and 2751675.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from connector.errors import ConfigurationError
-from connector.hana.catalog import resolve_key
-from connector.hana.connection import quote
-from connector.model import CollectionSpec, Column, Query, Table, TableRef
+from connector.hana.catalog import FIND_TABLE, describe, resolve_key
+from connector.hana.connection import HanaPool, quote
+from connector.hana.privileges import named, reading
+from connector.model import CollectionSpec, Column, Query, Table, TableRef, log_of
 
 ID, OPERATION, MOMENT = "OWL_ID", "OWL_OP", "OWL_AT"
 # Our columns of a log; the others are the key columns of the source.
@@ -43,11 +44,19 @@ class Piece:
     done: bool = False
 
 
-def log_of(spec: CollectionSpec) -> TableRef:
-    """Return `changes.log`, or OWL_LOG_<NAME> in the schema of the source; all generations of a collection share it."""
-    if spec.changes.log is not None:
-        return spec.changes.log
-    return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`pieces` in the order of installation. `complete`: all are present."""
+
+    collection: str
+    log: str
+    complete: bool
+    pieces: tuple[Piece, ...]
+    grants: tuple[str, ...]
+    warning: str = WARNING
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
 
 
 def installation(spec: CollectionSpec, table: Table) -> list[Piece]:
@@ -137,3 +146,40 @@ def _column(table: Table, name: str) -> Column:
 
 def _place(table: TableRef) -> str:
     return f"{quote(table.schema)}.{quote(table.name)}"
+
+
+def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Return what is installed, from the catalogue. `user`: the user of syncs, for the grants, or "". Raises
+    UnknownTable, NoKey, and ConfigurationError for a view."""
+    pieces = installation(spec, describe(pool, spec.source))
+    log, doing = log_of(spec), f"looking for the change log of {spec.name}"
+    found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}
+    if pool.read(FIND_TABLE, (log.schema, log.name), doing=doing):
+        found.add(log.name)
+    grants = tuple(each.grant(named(user) if user else "<the user of syncs>") for each in reading(spec))
+    seen = tuple(replace(piece, present=piece.name in found) for piece in pieces)
+    return Setup(spec.name, str(log), all(piece.present for piece in seen), seen, grants)
+
+
+def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Create what is missing. Needs the privileges to create in the schema of the log, TRIGGER on the source, and
+    INSERT on the log."""
+    before = look(pool, spec, user)
+    for piece in before.pieces:
+        if not piece.present:
+            pool.execute(piece.create, doing=f"creating {piece.name}")
+    return _changed(before, look(pool, spec, user))
+
+
+def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Drop what is present, the triggers first: a trigger without its log would make every write fail."""
+    before = look(pool, spec, user)
+    for piece in reversed(before.pieces):
+        if piece.present:
+            pool.execute(piece.drop, doing=f"dropping {piece.name}")
+    return _changed(before, look(pool, spec, user))
+
+
+def _changed(before: Setup, after: Setup) -> Setup:
+    pairs = zip(before.pieces, after.pieces, strict=True)
+    return replace(after, pieces=tuple(replace(now, done=old.present != now.present) for old, now in pairs))

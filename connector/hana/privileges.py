@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from connector.errors import PermissionRefused
-from connector.hana.change_log import log_of
 from connector.hana.connection import HanaPool, quote
-from connector.model import CollectionSpec, TableRef
+from connector.model import CollectionSpec, TableRef, log_of
 
 EFFECTIVE = (
     "SELECT DISTINCT USER_NAME, SCHEMA_NAME, OBJECT_NAME, PRIVILEGE FROM SYS.EFFECTIVE_PRIVILEGES "

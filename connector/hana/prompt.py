@@ -1,4 +1,4 @@
-"""Run statements that a user types: split at `;`, one connection, with column names and HANA's own error texts. For
+"""Run statements that a user gives: split at `;`, one connection, with column names and HANA's own error texts. For
 `owl-sap emulator sql`.
 """
 
@@ -19,14 +19,6 @@ _OPENED = ("'", '"')
 _LEFT_OUT = ("--", "/*")
 _TRIGGER = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TRIGGER\b", re.IGNORECASE)
 _BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")  # open and close blocks in the body of a trigger
-_TABLES = (
-    "SELECT TABLE_NAME AS NAME, 'TABLE' AS KIND, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = CURRENT_SCHEMA "
-    "UNION ALL SELECT VIEW_NAME, 'VIEW', COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = CURRENT_SCHEMA ORDER BY NAME"
-)
-_COLUMNS = (
-    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS FROM SYS.{kind}_COLUMNS "
-    "WHERE SCHEMA_NAME = {schema} AND {kind}_NAME = ? ORDER BY POSITION"
-)
 
 
 def split(text: str) -> tuple[list[str], str]:
@@ -113,33 +105,17 @@ class Prompt:
             with suppress(self._driver.Error):
                 connection.close()
 
-    def run(self, sql: str, most_rows: int, parameters: Sequence[Any] = ()) -> Answer:
+    def run(self, sql: str, most_rows: int) -> Answer:
         """Return at most `most_rows` rows. Raises StatementRefused, and the errors of connecting."""
         if self._connection is None:
             self._connect()
         cursor = cast(_Cursor, self._call(self._connection.cursor))
-        # Not every statement can be prepared, so those without parameters are not.
-        self._call(lambda: cursor.execute(sql, tuple(parameters)) if parameters else cursor.execute(sql))
+        self._call(lambda: cursor.execute(sql))
         if not cursor.description:
             return Answer((), [], max(cursor.rowcount, 0))
         rows = self._call(lambda: [tuple(row) for row in cursor.fetchmany(most_rows + 1)])
         columns = tuple(str(column[0]) for column in cursor.description)
         return Answer(columns, rows[:most_rows], len(rows[:most_rows]), len(rows) > most_rows)
-
-    def tables(self, most_rows: int) -> Answer:
-        """Return the tables and views of the current schema."""
-        return self.run(_TABLES, most_rows)
-
-    def columns(self, schema: str, name: str, most_rows: int) -> Answer:
-        """Return the columns of a table or view; no rows when it does not exist. `schema` "": the current one."""
-        place = (schema, name) if schema else (name,)
-        answer = Answer((), [], 0)
-        for kind in ("TABLE", "VIEW"):
-            sql = _COLUMNS.format(kind=kind, schema="?" if schema else "CURRENT_SCHEMA")
-            answer = self.run(sql, most_rows, place)
-            if answer.rows:
-                break
-        return answer
 
     def _call(self, work: Callable[[], T]) -> T:
         refused: StatementRefused

@@ -22,7 +22,7 @@ dbapi = pytest.importorskip("hdbcli.dbapi")
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A stand-in of this file's own: a fault that strikes the wrong client would be a riddle elsewhere."""
+    """An emulator of this file's own: a fault that strikes the wrong client would be a riddle elsewhere."""
     with running("--data", str(tmp_path_factory.mktemp("faulty"))) as emulator:
         yield emulator
         assert emulator.stop() == 0

@@ -337,7 +337,7 @@ def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, pa
     assert update(a, 2, "a") == 1
 
 
-def test_a_folder_of_an_older_stand_in_gets_its_triggers(tmp_path: Path) -> None:
+def test_a_folder_of_an_older_emulator_gets_its_triggers(tmp_path: Path) -> None:
     first = open_database(tmp_path)
     Sql(first.connect(USER)).run("CREATE TABLE T (K INTEGER PRIMARY KEY)")
     Sql(first.connect(USER)).run("INSERT INTO T VALUES (1)")

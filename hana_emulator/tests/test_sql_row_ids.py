@@ -164,7 +164,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ids_outlive_the_stand_in(folder: Path) -> None:
+def test_ids_outlive_the_emulator(folder: Path) -> None:
     opened = open_database(folder)
     sql = Sql(opened.connect(USER))
     before = ids(sql)
@@ -179,7 +179,7 @@ def test_ids_outlive_the_stand_in(folder: Path) -> None:
     assert after[4] > before[3]
 
 
-def test_a_killed_stand_in_gives_no_id_again(folder: Path) -> None:
+def test_a_killed_emulator_gives_no_id_again(folder: Path) -> None:
     """What a process that is killed leaves: nothing is given back when the counters are closed."""
     opened = open_database(folder)
     sql = Sql(opened.connect(USER))

@@ -128,7 +128,7 @@ def test_a_session_takes_its_own_with_it(sql: Sql, other: Sql, database: Databas
     connection.close()
 
 
-def test_what_a_killed_stand_in_left_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_what_a_killed_emulator_left_goes_at_the_next_start(tmp_path: Path) -> None:
     first = open_database(tmp_path)
     sql = Sql(first.connect(USER))
     sql.run("CREATE LOCAL TEMPORARY TABLE #T (A INTEGER)")

@@ -362,7 +362,7 @@ def test_a_prepared_statement_fires_what_has_been_made_since(sql: Sql) -> None:
     assert sql.column("SELECT K FROM L") == [2]
 
 
-def test_triggers_outlive_the_stand_in_and_go_with_their_schema(tmp_path: Any) -> None:
+def test_triggers_outlive_the_emulator_and_go_with_their_schema(tmp_path: Any) -> None:
     for start in range(2):
         opened = open_database(tmp_path)
         sql = Sql(opened.connect("OWL"))

@@ -129,7 +129,7 @@ def contract_faults() -> Iterator[str]:
     unproven = set(contracts)
     for importer, imported, name in plants(contracts.values()):
         if importer not in graph.modules or name not in contracts:
-            yield f"plant {importer} -> {imported} ({name!r}): there is no such importer or contract"
+            yield f"plant {importer} -> {imported} ({name!r}): unknown importer or contract"
         elif kept[name] and not broken(with_import(graph, importer, imported), contracts[name]):
             yield f"contract {name!r} allows {importer} -> {imported}"
         unproven.discard(name)
@@ -199,14 +199,14 @@ def source_faults() -> Iterator[str]:
 
 
 def tree_faults() -> Iterator[str]:
-    """Yield package files that would do harm where they stand."""
+    """Yield package files in places where they break imports."""
     if (ROOT / "app/src/core/__init__.py").read_text(encoding="utf-8").strip():
         # `python -m app.src.core.t4_gpu_optimizer` would warn that it is already in sys.modules.
         yield "app/src/core/__init__.py: must be empty"
     for folder in ("tests", "hana_emulator/tests", "owl_sap_client/tests"):
         # With --import-mode=importlib it would shadow a package of the same name.
         for path in (ROOT / folder).rglob("__init__.py"):
-            yield f"{path.relative_to(ROOT)}: folders of tests are no packages"
+            yield f"{path.relative_to(ROOT)}: a folder of tests must not be a package"
 
 
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (contract_faults, source_faults, tree_faults)

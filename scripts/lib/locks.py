@@ -1,5 +1,5 @@
-"""The hash-locked requirements of the container image (deployment/requirements): made with uv, from pyproject.toml and
-PyPI's metadata alone; and the check that they still fit pyproject.toml, without a network. Knows no Docker.
+"""The hash-locked requirements of the container image (deployment/requirements): made with uv from pyproject.toml and
+PyPI's metadata; and the check that they still fit pyproject.toml, without a network.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment" / "requirements"
-PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
-"""Of the image. torch's wheels are manylinux_2_28, which Debian 12 and newer run."""
+PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"  # of the image; Debian 12 and newer run manylinux_2_28
 BASE = ("hana", "engine", "serve")
+# The values of EXTRAS= of Dockerfile.t4. Without `tensorrt`: a build script fetches its libraries, past any hash.
 EXTRAS = ("mcp", "onnx", "train")
-"""What EXTRAS= of Dockerfile.t4 may name. Not `tensorrt`: its libraries are on NVIDIA's index and fetched by a build
-script, so that no hash would hold them."""
+# By the CUDA of the wheel. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
 TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
-"""By the CUDA of the wheel. 13 needs driver 580, 12 (12.8) driver 525; kernels for the T4 (sm_75) are in both."""
-COOLING = timedelta(days=3)
-"""Nothing younger is taken: a hijacked release is mostly found within days, and PyPI's caches agree by then."""
+COOLING = timedelta(days=3)  # age of a release, by which most hijacked ones have been found
 BUILD = "build.txt"
 ENVIRONMENT = {
     "python_version": PYTHON,
@@ -50,7 +47,7 @@ _MARK = "# From pyproject.toml: sha256:"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One locked package; `lines` as they stand in the file, hashes and all."""
+    """One locked package; `lines` of the file, with the hashes."""
 
     name: str
     version: Version
@@ -63,7 +60,7 @@ def project() -> dict[str, Any]:
 
 
 def digest(pyproject: Mapping[str, Any]) -> str:
-    """Of everything that the locks are made from."""
+    """Return the SHA-256 of everything that decides the locks."""
     told = pyproject["project"]
     known = {
         "python": told["requires-python"],
@@ -77,13 +74,13 @@ def digest(pyproject: Mapping[str, Any]) -> str:
 
 
 def names() -> list[str]:
-    """Every lock file."""
+    """Return the names of all lock files."""
     variants = (name for cuda in TORCH for name in (f"cuda{cuda}.txt", *(f"cuda{cuda}-{each}.txt" for each in EXTRAS)))
     return [*variants, BUILD]
 
 
 def wanted(pyproject: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
-    """What pyproject.toml asks for on the image's platform, with these extras; its own name resolved."""
+    """Return the requirements of pyproject.toml with these extras on the image's platform, without its own name."""
     told = pyproject["project"]
     lines = list(told["dependencies"])
     for extra in extras:
@@ -98,32 +95,27 @@ def wanted(pyproject: Mapping[str, Any], extras: Iterable[str]) -> list[Requirem
 
 
 def pins(text: str) -> dict[str, Pin]:
-    """The packages of a lock file, by canonical name. Raises ValueError for a line that is neither a pin nor a hash."""
+    """Return the packages of a lock file by canonical name. Raises ValueError for a line that is not a pin or hash."""
     found: dict[str, Pin] = {}
     block: list[str] = []
     for line in (*text.splitlines(), ""):
         if line.startswith("#"):
             continue
         if block and not line.startswith(" "):
-            pin = _pin(block)
-            found[pin.name] = pin
+            head, *rest = (each.rstrip("\\").strip() for each in block)
+            name, equals, number = head.partition("==")
+            hashes = tuple(each.removeprefix("--hash=") for each in rest)
+            if not equals or not all(each.startswith("--hash=sha256:") for each in rest):
+                raise ValueError(f"no pinned requirement with hashes: {head}")
+            found[canonicalize_name(name)] = Pin(canonicalize_name(name), Version(number), hashes, tuple(block))
             block = []
         if line:
             block.append(line)
     return found
 
 
-def _pin(block: Sequence[str]) -> Pin:
-    head, *rest = (line.rstrip("\\").strip() for line in block)
-    name, equals, version = head.partition("==")
-    hashes = tuple(line.removeprefix("--hash=") for line in rest)
-    if not equals or not all(line.startswith("--hash=sha256:") for line in rest):
-        raise ValueError(f"no pinned requirement with hashes: {head}")
-    return Pin(canonicalize_name(name), Version(version), hashes, tuple(block))
-
-
 def stale(folder: Path = FOLDER) -> list[str]:
-    """What is wrong with the locks, for people; empty: they fit pyproject.toml."""
+    """Return sentences about locks that do not fit pyproject.toml."""
     told = digest(project())
     faults = []
     for name in names():
@@ -139,8 +131,8 @@ def stale(folder: Path = FOLDER) -> list[str]:
 
 
 def make(folder: Path, *, upgrade: bool) -> None:
-    """Resolve anew and write every file. Versions that still fit are kept; with `upgrade` those of this environment are
-    taken. All variants of one CUDA come from one resolution, so that any EXTRAS can be installed together."""
+    """Resolve and write every file. Versions that still fit are kept; with `upgrade` those of this environment are
+    used. All variants of one CUDA come from one resolution, so that any EXTRAS can be installed together."""
     pyproject = project()
     folder.mkdir(parents=True, exist_ok=True)
     told = digest(pyproject)
@@ -183,7 +175,7 @@ def _variant(
 
 
 def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
-    """What uv is to keep where it fits: the pins that stand now, or what is installed here: with it the tests ran."""
+    """Return the versions that uv keeps where they fit: the current pins, or the packages that the tests ran with."""
     present = [folder / name for name in files if (folder / name).is_file()]
     if upgrade or not present:
         installed = {
@@ -196,10 +188,10 @@ def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
 def _resolved(
     source: Path, target: Path, kept: Sequence[str], extras: Sequence[str], constraint: Path | None = None
 ) -> dict[str, Pin]:
-    """Metadata only: of wheels of some hundred MB uv reads the few kB that name their dependencies."""
+    """Run uv, which reads the metadata of wheels, not the wheels."""
     target.write_text("\n".join(kept))
     command = [sys.executable, "-m", "uv", "pip", "compile", str(source), "--output-file", str(target), "--quiet"]
-    # Only PyPI, whatever this machine is set up for: no other index, no local folder, no configuration file.
+    # Only PyPI: no other index, no local folder, no configuration file.
     command += ["--no-config", "--default-index", "https://pypi.org/simple", "--no-emit-index-url"]
     command += ["--python-version", PYTHON, "--python-platform", PLATFORM, "--only-binary", ":all:"]
     newest = (datetime.now(UTC) - COOLING).strftime("%Y-%m-%dT00:00:00Z")
@@ -228,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         make(FOLDER, upgrade=options.upgrade)
     except subprocess.CalledProcessError:
-        sys.stderr.write("nothing was written: uv could not resolve; its message stands above\n")
+        sys.stderr.write("nothing was written: uv could not resolve; see its message above\n")
         return 1
     sys.stdout.write(f"written: {', '.join(names())}\n")
     return 0

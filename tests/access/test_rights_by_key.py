@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from app.src.access.keys import Grant, create
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -17,8 +15,6 @@ from tests.api.conftest import TableSource, serving
 SEARCH = "/v1/collections/materials/search"
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
-@pytest.mark.covers("POST /v1/collections/{name}/search", "GET /v1/collections/{name}/quarantine", errors=True)
 def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     made: dict[str, Any] = {
@@ -74,7 +70,6 @@ def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> No
     assert {each["route"] for each in lines[:6]} == {"/v1/collections/{name}/search"}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_strangers_cannot_have_as_much_written_as_they_like(tmp_path: Path) -> None:
     """Each refusal was a line: who has no key could fill the disk with the audit log."""
     file = tmp_path / "keys.json"

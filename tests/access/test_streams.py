@@ -59,7 +59,6 @@ ENDS: dict[str, Callable[[Path, pytest.MonkeyPatch], Any]] = {
 }
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events", errors=True)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_stream_of_events_ends_with_the_right_to_it(
     service: Service, source: TableSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str

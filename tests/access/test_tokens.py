@@ -378,7 +378,6 @@ def test_a_key_set_that_is_none_ends_the_start(
     shown = tmp_path / "jwks.json"
     if content is not None:
         shown.write_bytes(content)
-    monkeypatch.setattr(JwtSettings, "leeway", 0.0)
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     monkeypatch.setattr(module, "LOOKS", 1)
     with pytest.raises(AccessUnusable, match="jwks_path"):

@@ -1,4 +1,4 @@
-"""A scene for each store, in a stand-in that is shared by the whole run."""
+"""A scene for each store, in an emulator that is shared by the whole run."""
 
 from __future__ import annotations
 

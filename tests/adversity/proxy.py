@@ -1,4 +1,4 @@
-"""A line that fails: sits between a client and the stand-in, counts what passes, and breaks at a chosen request.
+"""A line that fails: sits between a client and the emulator, counts what passes, and breaks at a chosen request.
 
 Reads the frames of the protocol only (32 bytes of packet header, the message type in the segment header behind it).
 """
@@ -107,7 +107,7 @@ class Proxy:
                 return
             try:
                 server = socket.create_connection(self._target, timeout=30)
-            except OSError:  # the stand-in is down: so is the line
+            except OSError:  # the emulator is down: so is the line
                 client.close()
                 continue
             for end in (client, server):

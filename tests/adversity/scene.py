@@ -1,4 +1,4 @@
-"""One collection to be maltreated: a table in the stand-in, a store of either kind, the command line beside it.
+"""One collection to be maltreated: a table in the emulator, a store of either kind, the command line beside it.
 
 Says what must hold after any interruption: `sound` at once, `converges` after one more run.
 """
@@ -160,7 +160,7 @@ class Scene:
     # ---------------------------------------------------------------------------------------------- what is there
 
     def run(self, sql: str, *rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """One statement in the stand-in, autocommitted; `rows` are its parameters, one execution each."""
+        """One statement in the emulator, autocommitted; `rows` are its parameters, one execution each."""
         with closing(self.emulator.connect(autocommit=True, currentSchema=self.schema)) as connection:
             cursor = connection.cursor()
             if rows:

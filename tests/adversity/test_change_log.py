@@ -38,7 +38,6 @@ def by_log(scene: Scene) -> None:
     file.write_text(file.read_text(encoding="utf-8") + LOGGED, encoding="utf-8")
 
 
-@pytest.mark.covers("changes install", "changes status", "sync", "plan", "status")
 def test_from_install_to_drop(scene: Scene) -> None:
     by_log(scene)
     code, script, notes = scene.cli("changes", "install", NAME)
@@ -70,7 +69,6 @@ def test_from_install_to_drop(scene: Scene) -> None:
     assert report["paused"] == "log_missing"
 
 
-@pytest.mark.covers("changes install", "changes status", "sync", errors=True)
 def test_what_cannot_be_logged_says_so(scene: Scene) -> None:
     for verb in ("install", "status"):
         assert 'method = "log"' in refused(scene, "changes", verb, NAME)
@@ -84,7 +82,7 @@ def test_what_cannot_be_logged_says_so(scene: Scene) -> None:
     assert "is a view" in refused(scene, "sync", NAME)
 
 
-def test_names_of_tables_and_columns_stand_in_messages_as_they_are(scene: Scene) -> None:
+def test_names_of_tables_and_columns_emulator_messages_as_they_are(scene: Scene) -> None:
     file = scene.folder / "owl-sap.toml"
     collection = (
         f'[[collections]]\nname = "customers"\nsource = "{scene.schema}.CUSTOMER_NAMES"\ntemplate = "{{TXT}}"\n'

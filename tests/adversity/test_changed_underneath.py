@@ -117,7 +117,6 @@ ON_ONE_STORE = pytest.mark.parametrize("scene", ["local"], indirect=True)
 
 
 @ON_ONE_STORE
-@pytest.mark.covers("sync")
 @pytest.mark.proves(23)
 def test_a_column_of_another_type_pauses_until_somebody_accepts_it(scene: Scene) -> None:
     scene.sync()
@@ -137,7 +136,6 @@ def test_a_column_of_another_type_pauses_until_somebody_accepts_it(scene: Scene)
 
 
 @ON_ONE_STORE
-@pytest.mark.covers("sync", errors=True)
 def test_what_never_was_there_is_a_slip_in_the_settings(scene: Scene) -> None:
     scene.run('ALTER TABLE "ROWS" DROP ("TXT")')
     code, _, errors = scene.cli("sync", NAME)

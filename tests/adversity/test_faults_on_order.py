@@ -1,4 +1,4 @@
-"""The stand-in fails on order while a sync reads and writes: what HANA's codes and dropped lines make of it, and that
+"""The emulator fails on order while a sync reads and writes: what HANA's codes and dropped lines make of it, and that
 the store equals the source in the end.
 """
 
@@ -146,7 +146,6 @@ def test_a_dead_line_that_stays_dead(broken: Scene) -> None:
     broken.converges()
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize(
     ("fault", "code", "word"),

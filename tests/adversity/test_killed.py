@@ -28,7 +28,7 @@ def killed_at(scene: Scene, message: int, nth: int, fault: Fault, delay: float =
         with process:
             process.communicate(timeout=60)
         assert proxy.fired.is_set() or process.returncode == 0
-    time.sleep(0.02)  # the stand-in sees the dead line and rolls back
+    time.sleep(0.02)  # the emulator sees the dead line and rolls back
     return process.returncode == -signal.SIGKILL
 
 

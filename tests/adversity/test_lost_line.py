@@ -1,4 +1,4 @@
-"""The line to the stand-in breaks, stalls and comes back while a sync reads and writes: no row lost, none doubled."""
+"""The line to the emulator breaks, stalls and comes back while a sync reads and writes: no row lost, none doubled."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ Mortal = tuple[Scene, Callable[[], None]]
 
 @pytest.fixture
 def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureRequest) -> Iterator[Mortal]:
-    """A scene in a stand-in of its own, which may be killed; `restart` brings it back at the same port."""
+    """A scene in an emulator of its own, which may be killed; `restart` brings it back at the same port."""
     with ExitStack() as stack:
         data = ("--data", str(tmp_path / "data"))
         emulator = stack.enter_context(running(*data))
@@ -192,7 +192,7 @@ def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureReque
 
 @pytest.mark.parametrize("mortal", ["hana", "local"], indirect=True)
 @pytest.mark.proves(3, 6)
-def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mortal) -> None:
+def test_the_emulator_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mortal) -> None:
     """The reader restarts it; meanwhile the writer tries, and is refused, as long as that takes."""
     scene, restart = mortal
     patient = RetryPolicy(attempts=200, first_wait=0.1, longest_wait=0.3)
@@ -205,7 +205,7 @@ def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mo
 
 @pytest.mark.parametrize("mortal", ["hana"], indirect=True)
 @pytest.mark.proves(6)
-def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal: Mortal) -> None:
+def test_a_sync_into_an_emulator_that_stays_away_exits_with_3(mortal: Mortal) -> None:
     scene, restart = mortal
     scene.sync()
     scene.emulator.process.send_signal(signal.SIGKILL)

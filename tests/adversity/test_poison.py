@@ -428,7 +428,6 @@ def test_a_commit_whose_answer_was_lost_counts_one_attempt(scene: Scene) -> None
     assert scene.converges().upserted == 1
 
 
-@pytest.mark.covers("sync", "quarantine list", "quarantine retry")
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_bad_rows_of_many_runs_write_a_handful_of_lines(scene: Scene) -> None:
     """pgai wrote 472,000 (issue 783). Twenty bad rows, left alone after one attempt, until asked for."""

@@ -79,7 +79,6 @@ def until_stored(scene: Scene, rows: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.covers("serve", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")
 @pytest.mark.proves(1)
 def test_the_next_service_goes_on_with_the_same_job(scene: Scene) -> None:
     with service(scene) as (process, client):
@@ -111,7 +110,6 @@ def test_the_next_service_goes_on_with_the_same_job(scene: Scene) -> None:
             assert json.loads(list(following.iter_sse())[-1].data)["result"]["ok"]
 
 
-@pytest.mark.covers("worker")
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_killed_worker_leaves_its_job_to_the_other(scene: Scene) -> None:
     """Two workers and a service that runs no jobs, one folder of records."""

@@ -84,8 +84,6 @@ def ended(process: subprocess.Popen[str]) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.covers("serve", "GET /v1/jobs/{job_id}/events")
-@pytest.mark.covers("GET /v1/tables", errors=True)
 @pytest.mark.proves(2, 29)
 def test_everything_at_once(scene: Scene) -> None:
     """A request that hangs in HANA, a body that does not come, an idle connection, a stream, and a job at work."""

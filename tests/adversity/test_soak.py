@@ -49,7 +49,6 @@ def scene(request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
-@pytest.mark.covers("serve")
 def test_searches_beside_writes_stay_right_and_quick_and_memory_flat(scene: Scene) -> None:
     soak = Soak(scene, SECONDS, IDLE_SECONDS)
     soak.run()

@@ -162,7 +162,6 @@ def test_one_damage_is_found_and_mended(scene: Scene, name: str) -> None:
     assert all(same(record, by_place[record.id, record.number]) for record in healthy.values())
 
 
-@pytest.mark.covers("verify")
 def test_all_damage_at_once_through_the_command_line(scene: Scene) -> None:
     scene.sync()
     foreign = plant_foreign(scene)

@@ -53,7 +53,6 @@ async def hits_of(client: Client, **arguments: Any) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------- the tools
 
 
-@pytest.mark.covers("POST /mcp")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_tools_with_both_generations_of_the_protocol(ground: Ground, mode: str) -> None:
     async with ground.client("all", mode=mode) as client:
@@ -150,7 +149,6 @@ async def test_two_principals_at_once(ground: Ground) -> None:
 # ---------------------------------------------------------------------------------------------------- who is let in
 
 
-@pytest.mark.covers("POST /mcp", errors=True)
 def test_who_is_not_let_in(ground: Ground) -> None:
     assert post(ground, LIST, None).status_code == 401
     assert post(ground, LIST, "owl_wrong_key").status_code == 401
@@ -525,7 +523,7 @@ def test_it_is_off_unless_switched_on(tmp_path: Path) -> None:
 
 def test_without_the_package_the_start_says_what_to_install(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.src.api import agents
-    from app.src.api.executors import Executors
+    from app.src.api.requests import Executors
 
     for name in list(sys.modules):
         if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):

@@ -106,7 +106,6 @@ def read(process: subprocess.Popen[bytes], id_: int) -> dict[str, Any]:
     raise AssertionError("stdout has ended")
 
 
-@pytest.mark.covers("mcp")
 async def test_tools_for_the_program_that_starts_it(folder: Path) -> None:
     """Who starts it has the operator's rights: he sees every row, and nothing writes. A request that is cancelled
     leaves the others alone."""
@@ -152,7 +151,6 @@ async def test_with_a_key_its_rows_alone_until_it_is_revoked(folder: Path) -> No
             await client.list_tools()
 
 
-@pytest.mark.covers("mcp", errors=True)
 def test_a_key_that_is_no_good_ends_the_start(folder: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text(TOML)
     create(tmp_path / "keys.json", Grant("embeds", ("embed",)))

@@ -149,7 +149,7 @@ def synced(service: Service) -> Service:
 
 @pytest.fixture
 def tables_service(emulator: Emulator, tmp_path: Path) -> Iterator[Service]:
-    """Over the stand-in, with a local store and the hashing model: for what is asked of HANA's tables."""
+    """Over the emulator, with a local store and the hashing model: for what is asked of HANA's tables."""
     login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
     store = {"kind": "local", "path": tmp_path / "vectors"}
     service = Service(Settings.model_validate({"hana": login, "store": store, "embedding": {"model": "hash:8"}}))

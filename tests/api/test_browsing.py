@@ -47,7 +47,6 @@ def id_of(key: str) -> str:
     return f'["{key}"]'
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows")
 def test_rows_come_whole_and_in_the_order_of_their_ids(client: httpx.Client, synced: Service) -> None:
     hit = client.post(SEARCH, json={"query": "oil pump", "k": 1}).json()["hits"][0]
     asked = [id_of("4"), "nobody", hit["id"], id_of("1"), id_of("4")]
@@ -56,7 +55,6 @@ def test_rows_come_whole_and_in_the_order_of_their_ids(client: httpx.Client, syn
     assert rows[1] == {name: hit[name] for name in ("id", "key", "text", "metadata")} | {"chunks": [TEXTS["3"]]}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows")
 def test_a_long_text_is_put_together(client: httpx.Client, service: Service, source: TableSource) -> None:
     words = " ".join(f"word{number}" for number in range(900))
     source.rows_by_key["1"]["MAKTX"] = words
@@ -67,7 +65,6 @@ def test_a_long_text_is_put_together(client: httpx.Client, service: Service, sou
     assert row["text"] == words
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows", errors=True)
 def test_ids_that_are_none_are_left_out_or_refused(client: httpx.Client, synced: Service) -> None:
     answer = client.post(ROWS, json={"ids": [*HOSTILE, id_of("2")]})
     assert answer.status_code == 200, answer.text
@@ -81,7 +78,6 @@ def test_ids_that_are_none_are_left_out_or_refused(client: httpx.Client, synced:
         assert client.post(f"/v1/collections/{name}/rows", json={"ids": ["x"]}).status_code == 404
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows", errors=True)
 def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
     client: httpx.Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +106,6 @@ def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
     assert client.post(ROWS, json={"ids": [id_of("all"), id_of("1")]}).status_code == 422
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/fields")
 def test_fields_tell_what_can_be_filtered_by(client: httpx.Client, synced: Service) -> None:
     answer = client.get(FIELDS).json()
     values = [{"value": "FERT", "count": 2}, {"value": "ROH", "count": 2}]
@@ -118,7 +113,6 @@ def test_fields_tell_what_can_be_filtered_by(client: httpx.Client, synced: Servi
     assert answer == {"fields": [field], "sampled": 4, "rows": 4}
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/fields", errors=True)
 def test_fields_of_nothing(client: httpx.Client, synced: Service) -> None:
     for name in ("never", "nobody"):
         assert client.get(f"/v1/collections/{name}/fields").status_code == 404
@@ -127,7 +121,6 @@ def test_fields_of_nothing(client: httpx.Client, synced: Service) -> None:
 # ---------------------------------------------------------------------------------------------------------------- map
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_a_map_of_points(client: httpx.Client, synced: Service) -> None:
     answer = client.get(MAP, params={"color": "MTART"}).json()
     assert (answer["sampled"], answer["rows"]) == (4, 4)
@@ -144,7 +137,6 @@ def test_a_map_of_points(client: httpx.Client, synced: Service) -> None:
     assert {point["color"] for point in some["points"]} == {None}
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_rows_alike_lie_near_each_other(client: httpx.Client, service: Service, source: TableSource) -> None:
     """Two topics with no word in common."""
     for number in range(40):
@@ -160,7 +152,6 @@ def test_rows_alike_lie_near_each_other(client: httpx.Client, service: Service, 
     assert steel != garden
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_too_few_rows_for_a_map(client: httpx.Client, service: Service, source: TableSource) -> None:
     for key in ("2", "3", "4"):
         del source.rows_by_key[key]
@@ -169,7 +160,6 @@ def test_too_few_rows_for_a_map(client: httpx.Client, service: Service, source: 
     assert answer == {"points": [], "explained": [0.0, 0.0], "sampled": 1, "rows": 1}
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map", errors=True)
 def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
     for parameters, words in (
         ({"color": "MTRAT"}, 'did you mean "MTART"?'),
@@ -188,7 +178,6 @@ def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
 # --------------------------------------------------------------------------------------------------------------- like
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_rows_like_one(client: httpx.Client, service: Service, source: TableSource) -> None:
     source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "steel bearing of a gearbox", "MTART": "ROH"}
     service.sync.run("materials")
@@ -205,7 +194,6 @@ def test_rows_like_one(client: httpx.Client, service: Service, source: TableSour
         assert id_of("1") not in {hit["id"] for hit in found}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_row_of_several_chunks_is_like_all_of_them(
     client: httpx.Client, service: Service, source: TableSource
 ) -> None:
@@ -221,7 +209,6 @@ def test_a_row_of_several_chunks_is_like_all_of_them(
     assert hits[2]["score"] < 0.3
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> None:
     for id_ in HOSTILE:
         answer = client.post(SEARCH, json={"like": id_})
@@ -252,8 +239,6 @@ def notes(tmp_path: Path, source: TableSource) -> Iterator[tuple[Service, httpx.
     service.close()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
-@pytest.mark.covers("GET /v1/collections/{name}/map", "POST /v1/collections/{name}/search")
 def test_documents_are_read_by_the_ids_that_clients_gave(notes: tuple[Service, httpx.Client]) -> None:
     service, client = notes
     written = [NewDocument(f'note "{n}"', f"pump {n} of steel", {"topic": "x" * n, "odd.name": n}) for n in range(1, 5)]
@@ -276,7 +261,6 @@ def test_documents_are_read_by_the_ids_that_clients_gave(notes: tuple[Service, h
     assert client.get(f"{NOTES}/fields").json()["rows"] == 3
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_documents_that_nobody_has_written_yet(notes: tuple[Service, httpx.Client]) -> None:
     service, client = notes
     for _ in range(2):
@@ -286,8 +270,6 @@ def test_documents_that_nobody_has_written_yet(notes: tuple[Service, httpx.Clien
         assert client.post(f"{NOTES}/search", json={"like": id_}).status_code == 404
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_a_collection_that_nobody_has_written_to_is_empty(notes: tuple[Service, httpx.Client]) -> None:
     _, client = notes
     assert client.post(f"{NOTES}/rows", json={"ids": ["x"]}).json() == {"rows": []}
@@ -306,8 +288,6 @@ def test_only_times_have_a_range_among_texts(service: Service, source: TableSour
         assert field.min == least
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
-@pytest.mark.covers("GET /v1/collections/{name}/map", "POST /v1/collections/{name}/search")
 def test_odd_metadata_of_one_row_keeps_nobody_from_the_others(
     client: httpx.Client, synced: Service, tmp_path: Path
 ) -> None:

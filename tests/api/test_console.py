@@ -27,7 +27,6 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html
 IMPORTED = re.compile(r'^import .* from "([^"]+)";$|\bimport\("([^"]+)"\)', re.MULTILINE)
 
 
-@pytest.mark.covers("GET /")
 def test_the_page_and_each_of_its_files(client: httpx.Client) -> None:
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -59,7 +58,6 @@ def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.Cli
     assert client.get("/console/style.css").headers["etag"] != tag
 
 
-@pytest.mark.covers("GET /", errors=True)
 @pytest.mark.parametrize(
     "path",
     [

@@ -18,7 +18,7 @@ import anyio.to_thread
 import httpx
 import numpy as np
 import pytest
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,8 +26,7 @@ from pydantic_core import from_json
 from starlette.types import Message
 
 from app.src.api import errors
-from app.src.api.bodies import DirectRoute, direct
-from app.src.api.executors import Executors
+from app.src.api.requests import DirectRoute, Executors, direct
 from app.src.api.search import SearchRequest
 from app.src.core.backends.hashing import words_of
 from app.src.core.queue import Speed
@@ -48,16 +47,15 @@ async def shown(request: Request, name: str, body: SearchRequest) -> Response:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, FastAPI]]:
+def both() -> tuple[FastAPI, FastAPI]:
     """One endpoint in an application of each kind."""
-    with closing(Service(settings_in(tmp_path_factory.mktemp("both")), source=TableSource())) as service:
-        apps = FastAPI(), FastAPI()
-        for app in apps:
-            errors.install(app, service)
-        direct(apps[0].router, "/in/{name}")(shown)
-        apps[1].post("/in/{name}")(shown)
-        assert isinstance(apps[0].router.routes[-1], DirectRoute)
-        yield apps
+    apps = FastAPI(), FastAPI()
+    for app in apps:
+        errors.install(app)
+    direct(apps[0].router, "/in/{name}")(shown)
+    apps[1].post("/in/{name}")(shown)
+    assert isinstance(apps[0].router.routes[-1], DirectRoute)
+    return apps
 
 
 async def asked(app: FastAPI, content: bytes, kind: str | None) -> tuple[int, str, bytes]:
@@ -175,13 +173,6 @@ def test_the_fast_parser_takes_nothing_that_the_standard_one_refuses_or_reads_ot
         assert same(found, json.loads(written))
 
 
-def test_dependencies_are_refused_and_not_left_out() -> None:
-    """A check of keys, say, that only bodies which do not fit would meet."""
-    app = FastAPI(dependencies=[Depends(lambda: None)])
-    with pytest.raises(TypeError, match="no dependencies"):
-        direct(app.router, "/in/{name}")(shown)
-
-
 # ------------------------------------------------------------------------------------------------------ chunks, headers
 
 
@@ -200,7 +191,6 @@ def client(service: Service) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search")
 @pytest.mark.parametrize(
     ("route", "body"),
     [("/embed", {"inputs": ["steel", "Öl"]}), ("/v1/embeddings", {"input": "steel"}), (SEARCH, {"query": "steel"})],
@@ -217,7 +207,6 @@ def test_a_body_may_come_in_pieces(client: httpx.Client, route: str, body: dict[
     assert answers[0] == answers[1]
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 @pytest.mark.parametrize("dimension", [8, 9, 64, 384])
 def test_base64_of_every_length(tmp_path_factory: pytest.TempPathFactory, dimension: int) -> None:
     """Rows of bytes that are a multiple of three, and those that need one or two signs of padding."""
@@ -315,7 +304,6 @@ def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     go.set()
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, threads_held: Held) -> None:
     """Where it waits for a thread."""
     go, seen = threads_held
@@ -333,7 +321,6 @@ def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, thre
     assert seen == ["the first", "the third"]
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.proves(28)
 def test_work_that_nobody_waits_for_is_not_begun(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
@@ -376,7 +363,6 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
     anyio.run(leave)
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.proves(28)
 def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
@@ -392,7 +378,6 @@ def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
     assert caplog.messages == []
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_half_a_body(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     before = left(client)
     with connected(client) as connection:
@@ -420,7 +405,6 @@ def test_two_requests_in_one_packet(client: httpx.Client, held: Held) -> None:
 # ------------------------------------------------------------------------------------------------------------ overload
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Client, threads_held: Held) -> None:
     """The only thread is busy; a request waits for it. Once it has waited longer than is allowed, it is refused, and
@@ -458,7 +442,6 @@ def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Clie
     assert seen == ["the first", "the fourth"]
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", errors=True)
 def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
     client: httpx.Client, threads_held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,7 +461,6 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
         assert first.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
@@ -495,7 +477,6 @@ def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     assert client.post(SEARCH, json={"query": "steel", "mode": "keyword"}).status_code == 200
 
 
-@pytest.mark.covers("POST /embed")
 def test_requests_that_wait_for_the_engine_take_no_threads(client: httpx.Client, held: Held) -> None:
     """There is one thread; several requests wait, and a search that needs no engine is answered."""
     go, seen = held

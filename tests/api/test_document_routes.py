@@ -56,7 +56,6 @@ def found(client: httpx.Client, query: str, **more: Any) -> list[dict[str, Any]]
     return hits
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents")
 def test_what_is_put_is_found_under_its_id_with_its_metadata(client: httpx.Client) -> None:
     metadata = {
         "plant": "1000",
@@ -77,7 +76,6 @@ def test_what_is_put_is_found_under_its_id_with_its_metadata(client: httpx.Clien
     assert [hit["id"] for hit in found(client, "hose", mode="keyword")] == [ids[1]]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents")
 def test_the_same_id_replaces_and_the_last_of_two_in_one_request_wins(client: httpx.Client) -> None:
     put(client, {"id": "n", "text": "old text", "metadata": {"v": 1}})
     assert (
@@ -87,7 +85,6 @@ def test_the_same_id_replaces_and_the_last_of_two_in_one_request_wins(client: ht
     assert (hit["text"], hit["metadata"]) == ("new words", {"v": 2})
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents/delete")
 def test_deleting_tells_how_many_there_were(client: httpx.Client) -> None:
     put(client, {"id": "a", "text": "one"}, {"id": "b", "text": "two"})
     answer = client.post(f"{PLACE}/delete", json={"ids": ["a", "a", "never"]})
@@ -105,7 +102,6 @@ def test_a_collection_that_nobody_has_written_to_answers_as_an_empty_one(client:
     assert (status["rows"], status["key"], status["method"]) == (1, ["id"], "documents")
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_one_bad_document_and_none_is_stored(client: httpx.Client) -> None:
     cases: list[tuple[list[dict[str, Any]], str]] = [
         ([{"text": "fine"}, {"text": " \n"}], "documents[1]: the text is empty"),
@@ -119,7 +115,6 @@ def test_one_bad_document_and_none_is_stored(client: httpx.Client) -> None:
     assert found(client, "fine") == []
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_texts_have_the_limits_of_other_texts(client: httpx.Client) -> None:
     many = client.post(PLACE, json={"documents": [{"text": "x"}] * 5})
     long = client.post(PLACE, json={"documents": [{"text": "x" * 9001}]})
@@ -128,7 +123,6 @@ def test_texts_have_the_limits_of_other_texts(client: httpx.Client) -> None:
     assert "api.max_text_chars" in long.json()["detail"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents/delete", errors=True)
 def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(client: httpx.Client) -> None:
     for path, body in (("documents", {"documents": [{"text": "x"}]}), ("documents/delete", {"ids": ["x"]})):
         answer = client.post(f"/v1/collections/materials/{path}", json=body)
@@ -140,7 +134,6 @@ def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(cl
     assert client.post("/v1/collections/unknown/documents", json={"documents": [{"text": "x"}]}).status_code == 404
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 @pytest.mark.parametrize(("levels", "status"), [(99, 200), (100, 422), (900, 422)])
 def test_metadata_may_be_so_deep_and_no_deeper(client: httpx.Client, levels: int, status: int) -> None:
     """900 levels, which the parser still takes, were an unexpected error."""
@@ -172,7 +165,6 @@ def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSo
         service.close()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_those_who_wait_to_write_leave_threads_for_others(tmp_path: Path, source: TableSource) -> None:
     """Eight that waited for another writer held every thread up, for as long as they waited."""
     base = with_notes(tmp_path)
@@ -195,7 +187,6 @@ def test_those_who_wait_to_write_leave_threads_for_others(tmp_path: Path, source
         service.close()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_what_waits_to_be_written_for_a_client_that_has_left_is_never_written(
     tmp_path: Path, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +297,6 @@ def test_a_model_of_documents_that_is_gone_says_what_can_be_done(service: Servic
     assert wide.search.run("notes", "garden hose", 1, principal=OPERATOR).hits
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_texts_of_documents_are_of_the_budget_of_tokens_whole(service: Service) -> None:
     with limited(service, rate="unlimited", tokens="100/hour") as client:
         put(client, {"text": " ".join(f"word{number}" for number in range(90))})

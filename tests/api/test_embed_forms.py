@@ -61,7 +61,6 @@ INPUTS = [
 ]
 
 
-@pytest.mark.covers("POST /embed")
 @pytest.mark.parametrize("inputs", INPUTS, ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_json_and_bytes_are_the_same_numbers(client: Client, service: Service, inputs: Any, normalize: bool) -> None:
@@ -73,7 +72,6 @@ def test_json_and_bytes_are_the_same_numbers(client: Client, service: Service, i
     np.testing.assert_array_equal(in_bytes, service.parts.engine.embed(texts, normalize=normalize))
 
 
-@pytest.mark.covers("POST /embed")
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
@@ -93,13 +91,11 @@ def test_which_form_is_given(client: Client, accept: str, kind: str) -> None:
     assert kind != RAW or len(response.content) == 2 * 64 * 4
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_an_error_is_a_problem_whatever_form_was_wanted(client: Client) -> None:
     response = client.post("/embed", json={"inputs": []}, headers={"Accept": RAW})
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
 
 
-@pytest.mark.covers("POST /embed")
 @pytest.mark.parametrize(("normalize", "unit"), [(None, True), (True, True), (False, False)])
 def test_what_normalize_means(client: Client, normalize: bool | None, unit: bool) -> None:
     more = {} if normalize is None else {"normalize": normalize}
@@ -109,7 +105,6 @@ def test_what_normalize_means(client: Client, normalize: bool | None, unit: bool
     np.testing.assert_allclose(vectors / lengths[:, None], raw(client, ["steel oil pump", "gearbox"]), atol=1e-6)
 
 
-@pytest.mark.covers("POST /embed")
 def test_what_truncate_means(client: Client) -> None:
     """What is cut counts no more; a text that fits is the same with and without it."""
     whole, longer = "w " * 254, "w " * 254 + "very different ending"
@@ -254,7 +249,6 @@ def job_of(client: Client, **body: Any) -> dict[str, Any]:
     raise AssertionError("the job does not end")
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs", "GET /v1/jobs/{job_id}")
 def test_the_life_of_a_job(client: Client, source: TableSource) -> None:
     source.gate.clear()
     try:

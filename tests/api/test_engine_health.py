@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.api import executors, server
+from app.src.api import requests, server
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.queue import WorkerDied
 from app.src.observe import checks as probes
@@ -70,7 +70,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.covers("GET /health/ready", "GET /health/live", "POST /embed", errors=True)
 @pytest.mark.proves(29)
 def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is told at once; after the third time only a new process helps; one batch that is computed mends it."""
@@ -95,7 +94,6 @@ def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, mon
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
 
-@pytest.mark.covers("GET /health/ready", "GET /health/live", errors=True)
 @pytest.mark.proves(29)
 def test_a_batch_that_never_ends(client: Client, synced: Service, clock: Clock, gate: threading.Event) -> None:
     with ThreadPoolExecutor(1) as other:
@@ -142,7 +140,6 @@ def test_an_engine_that_fails_its_own_probe(
     assert client.get("/health/ready").status_code == client.get("/health/live").status_code == 200
 
 
-@pytest.mark.covers("GET /health/ready", errors=True)
 @pytest.mark.proves(29)
 def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it who asks, and only one thread does."""
@@ -152,7 +149,7 @@ def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest
         begun.append(1)
         assert go.wait(30)
 
-    monkeypatch.setattr(executors, "READY_WITHIN", 0.2)
+    monkeypatch.setattr(requests, "READY_WITHIN", 0.2)
     monkeypatch.setattr(synced.readiness, "_store_answers", hang)
     try:
         for _ in range(3):

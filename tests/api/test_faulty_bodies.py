@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -16,9 +15,9 @@ from httpx import Client
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from app.src.api import documents, embeddings, generations, jobs, search, tables
-from app.src.api.bodies import MOST_ITEMS, MOST_VALUES, Body, BoundedRoute, DirectRoute, check_values, few_faults
 from app.src.api.errors import MOST_FAULTS, TooMuch
-from app.src.api.server import create_app
+from app.src.api.guard import MOST_VALUES, check_values
+from app.src.api.requests import MOST_ITEMS, Body, few_faults
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
@@ -125,13 +124,6 @@ def test_members_are_counted() -> None:
 # ------------------------------------------------------------------------------------------------------ over the routes
 
 
-def test_every_route_with_a_body_is_bounded(tmp_path: Path) -> None:
-    with closing(Service(settings_in(tmp_path))) as service:
-        routes = [route for route in create_app(service).routes if getattr(route, "body_field", None) is not None]
-        assert len(routes) > 10
-        assert all(isinstance(route, BoundedRoute | DirectRoute) for route in routes)
-
-
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     document = settings_in(tmp_path_factory.mktemp("faulty")).model_dump(by_alias=True)
@@ -141,7 +133,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", "POST /mcp", errors=True)
 @pytest.mark.parametrize(
     "path", ["/embed", "/v1/embeddings", "/v1/collections/materials/sync", "/v1/collections/materials/search", "/mcp"]
 )
@@ -150,7 +141,7 @@ def test_a_body_of_too_many_values_is_not_parsed(client: Client, path: str, monk
     def parsed(*_: Any, **__: Any) -> Any:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr("app.src.api.bodies.from_json", parsed)
+    monkeypatch.setattr("app.src.api.requests.from_json", parsed)
     monkeypatch.setattr(json, "loads", parsed)
     monkeypatch.setattr("app.src.mcp.http.from_json", parsed)
     body = b'{"input": [' + b"{}," * MOST_VALUES + b"{}]}"
@@ -159,7 +150,6 @@ def test_a_body_of_too_many_values_is_not_parsed(client: Client, path: str, monk
     assert "100000 JSON values" in answer.text
 
 
-@pytest.mark.covers("POST /mcp", errors=True)
 def test_arguments_that_a_tool_does_not_take(client: Client) -> None:
     arguments = {f"x{number}": 0 for number in range(50_000)}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": arguments}}

@@ -14,10 +14,8 @@ import pytest
 from httpx import Client
 
 from app.src.access.keys import Grant, create
-from app.src.api import connections
-from app.src.api.connections import FRAMING, MOST_AHEAD, MOST_HEADERS
-from app.src.api.middleware import MOST_HEAD_BYTES
-from app.src.api.server import MetricsListener
+from app.src.api import server
+from app.src.api.server import FRAMING, MOST_AHEAD, MOST_HEAD_BYTES, MOST_HEADERS, MetricsListener
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
@@ -122,14 +120,13 @@ ENDLESS = {
 }
 
 
-@pytest.mark.covers("POST /embed", "GET /metrics", errors=True)
 @pytest.mark.parametrize("what", ENDLESS)
 @pytest.mark.parametrize("port", ["client", "worker"])
 @pytest.mark.proves(27)
 def test_all_of_it_is_bounded(
     port: str, what: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 3600)
+    monkeypatch.setattr(server, "LINGER_SECONDS", 3600)
     client: Client = request.getfixturevalue(port)
     with connected(client) as connection:
         if port == "worker":  # answers at once, whatever is still to come of the request
@@ -148,7 +145,6 @@ def test_all_of_it_is_bounded(
         assert len(statuses(answer)) <= 1
 
 
-@pytest.mark.covers("POST /embed")
 def test_a_body_may_come_byte_by_byte(client: Client) -> None:
     """Five bytes of framing for each of it, far more than a head may have."""
     body = json.dumps({"inputs": "steel " * 1400, "truncate": True}).encode() + b" " * 10_000
@@ -161,7 +157,6 @@ def test_a_body_may_come_byte_by_byte(client: Client) -> None:
         assert statuses(rest(connection)) == [200, 404]
 
 
-@pytest.mark.covers("POST /embed")
 def test_a_head_in_pieces_may_follow_a_large_body(client: Client) -> None:
     """What the body before had is no part of the next head, also where it was too large."""
     body = json.dumps({"inputs": "steel", "truncate": True}).encode() + b" " * MOST_HEAD_BYTES

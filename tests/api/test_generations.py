@@ -431,7 +431,6 @@ def act(client: Client, action: str, **more: Any) -> Any:
     return response.json()
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/generations", "POST /v1/collections/{name}/generations")
 def test_over_http(client: Client) -> None:
     assert client.get("/v1/collections/never/generations").json() == []
     started = client.post(PLACE, json={"action": "build"})
@@ -455,7 +454,6 @@ def test_over_http(client: Client) -> None:
     assert finished(client, syncing)["result"]["generation"] == 3
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/verify")
 def test_another_generation_is_verified_over_http(client: Client, wide: Service) -> None:
     wide.sync.run(NAME)
     job = client.post("/v1/collections/materials/verify", json={"generation": 2}).json()["job"]
@@ -463,13 +461,11 @@ def test_another_generation_is_verified_over_http(client: Client, wide: Service)
     assert (result["ok"], result["rows"], result["collection"]) == (True, 4, "materials@2")
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/generations", errors=True)
 def test_listing_refuses(client: Client) -> None:
     problem(client.get("/v1/collections/nope/generations"), 404)
     problem(client.get("/v1/collections/materials@1/generations"), 404)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/generations", errors=True)
 def test_changing_refuses(client: Client, wide: Service, source: TableSource) -> None:
     def refused(status: int, **body: Any) -> str:
         return str(problem(client.post(PLACE, json=body), status)["detail"])

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Client
 
-from app.src.api.middleware import policy_for
+from app.src.api.guard import policy_for
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings

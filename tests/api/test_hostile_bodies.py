@@ -38,7 +38,6 @@ def nested(depth: int, shape: str) -> str:
     return '{"MTART": ' * depth + '"FERT"' + "}" * depth
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize("shape", ["groups", "lists", "objects"])
 @pytest.mark.parametrize("depth", [20, 100, 199, 200, 260, 900, 1100, 5000, 14_000])
 @pytest.mark.proves(27)
@@ -123,7 +122,6 @@ def test_of_a_key_that_comes_twice_the_last_counts(client: Client, route: str) -
     assert post(client, SEARCH, '{"query": "a", "k": 1, "k": 100000}').status_code == 422
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_bodies_of_all_together_are_bounded(synced: Service) -> None:
     """Five clients send most of a body each; a sixth finds no room, and does once the others have gone."""
     document = synced.settings.model_dump(by_alias=True)

@@ -54,7 +54,6 @@ def events_of(client: Client, job: str, after: int | None = None, most: int = 10
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 def test_events_come_while_the_job_runs_and_end_with_its_result(client: Client, source: TableSource) -> None:
     source.gate.clear()
     job = begun(client)
@@ -69,7 +68,6 @@ def test_events_come_while_the_job_runs_and_end_with_its_result(client: Client, 
     assert progress[-1] == {"done": 4, "total": 4}
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 @pytest.mark.proves(31)
 def test_a_stream_is_taken_up_again_where_it_broke_off(client: Client, source: TableSource) -> None:
     source.gate.clear()
@@ -85,7 +83,6 @@ def test_a_stream_is_taken_up_again_where_it_broke_off(client: Client, source: T
     assert (over.status_code, over.content) == (204, b""), "a browser stops coming back"
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 def test_the_next_service_goes_on_with_the_events_of_the_last(make_service: Make) -> None:
     first = make_service()
     with serving(first) as client:
@@ -99,7 +96,6 @@ def test_the_next_service_goes_on_with_the_events_of_the_last(make_service: Make
         assert [entry["id"] for entry in client.get("/v1/jobs").json()] == [job]
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 def test_events_of_a_job_in_another_process(make_service: Make, source: TableSource) -> None:
     """Two services share the folder; the other one runs the job."""
     worker, other = make_service(), make_service()
@@ -115,7 +111,6 @@ def test_events_of_a_job_in_another_process(make_service: Make, source: TableSou
         assert json.loads(events_of(client, job)[-1].data)["state"] == "succeeded"
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events", errors=True)
 def test_events_refuse_what_is_no_job_and_no_event(client: Client) -> None:
     problem(client.get("/v1/jobs/nope/events"), 404)
     job = begun(client)
@@ -125,7 +120,6 @@ def test_events_refuse_what_is_no_job_and_no_event(client: Client) -> None:
     finished(client, job)
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events", errors=True)
 @pytest.mark.proves(31)
 def test_followers_are_bounded_and_one_that_leaves_makes_room(
     make_service: Make, source: TableSource, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +193,6 @@ def test_following_costs_little(client: Client, service: Service, source: TableS
 # ------------------------------------------------------------------------------------------- records and cancellation
 
 
-@pytest.mark.covers("GET /v1/jobs", "GET /v1/jobs/{job_id}")
 def test_records_can_be_chosen(client: Client) -> None:
     first, second = (finished(client, begun(client, verb))["id"] for verb in ("sync", "verify"))
     assert [job["id"] for job in client.get("/v1/jobs").json()] == [second, first]
@@ -211,13 +204,11 @@ def test_records_can_be_chosen(client: Client) -> None:
     assert job["created"] <= job["started"] <= job["finished"]
 
 
-@pytest.mark.covers("GET /v1/jobs", errors=True)
 @pytest.mark.parametrize("params", [{"limit": 0}, {"limit": 1001}, {"state": "odd"}])
 def test_odd_choices_are_refused(client: Client, params: dict[str, Any]) -> None:
     problem(client.get("/v1/jobs", params=params), 422)
 
 
-@pytest.mark.covers("POST /v1/jobs/{job_id}/cancel")
 def test_a_running_sync_is_cancelled_and_keeps_what_it_has(
     client: Client, source: TableSource, service: Service
 ) -> None:
@@ -269,7 +260,6 @@ def test_jobs_and_metrics_answer_while_every_thread_waits_for_hana(
     assert finished(client, job)["state"] == "cancelled"
 
 
-@pytest.mark.covers("POST /v1/jobs/{job_id}/cancel", errors=True)
 def test_what_is_over_or_unknown_cannot_be_cancelled(client: Client) -> None:
     job = begun(client)
     finished(client, job)
@@ -304,7 +294,6 @@ def test_a_waiting_job_can_be_cancelled(client: Client, synced: Service) -> None
 # -------------------------------------------------------------------------------------------------------------- verify
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/verify")
 def test_verify_finds_and_on_request_mends(client: Client, synced: Service, source: TableSource) -> None:
     source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "a new row", "MTART": "ROH"}
     found = finished(client, begun(client, "verify"))
@@ -316,7 +305,6 @@ def test_verify_finds_and_on_request_mends(client: Client, synced: Service, sour
     assert client.get("/v1/collections/materials").json()["rows"] == 5
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/verify", errors=True)
 def test_verify_refuses(client: Client, source: TableSource) -> None:
     problem(client.post("/v1/collections/nope/verify"), 404)
     problem(client.post("/v1/collections/materials/verify", json={"repair": "yes"}), 422)
@@ -346,7 +334,6 @@ def test_a_folder_for_records_that_cannot_be_used_is_said(service: Service, tmp_
         assert client.post("/embed", json={"inputs": "steel"}).status_code == 200
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 def test_events_end_for_a_client_that_claims_to_have_seen_later_ones(client: Client, source: TableSource) -> None:
     """Its stream went on for ever, for the event that ends it was never sent (found by Schemathesis)."""
     source.gate.clear()

@@ -168,8 +168,9 @@ def test_the_queue_is_bounded(make: Make) -> None:
     until(lambda: jobs.get(first.id).state == "running")
     jobs.begin("b", until_stopped)
     jobs.begin("c", until_stopped)
-    with pytest.raises(QueueFull, match="wait for their turn"):
+    with pytest.raises(QueueFull, match="wait for their turn") as full:
         jobs.begin("d", until_stopped)
+    assert retry_after(full.value) == "60"
 
 
 def test_waiting_for_another_worker_shows(jobs: Given) -> None:
@@ -578,30 +579,6 @@ def test_a_dispatcher_that_died_is_replaced(make: Make, monkeypatch: pytest.Monk
     jobs._dispatcher.join(60)
     assert wait_for(jobs, jobs.begin("b", lambda run: {"rows": 2})).state == "succeeded"
     assert wait_for(jobs, first).state == "succeeded"
-
-
-def test_a_full_queue_says_when_there_may_be_room(tmp_path: Path) -> None:
-    """As long as the last jobs took, shared by those that run; nothing while nobody can tell."""
-    now = 1000.0
-    with closing(Journal(tmp_path, Limits(queued=1), lambda: now)) as journal:
-        me = "me"
-        for seconds in (30.0, 50.0):
-            job = journal.add("a")
-            assert job is not None
-            journal.claim(me, None)
-            now += seconds
-            journal.finish(job.id, me, Outcome("succeeded", {}))
-        journal.add("waits")
-        with pytest.raises(QueueFull) as unknown:
-            journal.add("b")
-        assert unknown.value.seconds is None, "none runs, so none will end"
-        with closing(Presence(tmp_path)) as alive:
-            assert journal.claim(alive.id, None) is not None
-            journal.add("waits too")
-            with pytest.raises(QueueFull) as full:
-                journal.add("b")
-    assert full.value.seconds == pytest.approx(40)
-    assert retry_after(full.value) == "40"
 
 
 def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:

@@ -234,7 +234,6 @@ def until_state(client: Client, job: str, state: str) -> dict[str, Any]:
     return dict(shown)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", "GET /v1/collections/{name}", errors=True)
 def test_search_goes_on_and_says_since_when_it_is_stale(
     client: Client, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

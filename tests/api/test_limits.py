@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from difflib import get_close_matches
 from typing import Any
 
 import pytest
 from httpx import Client, Response
 
-from app.src.api.errors import MOST_FAULTS, Crowded, retry_after
+from app.src.api.errors import Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
@@ -80,7 +79,6 @@ def post(client: Client, route: str, text: str | bytes, kind: str = "application
 # -------------------------------------------------------------------------------------------------- methods and bodies
 
 
-@pytest.mark.covers("GET /health/live", "GET /metrics", "GET /v1/jobs", errors=True)
 def test_methods_that_a_route_does_not_have(client: Client) -> None:
     for route, allowed, _ in ROUTES:
         for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - {allowed}:
@@ -207,7 +205,6 @@ def test_a_large_body_is_refused_before_it_is_sent(client: Client, length: str, 
         assert connection.recv(100).split()[1].decode() in statuses.split()
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("inputs", "status", "words"),
     [
@@ -245,7 +242,6 @@ def test_characters_of_a_query(client: Client, size: int, status: int) -> None:
     assert status == 200 or "query[0]" in problem(response, 413)["detail"] or "query" in response.json()["detail"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize(("size", "status"), [(63, 422), (64, 200), (65, 422), (0, 422), (1, 422)])
 def test_numbers_of_a_vector(client: Client, size: int, status: int) -> None:
     response = client.post(SEARCH, json={"vector": [0.5] * size})
@@ -313,7 +309,6 @@ def test_request_ids_differ(client: Client) -> None:
     assert len({client.get("/health/live").headers["x-request-id"] for _ in range(20)}) == 20
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -359,24 +354,6 @@ def test_retry_after_is_what_was_measured(error: Exception, seconds: str | None)
     assert retry_after(error) == seconds
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
-def test_of_many_members_that_there_are_not_a_few_are_compared(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two megabytes of them were all compared with those that there are, and for many seconds nobody was answered."""
-    compared: list[str] = []
-
-    def nearest(name: str, *given: Any, **more: Any) -> list[str]:
-        compared.append(name)
-        return get_close_matches(name, *given, **more)
-
-    monkeypatch.setattr("difflib.get_close_matches", nearest)
-    body = {"query": "steel", "modes": "vector", "x" * 1000: 0} | {f"m{number}": 0 for number in range(500)}
-    refused = problem(client.post(SEARCH, json=body), 422)
-    assert refused["errors"][0] == {"where": "body.modes", "what": 'unknown member; did you mean "mode"?'}
-    assert len(refused["errors"]) == len(compared) == MOST_FAULTS
-    assert max(map(len, compared)) == 100
-
-
-@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", errors=True)
 def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_taken(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,6 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- the official client
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 @pytest.mark.parametrize("form", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}], ids=str)
 def test_the_client_gets_our_vectors_in_order(official: openai.OpenAI, service: Service, form: dict[str, Any]) -> None:
     """Without a form the client asks for base64 and decodes it; with base64 named it hands it over as it came."""
@@ -84,7 +83,6 @@ def test_one_text_and_the_model_s_own_length(official: openai.OpenAI) -> None:
     assert np.linalg.norm(item.embedding) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None:
     async def several() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as official:
@@ -96,7 +94,6 @@ def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None
     np.testing.assert_array_equal([np.array(answer.data[0].embedding, np.float32) for answer in answers], expected)
 
 
-@pytest.mark.covers("POST /v1/embeddings", errors=True)
 def test_the_clients_try_again_when_the_engine_is_busy(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,14 +131,12 @@ def test_the_clients_try_again_when_the_engine_is_busy(
     asyncio.run(not_again())
 
 
-@pytest.mark.covers("GET /v1/models", "GET /v1/models/{model}")
 def test_models(official: openai.OpenAI) -> None:
     (model,) = official.models.list()
     assert (model.id, model.object, model.owned_by) == ("hash:64", "model", "owl-sap-connector")
     assert official.models.retrieve("hash:64") == model
 
 
-@pytest.mark.covers("POST /v1/embeddings", "GET /v1/models/{model}", errors=True)
 def test_refusals_become_the_client_s_exceptions(official: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         official.embeddings.create(model="text-embedding-3-small", input="a")
@@ -169,7 +164,6 @@ def test_refusals_become_the_client_s_exceptions(official: openai.OpenAI, servic
         official.embeddings.create(model="hash:64", input=[])
 
 
-@pytest.mark.covers("POST /v1/embeddings", "GET /v1/models", errors=True)
 def test_an_engine_that_is_away(
     official: openai.OpenAI, client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +226,6 @@ def test_names_of_models(
         assert refusal(response, 404)["code"] == "model_not_found"
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 def test_without_a_model_there_is_one(client: httpx.Client) -> None:
     assert client.post(ROUTE, json={"input": "a"}).json()["model"] == "hash:64"
 
@@ -254,7 +247,6 @@ def test_without_a_model_there_is_one(client: httpx.Client) -> None:
         ({"input": "a", "user": "u" * 20_001}, 413, None, "api.max_body_bytes"),
     ],
 )
-@pytest.mark.covers("POST /v1/embeddings", errors=True)
 def test_what_is_refused(
     client: httpx.Client, body: dict[str, Any], status: int, param: str | None, words: str
 ) -> None:
@@ -285,7 +277,6 @@ def test_a_chunked_body_that_grows_too_large(client: httpx.Client) -> None:
     assert "api.max_body_bytes" in refusal(client.post(ROUTE, content=chunks()), 413)["message"]
 
 
-@pytest.mark.covers("POST /v1/embeddings")
 def test_a_model_that_was_trained_to_be_cut(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The texts of a table through HTTP, over the stand-in and the real driver."""
+"""The texts of a table through HTTP, over the emulator and the real driver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def schema(hana_schema: str, hana: Any) -> str:
     return hana_schema
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_texts_as_they_would_be_embedded(client: httpx.Client, schema: str) -> None:
     found = client.post(f"/v1/tables/{schema}/MARA/preview", json={}).json()
     assert (found["source"], found["template"]) == (f"{schema}.MAKT", "{MAKTX}")
@@ -56,7 +55,6 @@ def test_texts_as_they_would_be_embedded(client: httpx.Client, schema: str) -> N
     assert (found["sampled"], found["truncated"], sum(found["histogram"].values())) == (2, 0, 2)
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_a_template_of_ones_own(client: httpx.Client, schema: str) -> None:
     body = {"template": "Note of {ERDAT}: {NOTE}", "samples": 3}
     found = client.post(f"/v1/tables/{schema}//BIC/AZD/preview", json=body).json()
@@ -69,7 +67,6 @@ def test_a_template_of_ones_own(client: httpx.Client, schema: str) -> None:
     assert of_texts["source"] == f"{schema}.MAKT"
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_a_large_table_is_sampled_all_over(client: httpx.Client, schema: str) -> None:
     path = f"/v1/tables/{schema}//BIC/AZD/preview"
     found = client.post(path, json={"template": "{NOTE}", "samples": 8}).json()
@@ -84,7 +81,6 @@ def test_a_large_table_is_sampled_all_over(client: httpx.Client, schema: str) ->
     assert client.post(path, json={"template": "{NOTE}", "samples": 0}).json()["samples"] == []
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_a_text_as_long_as_a_book(client: httpx.Client, schema: str, hana: Any) -> None:
     hana.cursor().execute('INSERT INTO "/BIC/AZD" VALUES (?, ?, ?)', (-1, "tome " * 9000, "20240131"))
     hana.commit()
@@ -94,7 +90,6 @@ def test_a_text_as_long_as_a_book(client: httpx.Client, schema: str, hana: Any) 
     assert (found["chunked"], found["truncated"], found["histogram"]["513+"]) == (1, 0, 1)
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_the_documented_shape_is_the_answered_one(client: httpx.Client, schema: str) -> None:
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     found = client.post(f"/v1/tables/{schema}/MAKT/preview", json={}).json()
@@ -102,7 +97,6 @@ def test_the_documented_shape_is_the_answered_one(client: httpx.Client, schema: 
     assert set(shapes["SampledTextBody"]["properties"]) == set(found["samples"][0])
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview", errors=True)
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -118,7 +112,6 @@ def test_what_cannot_be_rendered(client: httpx.Client, schema: str, body: dict[s
     assert said in problem(client.post(f"/v1/tables/{schema}//BIC/AZD/preview", json=body), 422)["detail"]
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview", errors=True)
 def test_tables_that_have_no_texts_or_are_not_there(client: httpx.Client, schema: str) -> None:
     without = problem(client.post(f"/v1/tables/{schema}/NUMBERS/preview", json={}), 422)
     assert "no column that looks like text" in without["detail"]
@@ -126,7 +119,6 @@ def test_tables_that_have_no_texts_or_are_not_there(client: httpx.Client, schema
     assert "'NUMBERS'" in problem(client.post(f"/v1/tables/{schema}/NUMBRS/preview", json={}), 404)["detail"]
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview", errors=True)
 def test_nobody_previews_rows_that_they_may_not_see(
     client: httpx.Client, tables_service: Service, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

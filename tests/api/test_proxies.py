@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
-import pytest
 
 from app.src.access.keys import Grant, create
 from app.src.api.server import configuration, create_app
@@ -45,7 +44,6 @@ def asked(service: Service, sent: list[tuple[str, dict[str, str]]]) -> list[http
     return asyncio.run(run())
 
 
-@pytest.mark.covers("GET /v1/info", errors=True)
 def test_the_clients_of_a_proxy_are_told_apart_and_nobody_else_is_believed(tmp_path: Path) -> None:
     create(tmp_path / "keys.json", Grant("somebody", ("search",)))
     forwarded = [

@@ -37,7 +37,6 @@ def keys(client: Client) -> list[str]:
     return [entry["key"]["MATNR"] for entry in client.get(PLACE).json()]
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/quarantine")
 def test_rows_are_listed_with_their_reason_and_without_their_text(client: Client, aside: TableSource) -> None:
     response = client.get(PLACE)
     first, second = response.json()
@@ -56,13 +55,11 @@ def test_rows_are_listed_with_their_reason_and_without_their_text(client: Client
     assert client.get("/v1/collections/never/quarantine").json() == []
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/quarantine", errors=True)
 def test_listing_refuses(client: Client) -> None:
     problem(client.get("/v1/collections/nope/quarantine"), 404)
     problem(client.get(PLACE, params={"limit": 0}), 422)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry")
 def test_mended_rows_are_taken_in(client: Client, aside: TableSource) -> None:
     mend(aside, "2")
     started = client.post(f"{PLACE}/retry")
@@ -77,7 +74,6 @@ def test_mended_rows_are_taken_in(client: Client, aside: TableSource) -> None:
     assert 'owl_sap_quarantined_rows{collection="materials"} 1.0' in client.get("/metrics").text
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry")
 @pytest.mark.parametrize("key", [{"MATNR": "3"}, ["3"], [3]])
 def test_only_the_rows_that_are_named(client: Client, aside: TableSource, key: Any) -> None:
     mend(aside, "2", "3")
@@ -86,7 +82,6 @@ def test_only_the_rows_that_are_named(client: Client, aside: TableSource, key: A
     assert keys(client) == ["2"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry", errors=True)
 def test_retry_refuses(client: Client, aside: TableSource) -> None:
     problem(client.post("/v1/collections/nope/quarantine/retry"), 404)
     assert "9" in problem(client.post(f"{PLACE}/retry", json={"keys": [["9"]]}), 404)["detail"]
@@ -98,7 +93,6 @@ def test_retry_refuses(client: Client, aside: TableSource) -> None:
     aside.gate.set()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/drop")
 def test_dropped_rows_come_back_with_the_next_sync(client: Client, aside: TableSource) -> None:
     assert client.post(f"{PLACE}/drop", json={"keys": [{"MATNR": "2"}]}).json() == {"dropped": 1}
     assert keys(client) == ["3"]
@@ -109,7 +103,6 @@ def test_dropped_rows_come_back_with_the_next_sync(client: Client, aside: TableS
     assert keys(client) == ["2", "3"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/drop", errors=True)
 def test_drop_refuses(client: Client, aside: TableSource, service: Service) -> None:
     problem(client.post("/v1/collections/nope/quarantine/drop", json={"all": True}), 404)
     problem(client.post(f"{PLACE}/drop"), 422)

@@ -71,7 +71,6 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [hit["text"] for hit in answer["hits"]]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_the_best_hits_come_in_the_rerankers_order(synced: httpx.Client, reranker: Recording) -> None:
     before = ask(synced, query=TEXT, rerank=False)
     assert not reranker.calls
@@ -100,7 +99,6 @@ def test_what_is_no_text_is_not_reranked(synced: httpx.Client, reranker: Recordi
     assert not reranker.calls
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_asking_for_what_cannot_be(synced: httpx.Client) -> None:
     response = synced.post(SEARCH, json={"vector": [1.0] * 64, "rerank": True})
     assert response.status_code == 422

@@ -46,19 +46,16 @@ def finished(client: Client, job: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- health
 
 
-@pytest.mark.covers("GET /health/live")
 def test_live(client: Client) -> None:
     assert client.get("/health/live").json() == {"status": "ok", "checks": {}}
 
 
-@pytest.mark.covers("GET /health/ready")
 def test_ready(client: Client) -> None:
     response = client.get("/health/ready")
     assert response.status_code == 200
     assert response.json() == {"status": "ok", "checks": {"engine": True, "store": True}}
 
 
-@pytest.mark.covers("GET /health/ready", "GET /v1/collections", errors=True)
 @pytest.mark.proves(6)
 def test_not_ready_while_the_store_is_away(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(collection: str) -> CollectionStatus | None:
@@ -74,7 +71,6 @@ def test_not_ready_while_the_store_is_away(client: Client, service: Service, mon
     assert client.get("/health/live").status_code == 200
 
 
-@pytest.mark.covers("GET /health/ready", errors=True)
 def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
@@ -108,7 +104,6 @@ def test_live_answers_while_the_engine_is_busy(
     assert answers == [200]
 
 
-@pytest.mark.covers("GET /v1/info")
 def test_info(client: Client) -> None:
     info = client.get("/v1/info").json()
     assert (info["model"], info["dimension"], info["device"]["kind"]) == ("hash:64", 64, "cpu")
@@ -151,7 +146,6 @@ def test_openapi_lists_the_routes(client: Client) -> None:
 # --------------------------------------------------------------------------------------------------------------- embed
 
 
-@pytest.mark.covers("POST /embed")
 def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
     expected = service.parts.engine.embed(["steel"])
     one = client.post("/embed", json={"inputs": "steel"}).json()
@@ -160,7 +154,6 @@ def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
     np.testing.assert_allclose(two[1], expected[0], atol=1e-7)
 
 
-@pytest.mark.covers("POST /embed")
 def test_embed_raw(client: Client, service: Service) -> None:
     response = client.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
     assert response.headers["content-type"] == "application/octet-stream"
@@ -173,7 +166,6 @@ def test_embed_without_normalising(client: Client, service: Service) -> None:
     np.testing.assert_allclose(vector, service.parts.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> None:
     long = "word " * (service.parts.engine.max_tokens + 1)
     detail = problem(client.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
@@ -182,7 +174,6 @@ def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> No
     assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -225,8 +216,6 @@ def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: Client
 # --------------------------------------------------------------------------------------------------------- collections
 
 
-@pytest.mark.covers("GET /v1/collections", "GET /v1/collections/{name}")
-@pytest.mark.covers("GET /v1/collections/{name}", errors=True)
 def test_collections(client: Client, synced: Service) -> None:
     materials, never = client.get("/v1/collections").json()
     assert (materials["collection"], materials["rows"], materials["dimension"]) == ("materials", 4, 64)
@@ -236,7 +225,6 @@ def test_collections(client: Client, synced: Service) -> None:
     assert 'did you mean "materials"' in problem(client.get("/v1/collections/material"), 404)["detail"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_text(client: Client, synced: Service) -> None:
     answer = client.post("/v1/collections/materials/search", json={"query": "gearbox bearing", "k": 2}).json()
     assert answer["hits"][0]["key"] == {"MATNR": "1"}
@@ -248,7 +236,6 @@ def test_search_by_text(client: Client, synced: Service) -> None:
     assert set(answer["took_ms"]) == {"embed", "store"}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None:
     vector = (synced.parts.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
     hits = client.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
@@ -256,14 +243,12 @@ def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_with_a_filter(client: Client, synced: Service) -> None:
     body = {"query": "gearbox", "filter": {"MTART": "ROH"}}
     hits = client.post("/v1/collections/materials/search", json=body).json()["hits"]
     assert {hit["key"]["MATNR"] for hit in hits} == {"3", "4"}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -302,7 +287,6 @@ def test_search_refuses(client: Client, synced: Service, body: str, words: str) 
     assert words in problem(response, 422)["detail"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_search_before_the_first_sync(client: Client) -> None:
     detail = problem(client.post("/v1/collections/never/search", json={"query": "a"}), 404)["detail"]
     assert "owl-sap sync never" in detail
@@ -311,7 +295,6 @@ def test_search_before_the_first_sync(client: Client) -> None:
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs", "GET /v1/jobs/{job_id}")
 def test_a_sync_runs_as_a_job(client: Client) -> None:
     started = client.post("/v1/collections/materials/sync")
     assert started.status_code == 202
@@ -323,7 +306,6 @@ def test_a_sync_runs_as_a_job(client: Client) -> None:
     assert client.get("/v1/collections/materials").json()["rows"] == 4
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", errors=True)
 def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None:
     source.gate.clear()
     first = client.post("/v1/collections/materials/sync").json()["job"]
@@ -334,7 +316,6 @@ def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None
     assert client.post("/v1/collections/materials/sync").status_code == 202
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/collections/{name}")
 def test_a_column_of_another_type_is_accepted_only_when_asked(client: Client, source: Any) -> None:
     def synced(**body: Any) -> dict[str, Any]:
         job = client.post("/v1/collections/materials/sync", json=body).json()["job"]
@@ -353,7 +334,6 @@ def test_a_column_of_another_type_is_accepted_only_when_asked(client: Client, so
     assert (shown["method"], shown["last_full"] is not None) == ("full", True)
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}", errors=True)
 def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     source.failure = LoginRefused("connecting to S: login refused", code=10)
     job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
@@ -361,7 +341,6 @@ def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     assert 'owl_sap_hana_errors_total{code="10"} 1.0' in client.get("/metrics").text
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs/{job_id}", errors=True)
 def test_sync_and_jobs_that_do_not_exist(client: Client) -> None:
     problem(client.post("/v1/collections/nope/sync"), 404)
     problem(client.get("/v1/jobs/nope"), 404)
@@ -376,7 +355,6 @@ def test_routing_errors_are_problems_too(client: Client) -> None:
     problem(client.get("/embed"), 405)
 
 
-@pytest.mark.covers("GET /v1/info", errors=True)
 def test_an_unexpected_error_shows_nothing_of_itself(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,7 +376,6 @@ def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> N
     assert len(odd) == 32
 
 
-@pytest.mark.covers("GET /metrics")
 def test_metrics(client: Client, synced: Service) -> None:
     client.post("/v1/collections/materials/search", json={"query": "steel"})
     client.get("/nope/at/all")

@@ -136,7 +136,7 @@ def alone(synced: Service) -> Iterator[Asking]:
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, emulator: Emulator
 ) -> Iterator[Service]:
-    """Over each kind of store, HANA's on the stand-in."""
+    """Over each kind of store, HANA's on the emulator."""
     source, settings = TableSource(), ruled(tmp_path_factory.mktemp("ruled"))
     with ExitStack() as stack:
         store = None if request.param == "local" else HanaStore(stack.enter_context(in_hana(emulator)), "RULED")
@@ -182,7 +182,6 @@ WAYS: list[Mapping[str, Any]] = [
 ]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values()))[:40])
 def test_every_way_to_search_finds_what_may_be_seen_and_all_of_it(asking: Asking, way: Mapping[str, Any]) -> None:
     for owner in OWNERS:
@@ -251,7 +250,6 @@ def test_who_has_no_claim_is_told_which(asking: Asking) -> None:
     assert asking.search(claiming(), query="pump")["notes"] == ['no row is visible: the claim "owner" is an empty list']
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_a_wrong_question_is_as_wrong_for_who_sees_nothing(asking: Asking) -> None:
     for body in ({"query": " "}, {"query": "pump", "filter": {"MTART": {"$eqq": 1}}}):
         refusals = [asking.post(who, SEARCH, **body) for who in (LOOPBACK, OPERATOR)]
@@ -310,7 +308,6 @@ def own_ids(owner: str) -> list[str]:
     return ALL_IDS[OWNERS.index(owner) :: 3]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/rows")
 @pytest.mark.parametrize("owner", OWNERS)
 def test_rows_that_may_not_be_seen_are_as_if_they_were_not_there(asking: Asking, owner: str) -> None:
     mine = asking.post(claiming(owner), ROWS, ids=ALL_IDS).json()
@@ -321,7 +318,6 @@ def test_rows_that_may_not_be_seen_are_as_if_they_were_not_there(asking: Asking,
     assert answers[0].content == answers[1].content == b'{"rows":[]}'
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/fields")
 @pytest.mark.parametrize("owner", OWNERS)
 def test_fields_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
     answer = asking.get(claiming(owner), FIELDS).json()
@@ -356,7 +352,6 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
     assert alone.get(claiming("FERT"), FIELDS).json()["rows"] == 19, "what was written since is known at once"
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 @pytest.mark.parametrize("owner", OWNERS)
 def test_a_map_is_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
     """Where a point stands is told by them alone too: others move nothing."""
@@ -401,7 +396,6 @@ def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Ask
         assert sent[1] == sent[2] != [], look
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("owner", OWNERS)
 def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str) -> None:
     for way in ({}, {"mmr_lambda": 0.3}, {"filter": {"MTART": {"$ne": "nobody"}}}):
@@ -412,7 +406,6 @@ def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str)
             assert len(mine) == min(k, 19)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
     """Whatever else is asked, both answers are the same: with filters that are right, wrong or fail at a value."""
     bodies: list[dict[str, Any]] = [
@@ -456,11 +449,6 @@ SHOWING = [
 """These show rows, or tell whether there is one of a key, whoever it belongs to."""
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/quarantine", errors=True)
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry", errors=True)
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/drop", errors=True)
-@pytest.mark.covers("POST /v1/collections/{name}/generations", errors=True)
-@pytest.mark.covers("GET /v1/tables/{schema}/{table}", errors=True)
 @pytest.mark.parametrize(("method", "path", "body"), SHOWING, ids=lambda part: str(part)[-30:])
 def test_what_shows_rows_is_for_who_may_see_every_row(asking: Asking, method: str, path: str, body: Any) -> None:
     asking.who[0] = claiming("FERT")

@@ -53,7 +53,6 @@ def keys(answer: dict[str, Any]) -> list[str]:
     return [hit["key"]["MATNR"] for hit in answer["hits"]]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword(client: httpx.Client, synced: Service) -> None:
     answer = ask(client, query="pump seal", mode="keyword")
     assert set(keys(answer)[:2]) == {"5", "6"}, "both words"
@@ -66,7 +65,6 @@ def test_keyword(client: httpx.Client, synced: Service) -> None:
     assert keys(ask(client, query="100195", mode="keyword")) == ["7"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> None:
     text = "the hydraulic pumps and seal"  # three words that count
     cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query=text, mode="vector", k=50)["hits"]}
@@ -80,7 +78,6 @@ def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> N
     assert keys(ask(client, query=text, mode="hybrid", k=2)) == keys(answer)[:2]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +104,6 @@ def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     assert len(looks) == 1
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
     client: httpx.Client, source: TableSource, service: Service
 ) -> None:
@@ -122,7 +118,6 @@ def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
     assert explained["words"] == ["471100"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("text", ["M-4711/2", "m-4711", "which one was M-4711-2?"])
 def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch, text: str
@@ -136,7 +131,6 @@ def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     assert keys(answer) == ["M-4711/2"]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +189,6 @@ def test_the_length_of_a_vector_that_others_wrote_says_nothing(
             assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("where", [{"MTART": "ROH"}, {"MTART": {"$ne": "ROH"}}, {"MTART": {"$like": "F%"}}], ids=str)
 def test_the_modes_agree_on_filters(client: httpx.Client, synced: Service, where: dict[str, Any]) -> None:
     everything = "gearbox garden hydraulic office pump valve"
@@ -203,7 +196,6 @@ def test_the_modes_agree_on_filters(client: httpx.Client, synced: Service, where
     assert found["vector"] == found["keyword"] == found["hybrid"] != set()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client, synced: Service) -> None:
     for mode in ("vector", "keyword"):
         every = ask(client, query="pump seal", mode=mode, k=50)["hits"]
@@ -214,7 +206,6 @@ def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client,
         assert ask(client, query="pump seal", mode=mode, min_score=1e9)["hits"] == []
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_min_score_is_the_cosine_in_hybrid_mode(client: httpx.Client, synced: Service) -> None:
     cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query="pump seal", mode="vector", k=50)["hits"]}
     for least in sorted(cosines.values()):
@@ -240,7 +231,6 @@ def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
         assert bool(found) is (least < 0 or first.score >= least)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_is_the_mode_at_1_and_spreads_below(client: httpx.Client, synced: Service) -> None:
     for mode in MODES:
         plain = ask(client, query="pump seal", mode=mode, k=4)
@@ -265,7 +255,6 @@ def _text(service: Service, key: str) -> str:
     return text
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> None:
     scores = {hit["id"]: hit["score"] for hit in ask(client, query="pump", k=50)["hits"]}
     spread = ask(client, query="pump", k=3, mmr_lambda=0.3, filter={"MTART": "ROH"})
@@ -275,7 +264,6 @@ def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> 
     assert ask(client, query="xyzzy", mode="keyword", mmr_lambda=0.5)["hits"] == []
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> None:
     vector = synced.parts.embedder.embed(["pump seal"])[0].astype(np.float64).tolist()
     by_text = ask(client, query="pump seal", mode="vector", k=4, mmr_lambda=0.4)
@@ -285,7 +273,6 @@ def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> No
 # ----------------------------------------------------------------------------------------------------------- no model
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword_search_loads_no_engine(make_service: Callable[[], Service], synced: Service) -> None:
     another = make_service()
     with serving(another) as client:
@@ -293,7 +280,6 @@ def test_keyword_search_loads_no_engine(make_service: Callable[[], Service], syn
     assert "engine" not in another.parts._parts
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword_search_of_another_models_collection(synced: Service, settings: Settings, source: TableSource) -> None:
     other = settings.embedding.model_copy(update={"model": "hash:128"})
     service = Service(settings.model_copy(update={"embedding": other}), source=source)
@@ -310,7 +296,6 @@ def test_keyword_search_of_another_models_collection(synced: Service, settings: 
         service.close()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_collection_never_synced(client: httpx.Client, mode: str) -> None:
     response = client.post("/v1/collections/never/search", json={"query": "a", "mode": mode})
@@ -326,7 +311,6 @@ def test_what_may_be_done_with_another_model_is_told(synced: Service, monkeypatc
 # -------------------------------------------------------------------------------------------------------------- notes
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_filter_on_unknown_metadata_is_allowed_and_noted(client: httpx.Client, synced: Service, mode: str) -> None:
     answer = ask(client, query="pump", mode=mode, filter={"$or": [{"MTARD": "ROH"}, {"WERKS": "1"}, {"MTART": "ROH"}]})
@@ -335,7 +319,6 @@ def test_a_filter_on_unknown_metadata_is_allowed_and_noted(client: httpx.Client,
     assert all(word in note for word in ("MTARD, WERKS", "materials", "MTART"))
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_notes_on_filters_that_nothing_passes_and_texts_without_words(client: httpx.Client, synced: Service) -> None:
     (note,) = ask(client, query="pump", filter={"MTART": "NONE"})["notes"]
     assert "check the filter" in note
@@ -345,7 +328,6 @@ def test_notes_on_filters_that_nothing_passes_and_texts_without_words(client: ht
     assert ask(client, query="pump", filter={"MTART": "ROH"})["notes"] == []
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize(("mode", "noted"), [("vector", True), ("hybrid", True), ("keyword", False)])
 def test_a_text_longer_than_the_model_takes_is_noted(
     client: httpx.Client, synced: Service, mode: str, noted: bool
@@ -370,7 +352,6 @@ def test_options_out_of_range(options: dict[str, Any], words: str) -> None:
         SearchOptions(**options)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("mode", MODES)
 def test_passages_of_a_long_row(client: httpx.Client, source: TableSource, service: Service, mode: str) -> None:
     long = ". ".join(
@@ -395,7 +376,6 @@ def test_passages_of_a_long_row(client: httpx.Client, source: TableSource, servi
         assert chunked["passages"][0]["score"] == pytest.approx(chunked["score"], abs=1e-5)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
     assert "explain" not in ask(client, query="pump seal", mode="hybrid")
     for mode, rankings in (("vector", {"vector"}), ("keyword", {"keyword"}), ("hybrid", {"vector", "keyword"})):
@@ -452,7 +432,6 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
     assert asked == [4, 4, 1]
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize("passages", [0, 21, -1, "2", 1.5])
 def test_so_many_passages_there_are_not(client: httpx.Client, synced: Service, passages: Any) -> None:
     assert client.post(SEARCH, json={"query": "a", "passages": passages}).status_code == 422
@@ -481,7 +460,6 @@ def test_a_date_without_dashes_is_noted(where: Filter | None, noted: bool, found
     assert any(note.startswith("SAP's dates are stored as 2026-0") for note in notes) == noted
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: httpx.Client, synced: Service) -> None:
     text = ask(client, query="the hydraulic pumps and seal", explain=True)
     assert text["explain"]["mode"] == "hybrid"
@@ -520,7 +498,6 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
     assert threads == {"backdrop": {1}, "closeness": {1}}
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_depth_is_how_many_hits_mmr_chooses_from(client: httpx.Client, synced: Service) -> None:
     best = keys(ask(client, query="pump seal", mode="vector", k=2))
     spread = {"query": "pump seal", "mode": "vector", "k": 2, "mmr_lambda": 0.0}

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from httpx import Client, TransportError
 
-from app.src.api import connections, jobs
-from app.src.api.middleware import MOST_HEAD_BYTES
+from app.src.api import jobs, server
+from app.src.api.server import MOST_HEAD_BYTES
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource, serving, settings_in
@@ -31,7 +31,7 @@ PATIENCE = 60.0
 
 @pytest.fixture(autouse=True)
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LINGER_SECONDS", SHORT)
+    monkeypatch.setattr(server, "LINGER_SECONDS", SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,6 @@ def test_a_head_that_comes_byte_by_byte(client: Client) -> None:
     assert status(answer) == 408
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", errors=True)
 @pytest.mark.parametrize("path", ["/embed", "/v1/collections/materials/sync"])
 @pytest.mark.proves(27)
 def test_a_body_that_does_not_come(client: Client, path: str) -> None:
@@ -248,11 +247,13 @@ def test_who_never_reads_is_told_that_it_is_over(
 
 
 @pytest.mark.parametrize("closing", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+@pytest.mark.parametrize(
+    ("size", "pace"), [(30_000_000, 15_000_000), pytest.param(8_000_000, 400_000, marks=pytest.mark.slow)]
+)
 def test_who_reads_slowly_but_steadily_gets_all(
-    synced: Service, monkeypatch: pytest.MonkeyPatch, closing: bytes
+    synced: Service, monkeypatch: pytest.MonkeyPatch, closing: bytes, size: int, pace: int
 ) -> None:
     """As over a slow line: longer than any of the clocks."""
-    size = 30_000_000
     monkeypatch.setattr(synced.status, "collections", lambda *_: [{"x": "y" * size}])
     for client in bounded(synced, read_timeout=1.0):
         with connected(client) as connection:
@@ -260,7 +261,7 @@ def test_who_reads_slowly_but_steadily_gets_all(
             got, start = 0, time.monotonic()
             while got < size and (part := _received(connection)):
                 got += len(part)
-                time.sleep(max(0.0, start + 2.0 * got / size - time.monotonic()))
+                time.sleep(max(0.0, start + got / pace - time.monotonic()))
             assert got >= size
 
 
@@ -282,7 +283,7 @@ def test_the_body_of_a_second_request_is_waited_for(synced: Service, monkeypatch
             assert begun.wait(PATIENCE)
             go.set()
             assert status(whole_answer(connection)) == 200
-            time.sleep(2 * SHORT)  # longer than connections.LINGER_SECONDS here
+            time.sleep(2 * SHORT)  # longer than server.LINGER_SECONDS here
             connection.sendall(second[-5:])
             assert status(whole_answer(connection)) == 200
 
@@ -380,9 +381,9 @@ def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypa
 def test_the_end_of_a_refused_body_is_no_head(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in one piece, larger than a head may be, when its answer has been given: the connection goes on."""
     body, held = b"x" * (MOST_HEAD_BYTES + 1), bytearray()
-    receive = connections.BoundedHttp.data_received
+    receive = server.BoundedHttp.data_received
 
-    def in_one_piece(self: connections.BoundedHttp, data: bytes) -> None:
+    def in_one_piece(self: server.BoundedHttp, data: bytes) -> None:
         if data.startswith((b"POST", b"GET")):
             receive(self, data)
             return
@@ -390,8 +391,8 @@ def test_the_end_of_a_refused_body_is_no_head(synced: Service, monkeypatch: pyte
         if len(held) == len(body):
             receive(self, bytes(held))
 
-    monkeypatch.setattr(connections.BoundedHttp, "data_received", in_one_piece)
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 30)
+    monkeypatch.setattr(server.BoundedHttp, "data_received", in_one_piece)
+    monkeypatch.setattr(server, "LINGER_SECONDS", 30)
     for client in bounded(synced, read_timeout=30, max_body_bytes=1024):
         with connected(client) as connection:
             connection.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
@@ -419,7 +420,6 @@ def test_a_timer_behind_a_reset_connection_does_nothing() -> None:
         def close(self) -> None:
             raise AssertionError("it is closed already")
 
-    connection = connections.BoundedHttp.__new__(connections.BoundedHttp)
+    connection = server.BoundedHttp.__new__(server.BoundedHttp)
     connection.transport = Gone()
     connection.timeout_keep_alive_handler()
-    assert connection._fetched() == 0

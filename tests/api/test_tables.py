@@ -1,4 +1,4 @@
-"""The routes about tables, through HTTP, over the stand-in and the real driver."""
+"""The routes about tables, through HTTP, over the emulator and the real driver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def schema(hana_schema: str, hana: Any) -> str:
     return hana_schema
 
 
-@pytest.mark.covers("GET /v1/tables")
 def test_tables(client: httpx.Client, schema: str) -> None:
     listed = client.get("/v1/tables", params={"schema": schema}).json()
     assert [entry["name"] for entry in listed] == ["/BIC/AZD00100", "NUMBERS", "a b%.c"]
@@ -51,7 +50,6 @@ def test_tables(client: httpx.Client, schema: str) -> None:
     assert schema in {entry["schema"] for entry in client.get("/v1/tables", params={"limit": 1000}).json()}
 
 
-@pytest.mark.covers("GET /v1/tables/{schema}/{table}")
 @pytest.mark.parametrize("encode", [str, lambda name: quote(name, safe="")])
 def test_a_table_with_slashes_in_its_name(client: httpx.Client, schema: str, encode: Any) -> None:
     found = client.get(f"/v1/tables/{schema}/{encode('/BIC/AZD00100')}").json()
@@ -67,26 +65,22 @@ def test_a_table_with_slashes_in_its_name(client: httpx.Client, schema: str, enc
     assert proposal["toml"].startswith("[[collections]]")
 
 
-@pytest.mark.covers("GET /v1/tables/{schema}/{table}")
 def test_without_looking_at_rows(client: httpx.Client, schema: str) -> None:
     found = client.get(f"/v1/tables/{schema}//BIC/AZD00100", params={"catalog_only": True}).json()
     assert "where" not in found["proposal"]
 
 
-@pytest.mark.covers("GET /v1/tables/{schema}/{table}")
 def test_a_table_for_which_nothing_can_be_proposed(client: httpx.Client, schema: str) -> None:
     found = client.get(f"/v1/tables/{schema}/NUMBERS").json()
     assert found["proposal"] is None
     assert "no column that looks like text" in found["reason"]
 
 
-@pytest.mark.covers("GET /v1/tables/{schema}/{table}")
 def test_odd_characters_in_a_name(client: httpx.Client, schema: str) -> None:
     found = client.get(f"/v1/tables/{schema}/{quote('a b%.c', safe='')}").json()
     assert found["proposal"]["source"] == f'{schema}."a b%.c"'
 
 
-@pytest.mark.covers("GET /v1/tables", "GET /v1/tables/{schema}/{table}")
 def test_the_documented_shapes_are_the_answered_ones(client: httpx.Client, schema: str) -> None:
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     (entry, *_) = client.get("/v1/tables", params={"schema": schema}).json()
@@ -97,7 +91,6 @@ def test_the_documented_shapes_are_the_answered_ones(client: httpx.Client, schem
     assert set(shapes["ColumnBody"]["properties"]) == set(found["columns"][0])
 
 
-@pytest.mark.covers("GET /v1/tables", "GET /v1/tables/{schema}/{table}", errors=True)
 def test_what_is_not_there_comes_with_the_nearest_names(client: httpx.Client, schema: str) -> None:
     assert f"Did you mean '{schema}'" in problem(client.get(f"/v1/tables?schema={schema.lower()}"), 404)["detail"]
     assert "'NUMBERS'" in problem(client.get(f"/v1/tables/{schema}/NUMBRS"), 404)["detail"]
@@ -106,13 +99,11 @@ def test_what_is_not_there_comes_with_the_nearest_names(client: httpx.Client, sc
     problem(client.get(f"/v1/tables/{schema}/%00"), 404)
 
 
-@pytest.mark.covers("GET /v1/tables", errors=True)
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "offset=-1", f"search={'a' * 201}"])
 def test_what_is_refused(client: httpx.Client, query: str) -> None:
     assert query.partition("=")[0] in problem(client.get(f"/v1/tables?{query}"), 422)["detail"]
 
 
-@pytest.mark.covers("GET /v1/tables", "GET /v1/tables/{schema}/{table}", errors=True)
 def test_while_hana_is_away(client: httpx.Client, tables_service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from connector.errors import ConnectionLost
 
@@ -127,7 +118,6 @@ def test_while_hana_is_away(client: httpx.Client, tables_service: Service, monke
     assert 'owl_sap_hana_errors_total{code="-10807"} 2.0' in client.get("/metrics").text
 
 
-@pytest.mark.covers("GET /v1/tables", errors=True)
 def test_without_a_hana_in_the_settings(tmp_path: Path) -> None:
     store = {"kind": "local", "path": tmp_path / "vectors"}
     service = Service(Settings.model_validate({"store": store, "embedding": {"model": "hash:8"}}))

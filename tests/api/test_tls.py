@@ -21,7 +21,7 @@ import pytest
 import trustme
 from cryptography import x509
 
-from app.src.api import connections as tls
+from app.src.api import tls
 from app.src.observe import Fault, checks
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
@@ -105,7 +105,6 @@ def shaken(server: ssl.SSLContext, authority: trustme.CA, name: str | None = "lo
     return serial(shown)
 
 
-@pytest.mark.covers("serve", "POST /embed", "GET /metrics")
 def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) -> None:
     with served(tmp_path, issued(authority, tmp_path / "tls")) as url:
         assert url.startswith("https://127.0.0.1:")

@@ -123,7 +123,6 @@ def ask(address: Address, asked: list[Question], connections: int, pause: float 
     return run(come)
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search")
 def test_a_crowd_gets_its_own_answers(service: Service, address: Address, known: load.Known) -> None:
     tally = ask(address, questions(service, known), 40, pause=0.1)
     assert len(tally.accepted["embed"]) >= 20
@@ -138,7 +137,6 @@ def test_a_crowd_sees_wrong_answers(service: Service, address: Address, known: l
     assert tally.wrong == len(tally.seconds) > 0
 
 
-@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.proves(27)
 def test_a_crowd_is_refused_where_its_requests_would_wait_too_long(
     service: Service, address: Address, known: load.Known, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,6 @@ def empty(client: Client) -> None:
         client.delete_documents("notes", [hit.id for hit in hits])
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents/delete")
 def test_documents_are_written_found_and_deleted_in_any_number(shared: Client, served: Served) -> None:
     texts = [f"note {number} about pumps" for number in range(9)]  # api.max_inputs is 4
     store = OwlSapVectorStore.from_texts(
@@ -102,7 +101,6 @@ def test_documents_are_written_found_and_deleted_in_any_number(shared: Client, s
         empty(shared)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_a_table_s_collection_is_not_written(shared: Client) -> None:
     with pytest.raises(owl_sap_client.Conflict):
         OwlSapVectorStore(shared, "materials").add_texts(["a"])

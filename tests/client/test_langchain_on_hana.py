@@ -1,4 +1,4 @@
-"""LangChain's own suites over REST where the vectors are in HANA (the stand-in), as in production."""
+"""LangChain's own suites over REST where the vectors are in HANA (the emulator), as in production."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class TestRetriever(RetrieversIntegrationTests):
         return "oil pump"
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents/delete")
 def test_documents_are_written_found_and_deleted(shared: Client) -> None:
     store = OwlSapVectorStore(shared, "notes")
     (id_,) = store.add_texts(["press 4 leaks oil"], [{"plant": "1000"}], ids=["n1"])

@@ -18,7 +18,6 @@ from owl_sap_client.results import Hit, Job, JobEvent
 from tests.client.conftest import NEVER, Served
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "GET /v1/models", "GET /v1/models/{model}")
 def test_vectors_to_the_last_bit(client: Client, served: Served) -> None:
     texts = ["steel", "oil pump", "Überdruck 🦉"]
     vectors = client.embed(texts)
@@ -31,7 +30,6 @@ def test_vectors_to_the_last_bit(client: Client, served: Served) -> None:
     assert client.model(model.id) == model
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_text_vector_words_and_filter(client: Client) -> None:
     found = client.search("materials", "hydraulic oil pump", k=2)
     best, second = found.hits
@@ -51,7 +49,6 @@ def test_search_by_text_vector_words_and_filter(client: Client) -> None:
     assert client.search("materials", "oil", k=1, min_score=2.0).hits == []
 
 
-@pytest.mark.covers("GET /v1/collections", "GET /v1/collections/{name}", "GET /v1/info", "GET /v1/gpu")
 def test_what_there_is(client: Client, served: Served) -> None:
     materials, never, *_ = client.collections()
     assert (materials.collection, materials.rows, never.rows) == ("materials", 4, 0)
@@ -64,14 +61,12 @@ def test_what_there_is(client: Client, served: Served) -> None:
     assert client.ready().ok
 
 
-@pytest.mark.covers("GET /health/ready", errors=True)
 def test_not_ready_is_an_answer(client: Client, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.service.readiness, "beyond_help", lambda: "the engine hangs")
     health = client.live()
     assert (health.ok, health.status, health.checks) == (False, "unavailable", {"engine": False})
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs", "GET /v1/jobs/{job_id}")
 def test_a_sync_that_is_waited_for(client: Client) -> None:
     job = client.sync("materials", full=True, max_deletes=0.5)
     done = client.wait(job, timeout=20)
@@ -84,7 +79,6 @@ def test_a_sync_that_is_waited_for(client: Client) -> None:
     assert checked.result["ok"] is True
 
 
-@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
 def test_events_as_they_come_and_from_anywhere(client: Client, served: Served) -> None:
     served.source.gate.clear()
     job = client.sync("materials", full=True)
@@ -100,7 +94,6 @@ def test_events_as_they_come_and_from_anywhere(client: Client, served: Served) -
     assert list(client.events(job, after=len(seen))) == []
 
 
-@pytest.mark.covers("POST /v1/jobs/{job_id}/cancel")
 def test_a_cancelled_job_and_one_that_takes_long(client: Client, served: Served) -> None:
     served.source.gate.clear()
     try:
@@ -118,11 +111,6 @@ def test_a_cancelled_job_and_one_that_takes_long(client: Client, served: Served)
     assert failed.value.job.state == "cancelled"
 
 
-@pytest.mark.covers(
-    "GET /v1/collections/{name}/quarantine",
-    "POST /v1/collections/{name}/quarantine/retry",
-    "POST /v1/collections/{name}/quarantine/drop",
-)
 def test_quarantine(client: Client, served: Served) -> None:
     served.source.rows_by_key["9"] = {"MATNR": "9", "MAKTX": "broken", "MTART": float("nan")}
     try:
@@ -138,7 +126,6 @@ def test_quarantine(client: Client, served: Served) -> None:
         del served.source.rows_by_key["9"]
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/generations", "POST /v1/collections/{name}/generations")
 def test_generations(client: Client) -> None:
     (serving,) = client.generations("materials")
     assert (serving.generation, serving.state) == (1, "active")
@@ -169,7 +156,6 @@ REFUSED: list[tuple[Callable[[Client], Any], type[owl_sap_client.ProblemError], 
 ]
 
 
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search", "GET /v1/jobs/{job_id}/events", errors=True)
 @pytest.mark.parametrize(("ask", "kind", "words"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
 def test_what_is_refused(
     client: Client, ask: Callable[[Client], Any], kind: type[owl_sap_client.ProblemError], words: str
@@ -186,13 +172,12 @@ def test_what_does_not_fit_says_where(client: Client) -> None:
     assert refused.value.errors[0]["where"] == "body.mode"
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /v1/collections/{name}/sync", errors=True)
-def test_a_member_that_there_is_not_is_named_with_its_like(client: Client, served: Served) -> None:
-    with pytest.raises(owl_sap_client.Unprocessable, match=r'body.mmr_lamda: .* did you mean "mmr_lambda"'):
+def test_an_unknown_member_is_named(client: Client, served: Served) -> None:
+    with pytest.raises(owl_sap_client.Unprocessable, match=r"body.mmr_lamda: unknown member"):
         client.search("materials", "x", mmr_lamda=0.5)  # type: ignore[call-arg]
     refused = served.http.post("/v1/collections/materials/sync", json={"quick": True})
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith("body.quick: unknown member; known members: full, ")
+    assert refused.json()["detail"].startswith("body.quick: unknown member")
 
 
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Small honest stand-ins for the ends of a sync: a table in memory and an embedder of words."""
+"""Small honest emulators for the ends of a sync: a table in memory and an embedder of words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of tables and views, and names that do not fit; over the wire against the stand-in."""
+"""What the catalogue says of tables and views, and names that do not fit; over the wire against the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, pool, retries, cursor rules and quoting, against a scripted driver; a few against the stand-in."""
+"""Options, pool, retries, cursor rules and quoting, against a scripted driver; a few against the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real driver under our pool: failed connects against small wrong servers, and statements against the stand-in."""
+"""The real driver under our pool: failed connects against small wrong servers, and statements against the emulator."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_an_unknown_user_store_key_is_named():
         pool.read("SELECT 1 FROM DUMMY")
 
 
-# ------------------------------------------------------------------------------------------- against the stand-in
+# ------------------------------------------------------------------------------------------- against the emulator
 
 
 def options_of(emulator: Emulator, **changes: Any) -> ConnectionOptions:
@@ -252,7 +252,7 @@ def test_rows_are_tuples_and_vectors_memoryviews(pool):
     assert bytes(vector) == bytes.fromhex("020000000000803f00000040")
 
 
-def test_features_of_the_stand_in(pool):
+def test_features_of_the_emulator(pool):
     features = HanaFeatures.probe(pool)
     assert features.real_vector
     assert features.version

@@ -1,4 +1,4 @@
-"""Introspection and the list of tables over the wire, against the stand-in: what is asked, and what comes of it."""
+"""Introspection and the list of tables over the wire, against the emulator: what is asked, and what comes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAP's tables -> what is proposed for them; and the views over their texts, made and read on the stand-in."""
+"""SAP's tables -> what is proposed for them; and the views over their texts, made and read on the emulator."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_other_ways_are_named_where_a_table_is_large() -> None:
     assert "rowid" not in advise(CATALOGUE["MARA"], None, 1000).why
 
 
-# ------------------------------------------------------------------------------------------------------ on the stand-in
+# ------------------------------------------------------------------------------------------------------ on the emulator
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +294,7 @@ def test_caps_translations_replace_the_default_as_cap_does_it(pool: HanaPool, ro
     assert seen(pool, proposal, '"ID", "title", "descr"') == expected
 
 
-def test_a_cds_views_texts_stand_in_the_view_beside_it(pool: HanaPool, rows: Any, hana_schema: str) -> None:
+def test_a_cds_views_texts_emulator_the_view_beside_it(pool: HanaPool, rows: Any, hana_schema: str) -> None:
     for name in ("I_Product", "I_ProductText"):
         stored = TableRef(hana_schema, name)
         rows(name)

@@ -199,7 +199,7 @@ def test_what_was_never_there_is_a_wrong_name(gone):
         pages(gone)
 
 
-def test_an_unknown_column_may_stand_in_where():
+def test_an_unknown_column_may_emulator_where():
     source = HanaSource(FakePool(UnknownColumn("unknown column")))
     with pytest.raises(UnknownColumn, match="`where`"):
         source.count(query("K", where="NOPE = 1"))
@@ -257,7 +257,7 @@ def test_binary_columns_become_bytes():
     assert page == [Row((b"a",), {"K": b"a", "B": None, "N": 1}), Row((b"b",), {"K": b"b", "B": b"x", "N": 2})]
 
 
-# ---------------------------------------------------------------------------------------- against the stand-in
+# ---------------------------------------------------------------------------------------- against the emulator
 
 
 @pytest.fixture

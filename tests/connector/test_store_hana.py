@@ -1,4 +1,4 @@
-"""What only the HANA store promises, tried on the stand-in: its tables, rows of others among ours, the HNSW index,
+"""What only the HANA store promises, tried on the emulator: its tables, rows of others among ours, the HNSW index,
 refusals that say what to do. The rest is in the contract of the stores."""
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ def expect_done(page: Page, done: int) -> None:
     expect(page.get_by_role("progressbar")).to_have_js_property("value", done)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs/{job_id}/events")
 def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections")
     source.held = True
@@ -117,7 +116,6 @@ def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepw
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.").first).to_be_visible()
 
 
-@pytest.mark.covers("POST /v1/jobs/{job_id}/cancel")
 def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     source.held = True
@@ -131,7 +129,6 @@ def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) ->
     expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry", "POST /v1/collections/{name}/quarantine/drop")
 def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Stepwise, open_page: Open) -> None:
     for key in ("002", "003", "004"):
         source.rows_by_key[key]["MTART"] = TOO_MUCH
@@ -162,7 +159,6 @@ def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Step
     expect(aside.get_by_text("No rows in quarantine.")).to_be_visible()
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/verify")
 def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     source.rows_by_key["001"]["MAKTX"] = "something else altogether"
@@ -174,7 +170,6 @@ def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.covers("POST /v1/collections/{name}/sync")
 def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     for number in range(1, 21):
@@ -189,7 +184,6 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
 
 
 @pytest.mark.slow
-@pytest.mark.covers("POST /v1/collections/{name}/generations", "GET /v1/collections/{name}/generations")
 def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
     address = serve()
     place = f"{address}/v1/collections/materials/generations"
@@ -221,7 +215,6 @@ def test_a_sync_that_is_no_job_is_not_denied(serve: Serve, open_page: Open, plac
     expect(jobs.get_by_text("outside this list")).to_have_count(0)
 
 
-@pytest.mark.covers("GET /v1/jobs", "GET /v1/gpu", "GET /v1/tables", errors=True)
 def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
     serve: Serve, open_page: Open, watch: Watch, tmp_path: Path
 ) -> None:

@@ -43,7 +43,6 @@ def at_the_cards(open_page: Open, address: str) -> Page:
 
 
 @pytest.mark.slow
-@pytest.mark.covers("GET /v1/gpu")
 def test_charts_of_two_cards(address: str, open_page: Open, cards: None) -> None:
     page = at_the_cards(open_page, address)
     card = page.get_by_role("region", name="0: Tesla T4")
@@ -83,7 +82,6 @@ def test_nobody_is_asked_while_the_page_is_out_of_sight(address: str, open_page:
         page.evaluate(hide % ("false", event))
 
 
-@pytest.mark.covers("GET /v1/info")
 def test_what_is_chosen_on_the_device(address: str, open_page: Open, cards: None) -> None:
     page = open_page(address, "#/gpu")
     expect(page.get_by_role("region", name="This device")).to_contain_text("hash:64")

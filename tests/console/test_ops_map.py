@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.console.conftest import Open
@@ -34,7 +33,6 @@ def plot(page: Page) -> Locator:
     return page.get_by_role("application", name=re.compile("Map of materials: 44 points"))
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials?color=MTART")
     expect(page.get_by_text(re.compile(r"All 44 rows\. .* keeps \d+ % of the variance"))).to_be_visible()
@@ -100,7 +98,6 @@ def test_zoom_and_groups(address: str, open_page: Open) -> None:
     assert drawn(page) != whole
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/fields")
 def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials")
     page.get_by_label("Coloured by").select_option("BRGEW")
@@ -119,7 +116,6 @@ def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     expect(page.get_by_role("dialog", name="Row")).to_be_visible()
 
 
-@pytest.mark.covers("GET /v1/collections/{name}/map", errors=True)
 def test_a_collection_that_is_not_there(address: str, open_page: Open, watch: Any) -> None:
     watch.allow(404)
     page = open_page(address, "#/map/nowhere")

@@ -107,7 +107,6 @@ def test_the_page_about_the_api(serve: Serve, open_page: Open) -> None:
     expect(page.get_by_role("search")).to_be_visible()
 
 
-@pytest.mark.covers("GET /v1/jobs", "GET /v1/collections/{name}/generations", "GET /v1/collections/{name}/quarantine")
 def test_every_page(busy: tuple[str, str], open_page: Open) -> None:
     address, schema = busy
     page = open_page(address, "#/collections/never")

@@ -1,4 +1,4 @@
-"""The browser of tables before the stand-in: searching, leafing, a table's proposal and the texts that a template
+"""The browser of tables before the emulator: searching, leafing, a table's proposal and the texts that a template
 makes."""
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def tables(serve: Serve, emulator: Emulator, schema: str) -> str:
     return serve(hana=login | {"encrypt": False})
 
 
-@pytest.mark.covers("GET /v1/tables", "GET /v1/tables/{schema}/{table}")
 def test_from_the_search_to_a_proposal(tables: str, schema: str, open_page: Open) -> None:
     page = open_page(tables, f"#/tables?schema={schema}")
     expect(page.get_by_role("row")).to_have_count(3)
@@ -59,7 +58,6 @@ def test_from_the_search_to_a_proposal(tables: str, schema: str, open_page: Open
     expect(page.get_by_role("row")).to_have_count(2)
 
 
-@pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview")
 def test_a_template_is_tried(tables: str, schema: str, open_page: Open, watch: Watch) -> None:
     watch.allow(422)
     page = open_page(tables, f"#/tables/{schema}/%2FBIC%2FAZD")
@@ -96,7 +94,6 @@ def names(page: Page) -> list[str]:
     return page.locator("main table tbody th").all_inner_texts()
 
 
-@pytest.mark.covers("GET /v1/tables")
 def test_pages(tables: str, schema: str, open_page: Open, hana: Any) -> None:
     cursor = hana.cursor()
     for number in range(PAGE):
@@ -122,7 +119,6 @@ def test_without_hana_in_the_settings(address: str, open_page: Open, watch: Watc
     expect(page.locator("main")).not_to_contain_text("Internal Server Error")
 
 
-@pytest.mark.covers("GET /v1/tables", errors=True)
 def test_a_schema_that_is_not_there(tables: str, open_page: Open, watch: Watch) -> None:
     watch.allow(404)
     page = open_page(tables, "#/tables?schema=NOWHERE")

@@ -1,4 +1,4 @@
-"""A table that changes, in memory and in the stand-in, with a clock that the test sets; and collections over it for
+"""A table that changes, in memory and in the emulator, with a clock that the test sets; and collections over it for
 each way to find changes."""
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _behind(at: tuple[str, int], place: tuple[str, Key | None]) -> bool:
 
 @dataclass
 class HanaTable:
-    """The same in the stand-in. `pool` has the schema of the table as its own."""
+    """The same in the emulator. `pool` has the schema of the table as its own."""
 
     pool: HanaPool
     schema: str
@@ -273,7 +273,7 @@ class HanaTable:
 
 
 class _Clocked(HanaSource):
-    """The stand-in's clock is that of the test."""
+    """The emulator's clock is that of the test."""
 
     def __init__(self, pool: HanaPool, table: HanaTable) -> None:
         super().__init__(pool)

@@ -1,4 +1,4 @@
-"""What every way to find changes promises, over a table in memory and over one in the stand-in: the store agrees with
+"""What every way to find changes promises, over a table in memory and over one in the emulator: the store agrees with
 the source after a run for what the way can see, and after a full comparison for everything."""
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import pytest
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.errors import LogMissing
-from connector.hana.change_log import log_of
 from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.model import Query
+from connector.model import Query, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
 from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
@@ -31,7 +30,7 @@ def embedder() -> Iterator[Embedder]:
     engine.close()
 
 
-@pytest.fixture(params=["memory", "stand-in"])
+@pytest.fixture(params=["memory", "emulator"])
 def table(request: pytest.FixtureRequest) -> Iterator[Changing]:
     if request.param == "memory":
         yield MemoryTable()
@@ -139,7 +138,7 @@ def _records(synced: Synced) -> list[Any]:
     ("table", "before", "after"),
     [
         (where, before, after)
-        for where in ("memory", "stand-in")
+        for where in ("memory", "emulator")
         for before in WAYS
         for after in WAYS
         if before != after and (where == "memory" or before == "full")
@@ -356,7 +355,7 @@ def test_a_log_that_is_gone_pauses_and_what_it_missed_is_found(synced):
     assert synced.sync().method == "log"
 
 
-@pytest.mark.parametrize("table", ["stand-in"], indirect=True)
+@pytest.mark.parametrize("table", ["emulator"], indirect=True)
 def test_a_log_that_goes_away_in_the_middle_of_a_run_is_a_log_that_is_missing(table):
     capture, log = table.source.capture, log_of(table.spec("log"))
     query = Query(table.ref, ("K",), ("TXT",))
@@ -383,7 +382,7 @@ def _plug_in(table: Changing) -> None:
     if isinstance(table, MemoryTable):
         table.logging = True
     else:
-        from connector.hana.change_setup import install
+        from connector.hana.change_log import install
 
         done = [piece.name for piece in install(table.pool, table.spec("log"), "X").pieces if piece.done]
         assert done == ["OWL_LOG_C_U", "OWL_LOG_C_D"]

@@ -13,8 +13,7 @@ import pytest
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.errors import LeaseLost
-from connector.hana.change_log import log_of
-from connector.model import ChangeSet, QuarantinedRow
+from connector.model import ChangeSet, QuarantinedRow, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
 from connector.sync.run import Ends, sync

@@ -1,4 +1,4 @@
-"""What documents that clients write are promised, on both stores (`hana` is the stand-in): all of a call or nothing,
+"""What documents that clients write are promised, on both stores (`hana` is the emulator): all of a call or nothing,
 nothing embedded in vain, writers at the same time, and no mixing with collections of tables.
 """
 

@@ -1,4 +1,4 @@
-"""What keyword search promises in every store: `local`, `hana` on the stand-in by its text search, and by LIKE as where
+"""What keyword search promises in every store: `local`, `hana` on the emulator by its text search, and by LIKE as where
 HANA refuses that; and a live HANA when HANA_TEST_DSN names one.
 """
 
@@ -46,12 +46,12 @@ def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[Vec
             return
         if request.param == "hana by LIKE":
             monkeypatch.setattr(Keywords, "_supported", lambda self, table: False)
-        options, schema = _live() if request.param == "live" else _stand_in(request)
+        options, schema = _live() if request.param == "live" else _emulator(request)
         pool = stack.enter_context(HanaPool(options, size=2))
         yield HanaStore(pool, schema)
 
 
-def _stand_in(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
+def _emulator(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
     emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
     login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
     return ConnectionOptions(**login, encrypt=False), schema

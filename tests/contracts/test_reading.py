@@ -1,5 +1,5 @@
 """What every store promises of rows that are read: by their ids, and as a sample of all; narrowed to what somebody may
-see or not. On `local` and on `hana` (the stand-in), there with rows that others wrote.
+see or not. On `local` and on `hana` (the emulator), there with rows that others wrote.
 """
 
 from __future__ import annotations

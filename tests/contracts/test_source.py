@@ -1,4 +1,4 @@
-"""What a `Source` promises: every row once, in key order, whatever the key. Runs over HANA on the stand-in, and over a
+"""What a `Source` promises: every row once, in key order, whatever the key. Runs over HANA on the emulator, and over a
 live HANA where HANA_TEST_DSN names one (hdb://user:password@host:port/SCHEMA; the schema must exist and may be written
 to)."""
 

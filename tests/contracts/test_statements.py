@@ -19,7 +19,7 @@ from app.src.service.wiring import EngineEmbedder
 from connector.discovery import candidates
 from connector.discovery.introspection import introspect
 from connector.errors import ConnectorError, StatementFailed
-from connector.hana import catalog, change_setup
+from connector.hana import catalog, change_log
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.hana.privileges import effective
 from connector.hana.source import HanaSource
@@ -156,7 +156,7 @@ def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: Engin
     )
     hana.commit()
     log = CollectionSpec("moving", TableRef(schema, "MOVING"), "{TXT}", changes=ChangeSpec("log"))
-    change_setup.install(pool, log, "X")
+    change_log.install(pool, log, "X")
     methods = (
         ChangeSpec("watermark", "AT", delay=0),
         ChangeSpec("watermark", "NUMBER", delay=0),
@@ -174,7 +174,7 @@ def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: Engin
         hana.cursor().executemany(insert, [(number * 100 + more, 0, number * 100 + more) for more in range(9)])
         hana.commit()
         assert sync(spec, ends, SyncOptions(page_rows=7, max_deletes=1.0)).method != "full"
-    change_setup.remove(pool, log, "X")
+    change_log.remove(pool, log, "X")
 
 
 def discovered(pool: HanaPool, hana: Any, schema: str) -> None:

@@ -1,4 +1,4 @@
-"""What every vector store promises, tried on each of them: `local`, `hana` on the stand-in, and a live HANA when
+"""What every vector store promises, tried on each of them: `local`, `hana` on the emulator, and a live HANA when
 HANA_TEST_DSN names one (hdb://user:password@host:port/SCHEMA; the schema must exist and may be written to).
 """
 

@@ -1,5 +1,5 @@
 """What every store promises of a search that is narrowed to the rows somebody may see: the others take no part, and
-nothing that is asked shows anything of them. On `local` and on `hana` (the stand-in).
+nothing that is asked shows anything of them. On `local` and on `hana` (the emulator).
 """
 
 from __future__ import annotations

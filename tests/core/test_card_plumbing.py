@@ -1,4 +1,4 @@
-"""What joins a model to a card, tried with the smallest stand-ins for torch.cuda that can fail: real models whose
+"""What joins a model to a card, tried with the smallest fakes of torch.cuda that can fail: real models whose
 numbers go by way of the buffers, the measured cost of a token, recording that fails, the switches."""
 
 from __future__ import annotations

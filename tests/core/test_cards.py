@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.cards import driver_ceiling, driver_floor
+from app.src.core.cards import builds_for, driver_ceiling
 from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
@@ -168,7 +168,7 @@ def test_the_whole_profile_of_each_generation(
     assert profile.attention_kernels("fp16", masked=True) == ("memory-efficient", "math")
     assert profile.attention_kernels("bf16")[-1] == "math"
     assert ("memory-efficient" in profile.attention_kernels("bf16")) == (capability >= (8, 0))
-    assert (driver_floor(capability), driver_ceiling(capability)) == (floor, ceiling)
+    assert (min(each.driver for each in builds_for(capability)), driver_ceiling(capability)) == (floor, ceiling)
     assert [build.cuda for build in profile.builds] == builds.split()
     assert all(kernels_exist(build.architectures, capability) for build in profile.builds)
 
@@ -208,11 +208,11 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
 
 def test_sustained_rates_have_their_source_and_stay_below_the_peak() -> None:
     t4 = DeviceProfile.of_card("Tesla T4")
-    found = t4.sustained_rate("fp16")
+    found = t4.sustained.get("fp16")
     assert found is not None
     assert 20 <= found.rate <= 25 < t4.peaks["fp16"]
-    assert t4.sustained_rate("fp32") is None
-    assert sm(7, 5).sustained_rate("fp16") is None
+    assert t4.sustained.get("fp32") is None
+    assert sm(7, 5).sustained.get("fp16") is None
     for name, card in CARDS.items():
         for kind, rate in card.sustained.items():
             assert 0 < rate.rate < card.peaks[kind], name

@@ -25,7 +25,7 @@ MINILM = "all-MiniLM-L6-v2"
 
 @pytest.fixture
 def broken(tmp_path: Path, minilm_folder: Path) -> Path:
-    """A copy of the packaged folder to be damaged; its weights are a stand-in of a few bytes."""
+    """A copy of the packaged folder to be damaged; its weights are an emulator of a few bytes."""
     copy = tmp_path / "copy"
     shutil.copytree(
         minilm_folder, copy, ignore=shutil.ignore_patterns("*.safetensors", "README.md", "data_config.json")

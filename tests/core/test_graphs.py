@@ -1,5 +1,5 @@
 """Graphs: which batch is replayed, by which recording, and that its vectors are those of computing. What records is a
-stand-in that computes again at each replay, from the numbers that were copied: so a CPU proves everything but CUDA."""
+emulator that computes again at each replay, from the numbers that were copied: so a CPU proves everything but CUDA."""
 
 from __future__ import annotations
 

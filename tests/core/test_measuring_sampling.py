@@ -1,4 +1,4 @@
-"""What a card did while something ran, with a stand-in for its driver; and the sustained run that shows its cap."""
+"""What a card did while something ran, with a fake of its driver; and the sustained run that shows its cap."""
 
 from __future__ import annotations
 

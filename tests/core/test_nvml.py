@@ -1,4 +1,4 @@
-"""The driver's account of its cards, with a stand-in for pynvml: everything told, little told, nothing there."""
+"""The driver's account of its cards, with a fake pynvml: everything told, little told, nothing there."""
 
 from __future__ import annotations
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from rich.console import Console
 
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision, Setting, settings_of
-from app.src.core.measuring import output as plots
-from app.src.core.measuring import report as applying
 from app.src.core.measuring import report as reports
 from app.src.core.measuring.embedding import (
     Embedding,
@@ -31,9 +27,8 @@ from app.src.core.measuring.embedding import (
 )
 from app.src.core.measuring.output import as_text, show
 from app.src.core.measuring.products import Matmul, ModelProducts, groups_of, measure_products
-from app.src.core.measuring.report import EXPANDABLE, Change, Report, as_json, changes, describe, ratios_of
+from app.src.core.measuring.report import Report, as_json, describe, ratios_of
 from app.src.core.measuring.sustained import Conditions, Point, Range, Sustained
-from connector.extras import install_command
 
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
@@ -325,134 +320,3 @@ def test_settings_say_what_is_chosen_and_what_is_not(profile: DeviceProfile, pre
     assert ("embedding bf16" in settings) == (profile is T4)
     assert ("share_of_peak" in settings) == (profile is CPU)
     assert all(each.reason for each in settings.values())
-
-
-# ------------------------------------------------------------------------------------------------------------- applying
-
-
-class Switches:
-    """torch's settings of a process, recorded."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, allocator: str = "") -> None:
-        self.set: list[str] = []
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
-        monkeypatch.setattr(torch, "set_float32_matmul_precision", self.set.append)
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-        monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: allocator, raising=False)
-        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.set.append, raising=False)
-
-    @property
-    def cudnn(self) -> bool:
-        return bool(torch.backends.cudnn.benchmark)
-
-
-def by_name(found: list[Change]) -> dict[str, tuple[Any, Any, bool]]:
-    return {each.name: (each.old, each.new, each.applied) for each in found}
-
-
-def test_without_apply_nothing_is_set_and_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = Switches(monkeypatch)
-    assert by_name(changes(A100, "tf32", apply=False)) == {
-        "float32_matmul_precision": ("highest", "high", False),
-        "cudnn.benchmark": (True, False, False),
-        "allocator": (None, EXPANDABLE, False),
-    }
-    assert switches.set == []
-    assert switches.cudnn
-
-
-@pytest.mark.parametrize(("precision", "tf32"), [("tf32", "high"), ("fp16", "highest"), ("fp32", "highest")])
-def test_apply_sets_what_the_precision_wants(monkeypatch: pytest.MonkeyPatch, precision: Precision, tf32: str) -> None:
-    switches = Switches(monkeypatch)
-    found = by_name(changes(A100, precision, apply=True))
-    assert found["float32_matmul_precision"] == ("highest", tf32, True)
-    assert all(applied for _, _, applied in found.values())
-    assert switches.set == [tf32, EXPANDABLE]
-    assert not switches.cudnn
-
-
-def test_a_t4_has_no_tf32_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = Switches(monkeypatch)
-    assert by_name(changes(T4, "fp16", apply=True))["float32_matmul_precision"] == ("highest", "highest", False)
-    assert switches.set == [EXPANDABLE]
-
-
-def test_a_cpu_has_nothing_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = Switches(monkeypatch)
-    assert not any(applied for _, _, applied in by_name(changes(CPU, "bf16", apply=True)).values())
-    assert switches.set == []
-    assert switches.cudnn
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "applied", "on"),
-    [
-        ("high", "highest", False, True),
-        ("high", "highest", True, False),
-        ("highest", "high", True, True),
-        (None, "high", False, False),
-    ],
-)
-def test_measuring_leaves_tf32_as_it_was_or_as_it_was_applied(
-    old: str | None, new: str, applied: bool, on: bool
-) -> None:
-    assert reports._tf32_wanted([Change("float32_matmul_precision", old, new, applied, "why")]) is on
-
-
-def test_an_allocator_that_was_set_from_outside_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = Switches(monkeypatch, "max_split_size_mb:512")
-    found = next(each for each in changes(T4, "fp16", apply=True) if each.name == "allocator")
-    assert (found.old, found.applied) == ("max_split_size_mb:512", False)
-    assert "PYTORCH_ALLOC_CONF" in found.reason
-    assert switches.set == []
-
-
-def test_what_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    Switches(monkeypatch)
-
-    def refuse(_value: str = "") -> str:
-        raise RuntimeError("expandable_segments not supported on this platform\nmore")
-
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse, raising=False)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
-    found = by_name(changes(A100, "tf32", apply=True))
-    assert found["float32_matmul_precision"] == (None, "high", True)
-    reason = next(each.reason for each in changes(A100, "tf32", apply=True) if each.name == "allocator")
-    assert reason == "torch refuses: expandable_segments not supported on this platform"
-    assert applying._asked(refuse) is None
-
-
-# ---------------------------------------------------------------------------------------------------------------- plots
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_the_report_is_drawn(tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra benchmark")
-    file = tmp_path / f"report{suffix}"
-    plots.draw(on_t4(), file)
-    assert file.read_bytes().startswith({".png": b"\x89PNG", ".svg": b"<?xml"}[suffix])
-
-
-def test_a_report_of_nothing_can_be_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra benchmark")
-    plots.draw(Report(describe(CPU)), tmp_path / "empty.svg")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("report.jpeg", "must end in .png or .svg"),
-        ("missing/report.png", "does not exist"),
-        ("folder.png", "is a folder"),
-    ],
-)
-def test_files_that_cannot_be_drawn_into(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "folder.png").mkdir()
-    with pytest.raises(plots.NotDrawable, match=message):
-        plots.check_drawable(tmp_path / name)
-
-
-def test_without_matplotlib_the_fix_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
-    with pytest.raises(plots.NotDrawable, match=re.escape(install_command("benchmark"))):
-        plots.check_drawable(tmp_path / "report.png")

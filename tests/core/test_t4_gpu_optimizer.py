@@ -18,7 +18,6 @@ from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS
 from app.src.core.measuring import output as plots
 from app.src.core.t4_gpu_optimizer import Plan
-from connector.extras import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "app.src.core.t4_gpu_optimizer"
@@ -38,7 +37,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(traced: Path) -> dict[str, Any]:
-    flags = ("--device", "cpu", "--duration", "0.2", "--sizes", "128,256", "--apply", "--profile", str(traced))
+    flags = ("--device", "cpu", "--duration", "0.2", "--sizes", "128,256", "--profile", str(traced))
     done = command("--json", *flags)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -104,14 +103,6 @@ def test_the_sustained_runs_are_of_fp32_and_what_the_engine_takes(report: dict[s
     assert all(row["m"] == 256 and row["seconds"] >= 0.2 for row in report["sustained"])
 
 
-def test_a_cpu_has_nothing_to_apply_and_that_is_said(report: dict[str, Any]) -> None:
-    assert {each["name"]: each["applied"] for each in report["applied"]} == {
-        "float32_matmul_precision": False,
-        "cudnn.benchmark": False,
-        "allocator": False,
-    }
-
-
 def test_a_trace_was_written_for_the_precision_of_the_engine(report: dict[str, Any], traced: Path) -> None:
     names = {event.get("name") for event in json.loads(traced.read_text(encoding="utf-8"))["traceEvents"]}
     assert {"embed", "tokenise", "copy", "forward", "pool"} <= names
@@ -140,7 +131,6 @@ def test_wrong_arguments() -> None:
     [
         ("--sizes", ["31", "32769", "64,16", "", "64,", "x", "1e3", "1"]),
         ("--duration", ["0", "-1", "nan", "inf", "x", "3601"]),
-        ("--plot", ["report.jpeg", "/no/such/folder/report.png", "/"]),
         ("--profile", ["/no/such/folder/trace.json", "/tmp"]),
         ("--device", ["gpu", "cpu:1"]),
         ("--model", ["no/such-model", "all-MiniLM-L6-v22", "", "/no/such/folder"]),
@@ -158,15 +148,13 @@ def test_flags_that_are_refused(flag: str, values: list[str], capsys: pytest.Cap
         assert flag in line or value in line
 
 
-@pytest.mark.parametrize("flag", ["--plot", "--profile"])
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(
-    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: object())  # type: ignore[attr-defined]
     monkeypatch.setattr(optimizer, "make_report", lambda *_: pytest.fail("measured before it was refused"))
     (tmp_path / "nowhere.svg").symlink_to(tmp_path / "gone" / "file")  # root may write to all that can be written to
     with pytest.raises(SystemExit) as caught:
-        optimizer.main([flag, str(tmp_path / "nowhere.svg")])
+        optimizer.main(["--profile", str(tmp_path / "nowhere.svg")])
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be written: No such file" in line
@@ -201,26 +189,6 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
         plots.check_writable("--profile", file)
     assert old.read_text(encoding="utf-8") == "kept"
     assert not new.exists()
-
-
-def test_a_drawing_without_matplotlib_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(optimizer, "make_report", lambda *_: pytest.fail("measured before it was refused"))
-    with pytest.raises(SystemExit) as caught:
-        optimizer.main(["--plot", str(tmp_path / "report.png")])
-    assert caught.value.code == 2
-    assert install_command("benchmark") in capsys.readouterr().err
-
-
-def test_the_report_is_drawn_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    drawn: list[tuple[Any, Path]] = []
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: object())  # type: ignore[attr-defined]
-    monkeypatch.setattr(optimizer, "make_report", lambda *_: optimizer.Report({"kind": "cpu"}))
-    monkeypatch.setattr(optimizer, "draw", lambda report, file: drawn.append((report.device["kind"], file)))
-    assert optimizer.main(["--plot", str(tmp_path / "report.svg"), "--json"]) == 0
-    assert drawn == [("cpu", tmp_path / "report.svg")]
 
 
 def test_a_file_that_cannot_be_written_is_said(
@@ -258,7 +226,7 @@ def test_the_names_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 def test_report_of_the_gpu(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    report = optimizer.make_report(Plan((1024, 2048), 4, "cuda", apply=True, trace=trace))
+    report = optimizer.make_report(Plan((1024, 2048), 4, "cuda", trace=trace))
     rates = {row.dtype: row.tflops for row in report.matmul if row.role == "square" and row.m == 2048}
     assert rates["fp16"] > 1.5 * rates["fp32"]  # type: ignore[operator]
     assert {row.precision for row in report.embedding} >= {"fp32", "fp16"}

@@ -43,7 +43,7 @@ def _by_code() -> list[Explained]:
 
 def _of_no_class(name: str) -> tuple[int | str, int | str, str]:
     if name == UNLESS_MEANT:
-        return exits.UNEXPECTED, http_errors.CRASHED, ""
+        return exits.UNEXPECTED, 500, ""
     return "", next(status for status, known in http_errors._WITHOUT_ERROR.items() if known == name), ""
 
 
@@ -113,7 +113,7 @@ def _exit(kind: type[Exception]) -> int | str:
 
 
 def _status(kind: type[Exception]) -> int:
-    return next((status for known, status in http_errors.STATUS if issubclass(kind, known)), http_errors.CRASHED)
+    return next((status for known, status in http_errors.STATUS if issubclass(kind, known)), 500)
 
 
 def _again(kind: type[Exception]) -> str:

@@ -1,4 +1,4 @@
-"""The blocks of docs/langchain.md marked `python run` do run, with the page's own configuration, on the stand-in."""
+"""The blocks of docs/langchain.md marked `python run` do run, with the page's own configuration, on the emulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READING, WRITING, THEIRS = re.findall(r"^```python run\n(.*?)^```", PAGE, re.S |
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The working directory is a folder with the page's owl-sap.toml, synced from a stand-in to which the environment
+    """The working directory is a folder with the page's owl-sap.toml, synced from an emulator to which the environment
     leads."""
     folder = tmp_path_factory.mktemp("langchain")
     (folder / "owl-sap.toml").write_text(TOML)

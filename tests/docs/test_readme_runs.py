@@ -1,4 +1,4 @@
-"""The README's blocks marked `bash run` do run, with the README's own configuration, against the stand-in."""
+"""The README's blocks marked `bash run` do run, with the README's own configuration, against the emulator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def started(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder with the README's owl-sap.toml, an environment that leads to a stand-in, and `owl-sap` on PATH."""
+    """A folder with the README's owl-sap.toml, an environment that leads to an emulator, and `owl-sap` on PATH."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "owl-sap.toml").write_text(TOML)
     tool = folder / "owl-sap"

@@ -95,7 +95,7 @@ def _until(so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def stage(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """Rows in memory, tables of the stand-in, vectors in a local store, the test embedder. Ids of jobs are those that
+    """Rows in memory, tables of the emulator, vectors in a local store, the test embedder. Ids of jobs are those that
     the examples name."""
     numbers = itertools.count(1)
     ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):032x}"))

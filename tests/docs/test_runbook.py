@@ -96,7 +96,6 @@ class Deployment:
                 process.communicate(timeout=30)
 
 
-@pytest.mark.covers("sync", "verify", "search", "serve")
 def test_a_store_is_saved_while_it_serves_and_restored(
     emulator: Emulator, hana_schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The whole path without a surface: the stand-in, the real hdbcli, the connector, the hashing embedder."""
+"""The whole path without a surface: the emulator, the real hdbcli, the connector, the hashing embedder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_sql(hana: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def ends(emulator: Emulator, hana_schema: str, open_pool: Callable[..., HanaPool], hashing: EngineEmbedder) -> Ends:
-    """Source and vector store in the same stand-in and the same schema."""
+    """Source and vector store in the same emulator and the same schema."""
     pool = open_pool(emulator)
     return Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
 

@@ -1,5 +1,5 @@
 """A sync in a process of its own that kills itself at a given event: `python -m tests.e2e.sync_child JSON`.
-Events are statements sent to the stand-in or run by SQLite, and calls of the embedder; those about leases are left out,
+Events are statements sent to the emulator or run by SQLite, and calls of the embedder; those about leases are left out,
 because their number depends on time."""
 
 from __future__ import annotations

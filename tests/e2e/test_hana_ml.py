@@ -1,4 +1,4 @@
-"""hana-ml on the stand-in: its connection and the basics of its DataFrame. Its algorithms run inside a HANA only."""
+"""hana-ml on the emulator: its connection and the basics of its DataFrame. Its algorithms run inside a HANA only."""
 
 from __future__ import annotations
 

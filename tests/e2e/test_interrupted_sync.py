@@ -1,5 +1,5 @@
 """A sync that is killed, cut off, or meets another one: the next run makes the store whole, and nothing is lost or
-doubled on the way. Over the stand-in, for both stores."""
+doubled on the way. Over the emulator, for both stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def notes(hana_schema, run_sql) -> None:
 
 @pytest.fixture(params=["hana", "local"])
 def folder(request, tmp_path: Path) -> str:
-    """Of the local store; empty for the store in the stand-in."""
+    """Of the local store; empty for the store in the emulator."""
     return str(tmp_path / "store") if request.param == "local" else ""
 
 

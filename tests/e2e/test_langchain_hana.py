@@ -1,4 +1,4 @@
-"""Unmodified langchain_hana.HanaDB through the real hdbcli against the stand-in: its table, filters and searches."""
+"""Unmodified langchain_hana.HanaDB through the real hdbcli against the emulator: its table, filters and searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pandas on the stand-in: `read_sql` over hdbcli and over sqlalchemy-hana, `DataFrame.to_sql`."""
+"""pandas on the emulator: `read_sql` over hdbcli and over sqlalchemy-hana, `DataFrame.to_sql`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rows in the stand-in to hits, over the real hdbcli: every kind of source, and the store in HANA tables."""
+"""From rows in the emulator to hits, over the real hdbcli: every kind of source, and the store in HANA tables."""
 
 from __future__ import annotations
 

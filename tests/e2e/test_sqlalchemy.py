@@ -1,4 +1,4 @@
-"""SQLAlchemy with SAP's dialect sqlalchemy-hana on the stand-in: DDL, reflection, DML, types, transactions, errors."""
+"""SQLAlchemy with SAP's dialect sqlalchemy-hana on the emulator: DDL, reflection, DML, types, transactions, errors."""
 
 from __future__ import annotations
 

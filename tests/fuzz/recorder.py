@@ -1,4 +1,4 @@
-"""A proxy between a driver and the stand-in, as a process of its own: keeps what the driver sends, per connection.
+"""A proxy between a driver and the emulator, as a process of its own: keeps what the driver sends, per connection.
 
 `python tests/fuzz/recorder.py PORT FOLDER` prints the port it listens on; FOLDER/<n>.bin is connection n.
 """

@@ -1,4 +1,4 @@
-"""A stand-in in a process of its own that a fuzzer works on, and what must hold of it after every example."""
+"""An emulator in a process of its own that a fuzzer works on, and what must hold of it after every example."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAULTS_OF_THE_SERVER = ("Traceback", "internal error", "Exception in thread", "
 
 @dataclass
 class Target:
-    """The stand-in under attack. `stderr` goes to a file: a pipe that nobody reads would fill up and stop it."""
+    """The emulator under attack. `stderr` goes to a file: a pipe that nobody reads would fill up and stop it."""
 
     emulator: Emulator
     stderr: Path
@@ -131,7 +131,7 @@ def wait_until(reached: Callable[[], bool], problem: Callable[[], str]) -> None:
 
 @contextlib.contextmanager
 def attacked(folder: Path, *arguments: str) -> Iterator[Target]:
-    """A stand-in that must end its life without a sign of a fault, and with 0."""
+    """An emulator that must end its life without a sign of a fault, and with 0."""
     stderr = folder / "stderr.txt"
     command = [sys.executable, "-m", "hana_emulator", "--parent-pid", str(os.getpid()), "--port", "0", *arguments]
     with (

@@ -1,4 +1,4 @@
-"""Statements of HANA's dialect at random: a grammar of all that the stand-in knows, constants that hurt, and damage.
+"""Statements of HANA's dialect at random: a grammar of all that the emulator knows, constants that hurt, and damage.
 
 Most statements are right in form and many in meaning; `damaged_statements` changes words of them.
 """

@@ -89,7 +89,6 @@ def test_parsed_or_refused_and_read_alike(database: sqlite3.Connection, where: A
     outcomes.check_filter(where, metadata, database)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @settings(QUICKLY, max_examples=60)
 @given(where=st.one_of(wheres, wheres, anything))
 def test_the_route_answers_as_brute_force_does(client: httpx.Client, where: Any) -> None:

@@ -1,4 +1,4 @@
-"""What fuzzing has found in the stand-in, each once more: by damaged packets, random statements, atheris."""
+"""What fuzzing has found in the emulator, each once more: by damaged packets, random statements, atheris."""
 
 from __future__ import annotations
 

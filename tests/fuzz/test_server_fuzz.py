@@ -1,4 +1,4 @@
-"""Recorded sessions of hdbcli, damaged at random, against the whole stand-in: it lives, answers everybody else, keeps
+"""Recorded sessions of hdbcli, damaged at random, against the whole emulator: it lives, answers everybody else, keeps
 nothing open and commits nothing that no client asked for.
 
 A failing example is printed by hypothesis with its damage; `@reproduce_failure` or the example itself replays it.

@@ -1,4 +1,4 @@
-"""Statements at random against the stand-in's SQL side: each is answered or ends in a HanaError that says something,
+"""Statements at random against the emulator's SQL side: each is answered or ends in a HanaError that says something,
 and whatever they were, the database stays whole and its catalogue true."""
 
 from __future__ import annotations

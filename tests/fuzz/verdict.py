@@ -12,7 +12,7 @@ LONGEST_MESSAGE = 1_000
 
 
 def run_statement(sql: Sql, text: str, *, autocommit: bool = True) -> HanaError | None:
-    """The error of running `text`, 1 for each parameter. Any other exception is a fault of the stand-in."""
+    """The error of running `text`, 1 for each parameter. Any other exception is a fault of the emulator."""
     try:
         prepared = sql.session.prepare(text)
         row = [(1,) * len(prepared.parameters)]

@@ -19,7 +19,7 @@ Open = Callable[..., Owl]
 
 @pytest.fixture(params=["local", "hana"])
 def open_owl(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens the same store, each time anew as another process would, with these collections. "hana" is the stand-in."""
+    """Opens the same store, each time anew as another process would, with these collections. "hana" is the emulator."""
     yield from _opening(request.param, request, tmp_path)
 
 

@@ -1,5 +1,5 @@
 """OwlVectorStore, OwlRetriever and OwlEmbeddings beyond LangChain's own tests, over the local store and HANA's (the
-stand-in)."""
+emulator)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's own standard tests (langchain-tests), none left out, over the local store and HANA's (the stand-in)."""
+"""LangChain's own standard tests (langchain-tests), none left out, over the local store and HANA's (the emulator)."""
 
 from __future__ import annotations
 

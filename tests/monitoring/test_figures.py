@@ -325,7 +325,7 @@ def test_how_far_a_running_job_is(folder: Path) -> None:
 
 
 def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., Adversity]) -> None:
-    """The store in HANA, on the stand-in: each statement about it takes longer than anybody waits."""
+    """The store in HANA, on the emulator: each statement about it takes longer than anybody waits."""
     scene = make_scene("hana")
     scene.sync()
     login = {"host": scene.emulator.host, "port": scene.emulator.port, "encrypt": False}

@@ -83,7 +83,6 @@ def test_a_card_is_told_by_dcgm_else_by_our_own_look(monitored: Monitored) -> No
     assert found == {"GPU-11111111-2222-3333-4444-555555555555": "0.98", "GPU-own": "0.97"}
 
 
-@pytest.mark.covers("GET /metrics", "worker", "serve")
 def test_both_processes_know_what_is_stored(monitored: Monitored) -> None:
     """The worker has synced it; the API has never written anything."""
     rows = monitored.query(f'owl_sap_rows{{collection="{NAME}"}}')
@@ -92,7 +91,6 @@ def test_both_processes_know_what_is_stored(monitored: Monitored) -> None:
     assert float(rows[0]["value"][1]) > 100
 
 
-@pytest.mark.covers("GET /metrics")
 def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> None:
     promtool = tool("promtool")
     for url in (f"{monitored.api}/metrics", monitored.worker):
@@ -103,7 +101,6 @@ def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> 
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-@pytest.mark.covers("GET /metrics", errors=True)
 def test_who_may_not_look_at_metrics_is_refused(monitored: Monitored) -> None:
     for url in (f"{monitored.api}/metrics", monitored.worker):
         assert httpx.get(url, timeout=60).status_code == 401
@@ -111,7 +108,6 @@ def test_who_may_not_look_at_metrics_is_refused(monitored: Monitored) -> None:
         assert httpx.get(url, headers=monitored.asking("search"), timeout=60).status_code == 403
 
 
-@pytest.mark.covers("worker", "GET /metrics")
 def test_a_worker_answers_nothing_else(monitored: Monitored) -> None:
     told = httpx.get(monitored.worker, headers=monitored.asking("metrics"), timeout=60).text
     assert 'owl_sap_engine_info{device="' in told

@@ -49,7 +49,6 @@ def test_it_ends_when_it_is_closed_also_before_it_began(service: Service) -> Non
         httpx.get(listener.url)
 
 
-@pytest.mark.covers("worker", "GET /metrics", errors=True)
 def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:
     key = create(tmp_path / "keys.json", Grant("prometheus", ("metrics",)))[1]
     settings = Settings.model_validate(

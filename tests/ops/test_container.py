@@ -78,7 +78,7 @@ def test_image_holds_our_distribution_so_that_the_version_is_known() -> None:
     assert f"COPY --from=distribution {found[1]} /app\n" in stages()["runtime"]
     assert "PYTHONPATH=/app " in stages()["runtime"]
     assert {"pyproject.toml", "app", "connector", PROJECT["readme"]} <= copied()
-    assert "hana_emulator" not in copied(), "the stand-in is for tests and the demo"
+    assert "hana_emulator" not in copied(), "the emulator is for tests and the demo"
 
 
 def test_the_command_owl_sap_begins_with_the_python_that_has_the_packages() -> None:

@@ -170,7 +170,7 @@ def test_password_or_its_file_is_enough(host: Host, given: str) -> None:
     assert unreadable not in host.run(SCRIPT, "--dry-run").stdout
 
 
-def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
+def test_host_and_user_may_emulator_the_configuration(host: Host) -> None:
     (host.folder / ".env").write_text("HANA_PASSWORD=x\n")
     (host.folder / "owl-sap.toml").write_text('[hana]\nhost = "h"\nuser = "u"\n[store]\n')
     assert host.run(SCRIPT, "--dry-run").returncode == 0

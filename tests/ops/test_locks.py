@@ -76,7 +76,7 @@ def test_every_package_has_hashes_and_no_place_of_its_own(name: str) -> None:
         assert re.match(r"#|[a-z0-9][a-z0-9._-]*==|    --hash=sha256:", line), line
 
 
-def test_what_runs_the_stand_in_or_tests_is_not_in_the_image() -> None:
+def test_what_runs_the_emulator_or_tests_is_not_in_the_image() -> None:
     everything = locked(*locks.names())
     for name in ("pytest", "hypothesis", "sqlglot", "trustme", "onnxruntime-gpu", "tensorrt-cu13"):
         assert name not in everything

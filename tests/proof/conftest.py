@@ -1,4 +1,4 @@
-"""Grounds on the shared stand-in, one seed each."""
+"""Grounds on the shared emulator, one seed each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table in the stand-in that changes at random, one collection over it in a store of either kind, and what must hold
+"""A table in the emulator that changes at random, one collection over it in a store of either kind, and what must hold
 of the two. Chance comes from one seed, so that whatever happened can happen again.
 """
 
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.hana.change_log import log_of
 from connector.hana.connection import ConnectionOptions, HanaPool, quote
 from connector.hana.source import HanaSource
-from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef
+from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef, log_of
 from connector.protocols import Embedder
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore

@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from connector.document.document import document_id, parse_id
-from connector.hana import change_setup
-from connector.hana.change_log import log_of
+from connector.hana import change_log
 from connector.hana.connection import HanaPool
 from connector.hana.source import HanaSource
-from connector.model import ChangeSpec, Checkpoint, CollectionSpec, Query
+from connector.model import ChangeSpec, Checkpoint, CollectionSpec, Query, log_of
 
 if TYPE_CHECKING:
     from tests.proof.ground import Ground
@@ -26,7 +25,7 @@ def _nothing(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
 
 
 def _log(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
-    assert change_setup.install(pool, spec, user).complete
+    assert change_log.install(pool, spec, user).complete
 
 
 def _everything(ground: Ground, checkpoint: Checkpoint) -> set[str]:

@@ -54,7 +54,7 @@ class Order:
     full: bool = False
     failpoint: str = ""
     port: int = 0
-    """Of a line that may fail, in place of the stand-in's own."""
+    """Of a line that may fail, in place of the emulator's own."""
 
 
 def main(order: Order, answer: str) -> None:

@@ -445,11 +445,6 @@ def as_objects(ground: Ground) -> None:
         service.close()
 
 
-@pytest.mark.covers("doctor", "config show", "sync", "verify", "quarantine list", "status", "jobs list", "embed")
-@pytest.mark.covers("search", "sync", "status", errors=True)
-@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", "POST /v1/embeddings", errors=True)
-@pytest.mark.covers("mcp", "POST /mcp")
-@pytest.mark.covers("mcp", "POST /mcp", errors=True)
 @pytest.mark.parametrize("canary", CANARIES, ids=lambda canary: canary.name)
 def test_nothing_that_is_planted_comes_out(outputs: dict[str, bytes], canary: Canary) -> None:
     leaks = {

@@ -159,8 +159,6 @@ def _shown(address: str) -> str:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks a process's connections up in /proc")
-@pytest.mark.covers("sync", "search", "embed", "doctor", "serve")
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search", "GET /v1/info", "GET /metrics", "POST /mcp")
 @pytest.mark.parametrize("model", ["hash:64", pytest.param("all-MiniLM-L6-v2", marks=pytest.mark.slow)])
 def test_nothing_is_spoken_to_but_what_is_configured(
     make_scene: Callable[..., Scene], trap: Trap, tmp_path: Path, model: str

@@ -87,7 +87,7 @@ def hashing() -> Iterator[EngineEmbedder]:
 def make_scene(
     emulator: Emulator, hana_schema: str, hashing: EngineEmbedder, tmp_path: Path
 ) -> Iterator[Callable[..., Scene]]:
-    """`make_scene("hana" or "local", rows=n)`: a collection over the stand-in, and the command line beside it."""
+    """`make_scene("hana" or "local", rows=n)`: a collection over the emulator, and the command line beside it."""
     made: list[Scene] = []
 
     def make(kind: str, rows: int = 120) -> Scene:

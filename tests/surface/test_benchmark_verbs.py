@@ -28,7 +28,6 @@ def check(document: dict[str, Any], rounds: int) -> None:
         assert len(figure["rounds"]) in (1, rounds)
 
 
-@pytest.mark.covers("benchmark embed")
 def test_embedding_against_a_worker_of_ones_own(cli: Cli) -> None:
     run = cli("benchmark", "embed", "--against", FAKE, "--rounds", "2", "--scale", "0.02", "--json", **HASHING)
     assert run.code == 0, run.err
@@ -43,7 +42,6 @@ def test_embedding_against_a_worker_of_ones_own(cli: Cli) -> None:
     assert "rounds of ours, fake_embedder" in run.err
 
 
-@pytest.mark.covers("benchmark search")
 def test_searching_against_numpy(cli: Cli) -> None:
     run = cli("--output", "table", "benchmark", "search", "--rounds", "2", "--rows", "500")
     assert run.code == 0, run.err
@@ -51,7 +49,6 @@ def test_searching_against_numpy(cli: Cli) -> None:
     assert "recall 1" in run.err
 
 
-@pytest.mark.covers("benchmark sync")
 def test_a_sync_against_the_engine(cli: Cli) -> None:
     run = cli("benchmark", "sync", "--rounds", "1", "--rows", "50", "--json", **HASHING)
     assert run.code == 0, run.err
@@ -89,7 +86,6 @@ def other() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.covers("benchmark serve")
 def test_serving_beside_another_server(cli: Cli, other: str, tmp_path: Path) -> None:
     run = cli("benchmark", "serve", "--against", other, "--rounds", "1", "--seconds", "0.1", "--json", **HASHING)
     assert run.code == 0, run.err
@@ -100,7 +96,6 @@ def test_serving_beside_another_server(cli: Cli, other: str, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [], "nothing is left where it was started"
 
 
-@pytest.mark.covers("benchmark serve", errors=True)
 def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
     elsewhere = cli("benchmark", "serve", "--url", f"{other}/elsewhere", "--rounds", "1", "--seconds", "0.05")
     assert (elsewhere.code, "status 404" in elsewhere.err) == (2, True)
@@ -112,7 +107,6 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
     assert (wrong.code, "no such folder" in wrong.err) == (3, True)
 
 
-@pytest.mark.covers("benchmark embed", "benchmark search", "benchmark sync", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,7 +125,6 @@ def test_a_peer_that_is_not_there(cli: Cli, arguments: tuple[str, ...], words: s
     assert words in run.err
 
 
-@pytest.mark.covers("benchmark embed", errors=True)
 def test_a_peer_that_fails_in_its_rounds_is_a_row_and_exit_1(cli: Cli, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
@@ -167,7 +160,6 @@ class _Dying(_OtherServer):
         super().do_POST()
 
 
-@pytest.mark.covers("benchmark serve", errors=True)
 def test_another_server_that_fails_under_load_is_a_row(cli: Cli) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -188,7 +180,6 @@ def test_another_server_that_fails_under_load_is_a_row(cli: Cli) -> None:
     assert found["ours, 8 clients"]["median"] > 0
 
 
-@pytest.mark.covers("benchmark peers")
 def test_the_peers_are_listed(cli: Cli) -> None:
     run = cli("benchmark", "peers", "onnx-int8", "faiss", "--json")
     assert run.code == 0
@@ -197,7 +188,6 @@ def test_the_peers_are_listed(cli: Cli) -> None:
     assert run.json[0]["made"] is False
 
 
-@pytest.mark.covers("benchmark peers", errors=True)
 def test_a_peer_nobody_knows(cli: Cli) -> None:
     run = cli("benchmark", "peers", "tensorflow")
     assert (run.code, "use sentence-transformers" in run.err) == (2, True)

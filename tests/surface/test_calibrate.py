@@ -1,4 +1,4 @@
-"""`owl-sap calibrate` as a person runs it, against the stand-in with its sample tables and the real model."""
+"""`owl-sap calibrate` as a person runs it, against the emulator with its sample tables and the real model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.covers("calibrate")
 def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, str], tiny: str) -> None:
     """The gate's bar decides over the exit code; what was calibrated is there the second time."""
     hana |= {"OWL_SAP_EMBEDDING__MODEL": tiny, "OWL_SAP_TENSORRT__ALGORITHM": "minmax"}
@@ -102,7 +101,6 @@ def test_a_collection_with_a_model_of_its_own(cli: Cli, tmp_path: Path, hana: di
 
 
 @pytest.mark.slow
-@pytest.mark.covers("calibrate")
 def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) -> None:
     run = cli("calibrate", "notifications", "--texts", "200", "--algorithm", "minmax", "--json", **hana)
     assert run.code == 0, run.err
@@ -115,7 +113,6 @@ def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) ->
     _no_rows(run)
 
 
-@pytest.mark.covers("calibrate", errors=True)
 def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     hashing = hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
     for code, said, arguments, variables in (

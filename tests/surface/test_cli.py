@@ -67,7 +67,7 @@ def _shown_verbs(help_text: str) -> dict[str, list[str]]:
     return panels
 
 
-def test_verbs_stand_in_panels_in_the_order_of_use(cli: Cli) -> None:
+def test_verbs_emulator_panels_in_the_order_of_use(cli: Cli) -> None:
     shown = _shown_verbs(cli("--help").out)
     shown.pop("Options")
     assert shown == {panel: list(names) for panel, names in PANELS.items()}
@@ -113,7 +113,6 @@ def test_an_empty_collection_of_documents_has_no_rows(cli: Cli, tmp_path: Path) 
     assert (alike.code, "[OWL-1017]" in alike.err) == (2, True), alike.err
 
 
-@pytest.mark.covers("sync", "plan", errors=True)
 def test_a_collection_that_clients_write_is_not_synced(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')
     for arguments in (("sync", "notes"), ("plan", "notes"), ("verify", "notes")):
@@ -125,7 +124,6 @@ def test_a_collection_that_clients_write_is_not_synced(cli: Cli, tmp_path: Path)
 # --------------------------------------------------------------------------------------------------------------- embed
 
 
-@pytest.mark.covers("embed")
 def test_embed_writes_json_lines_in_order(cli: Cli) -> None:
     run = cli("embed", stdin="steel\noil\n\nsteel\n", **HASH)
     assert run.code == 0
@@ -134,7 +132,6 @@ def test_embed_writes_json_lines_in_order(cli: Cli) -> None:
     assert vectors[0] == vectors[3] != vectors[1]
 
 
-@pytest.mark.covers("embed")
 def test_embed_as_one_document_and_as_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("a b\nÄpfel 🦉\n", encoding="utf-8")
     document = cli("embed", "texts", "--json", **HASH).json
@@ -156,7 +153,6 @@ def test_embed_says_what_it_cut(cli: Cli) -> None:
     assert "1 texts exceed the model's limit" in run.err
 
 
-@pytest.mark.covers("embed", errors=True)
 def test_embed_refuses_what_is_no_text(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     one_message(cli("embed", "binary", **HASH), 2, "binary", "UTF-8")
@@ -192,14 +188,12 @@ def test_embed_to_a_file_with_json_says_what_the_file_holds(cli: Cli, tmp_path: 
     assert run.json == {"file": "v.npy", "vectors": 2, "dimension": 16}
 
 
-@pytest.mark.covers("embed", errors=True)
 def test_a_target_that_cannot_be_written_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "folder.npy").mkdir()
     for target, words in [("no/v.npy", "folder no not found"), ("folder.npy", "cannot be written"), ("v.txt", ".npy")]:
         one_message(cli("embed", "--out", target, OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, target, words)
 
 
-@pytest.mark.covers("embed", errors=True)
 def test_a_wrong_model_is_one_message(cli: Cli) -> None:
     one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, "no/such-model")
     one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="hash:x"), 2, "hash:x")
@@ -214,12 +208,10 @@ def test_a_misspelt_setting_is_one_message(cli: Cli, tmp_path: Path) -> None:
     one_message(cli("status"), 2, "owl-sap.toml", "store.knid", '"kind"')
 
 
-@pytest.mark.covers("status", errors=True)
 def test_a_configuration_file_that_is_not_there(cli: Cli) -> None:
     one_message(cli("--config", "nowhere.toml", "status"), 2, "nowhere.toml")
 
 
-@pytest.mark.covers("config show")
 def test_config_show(cli: Cli, configured: None) -> None:
     shown = cli("config", "show", "--json", HANA_PASSWORD="canary-77", HANA_PORT="30015").json
     assert shown["hana.port"] == 30015
@@ -234,7 +226,6 @@ def test_config_show(cli: Cli, configured: None) -> None:
     assert shown["hana.password"] == "**********"
 
 
-@pytest.mark.covers("config schema")
 def test_config_schema_knows_every_section(cli: Cli) -> None:
     schema = cli("config", "schema").json
     sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "access", "mcp", "search", "worker", "state"}
@@ -245,7 +236,6 @@ def test_config_schema_knows_every_section(cli: Cli) -> None:
 # --------------------------------------------------------------------------------------------------------- collections
 
 
-@pytest.mark.covers("status")
 def test_status(cli: Cli, tmp_path: Path) -> None:
     assert cli("status", "--json", **LOCAL).json == []
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
@@ -268,7 +258,6 @@ def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
     assert "no owl-sap.toml in" in cli("status", **LOCAL).err
 
 
-@pytest.mark.covers("status", "sync", "search", "verify", errors=True)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -296,7 +285,6 @@ def test_what_cannot_be_done_is_one_message_and_exit_2(cli: Cli, arguments: list
     assert all(word in run.err for word in words), run.err
 
 
-@pytest.mark.covers("sync", "search", errors=True)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -310,7 +298,6 @@ def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str]) -> None:
     assert cli(*arguments).code == 2
 
 
-@pytest.mark.covers("status", errors=True)
 def test_a_host_that_is_not_there(cli: Cli, configured: None) -> None:
     port = closed_port()
     hana = {"HANA_HOST": "127.0.0.1", "HANA_PORT": port, "HANA_USER": "U", "HANA_SCHEMA": "S"}
@@ -330,7 +317,6 @@ def test_a_failed_sync_prints_its_error_alone(cli: Cli, configured: None, layout
     one_message(run, 2, "owl-sap: materials: no HANA", "OWL-1003")
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_a_failed_sync_still_gives_its_json(cli: Cli, configured: None) -> None:
     run = cli("sync", "--all", "--json", **LOCAL)
     assert run.code == 2
@@ -339,7 +325,6 @@ def test_a_failed_sync_still_gives_its_json(cli: Cli, configured: None) -> None:
     assert "HANA_HOST" in report["error"]
 
 
-@pytest.mark.covers("doctor", errors=True)
 def test_doctor_tells_all_and_fails_on_a_fault(cli: Cli) -> None:
     port = closed_port()
     run = cli(
@@ -357,7 +342,6 @@ def test_doctor_tells_all_and_fails_on_a_fault(cli: Cli) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-@pytest.mark.covers("demo", errors=True)
 def test_demo_refuses_the_test_embedder(cli: Cli) -> None:
     one_message(cli("demo", **HASH), 2, "hash:16", "real model")
 

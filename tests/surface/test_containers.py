@@ -81,7 +81,6 @@ def started(words: list[str], folder: Path, variables: dict[str, str]) -> Iterat
             process.kill()
 
 
-@pytest.mark.covers("start", "health", "serve", "GET /health/ready")
 def test_the_images_command_serves_with_keys_on_all_addresses_and_its_healthcheck_knows(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -104,7 +103,6 @@ def test_the_images_command_serves_with_keys_on_all_addresses_and_its_healthchec
     assert errors.splitlines()[0] == "the CPU computes: the model hash:64 runs on CPUs only"
 
 
-@pytest.mark.covers("worker", "start", "health")
 def test_a_worker_is_well_by_its_heartbeat_and_ends_after_its_jobs(scene: Scene) -> None:
     beat = scene.folder / "heartbeat"
     variables = scene.variables() | {"OWL_SAP_STATE__PATH": "state", "OWL_SAP_WORKER__HEARTBEAT": str(beat)}
@@ -126,8 +124,6 @@ def test_a_worker_is_well_by_its_heartbeat_and_ends_after_its_jobs(scene: Scene)
         jobs.close()
 
 
-@pytest.mark.covers("start", errors=True)
-@pytest.mark.covers("health", errors=True)
 def test_a_missing_gpu_ends_the_start_with_one_line(cli: Cli) -> None:
     wanted = cli("start", "worker", USE_GPU="true", OWL_SAP_EMBEDDING__MODEL="hash:16")
     assert (wanted.code, wanted.out) == (1, "")
@@ -316,7 +312,6 @@ def test_a_heartbeat_ages_when_the_worker_is_not_well(tmp_path: Path) -> None:
         health.of_worker(settings)
 
 
-@pytest.mark.covers("worker")
 def test_a_dead_workers_heartbeat_is_not_that_of_the_next_one(scene: Scene) -> None:
     """It died a moment ago, and the next one gets no further than to its model."""
     beat = scene.folder / "heartbeat"

@@ -77,8 +77,6 @@ def secrets(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.covers("keys create", "serve", "GET /v1/collections", "POST /embed", "GET /metrics")
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_real_service_is_searched_and_embeds_before_the_first_sync(
     make_scene: Callable[..., Scene], secrets: Path, key_file: Path
 ) -> None:

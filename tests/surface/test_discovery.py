@@ -1,4 +1,4 @@
-"""tables, introspect and plan as a person runs them, against the stand-in with its sample tables."""
+"""tables, introspect and plan as a person runs them, against the emulator with its sample tables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from app.src.cli import output
-from app.src.cli.discovery import _bars, _seconds
 from app.src.service.sync import notes_on_languages
 from hana_emulator.testing import Emulator, running
 
@@ -40,7 +36,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def hana(sample: Emulator) -> dict[str, str]:
-    """Variables for the stand-in, the test embedder and a local store that is not there yet."""
+    """Variables for the emulator, the test embedder and a local store that is not there yet."""
     return {
         "HANA_HOST": sample.host,
         "HANA_PORT": str(sample.port),
@@ -61,7 +57,7 @@ def in_hana(hana: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def no_store_left(sample: Emulator) -> Iterator[None]:
-    """The stand-in is shared by tests that run in any order."""
+    """The emulator is shared by tests that run in any order."""
     yield
     with closing(sample.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
         cursor.execute("SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'SAPDEMO' AND TABLE_NAME LIKE 'OWL%'")
@@ -78,7 +74,6 @@ def execute(sample: Emulator, *statements: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-@pytest.mark.covers("tables")
 def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     listed = cli("tables", "--json", **hana).json
     assert {"schema": "SAPDEMO", "name": "MAKT", "kind": "table", "comment": "Material descriptions", "columns": 4,
@@ -91,7 +86,6 @@ def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     assert "--offset 2" in shown.err
 
 
-@pytest.mark.covers("tables", "introspect", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -116,7 +110,6 @@ def test_what_is_not_there(
     assert all(word in run.err for word in words), run.err
 
 
-@pytest.mark.covers("tables", "introspect", "plan", errors=True)
 @pytest.mark.parametrize("arguments", [["tables"], ["introspect", "SAPDEMO.MARA"], ["plan", "notifications"]])
 def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments: list[str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
@@ -130,7 +123,6 @@ def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments:
 # ---------------------------------------------------------------------------------------------------------- introspect
 
 
-@pytest.mark.covers("introspect", "plan", "sync")
 @pytest.mark.parametrize("table", ["MARA", "MAKT", "MATERIAL_TEXT", "QMEL", "KNA1", "V_MATERIALS"])
 def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str, str], table: str) -> None:
     proposed = cli("introspect", f"SAPDEMO.{table}", "--name", "tried", **hana)
@@ -144,7 +136,6 @@ def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str,
     assert report["tokens"] == planned.json["tokens"]
 
 
-@pytest.mark.covers("introspect")
 def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
     (block,) = tomllib.loads(document["toml"])["collections"]
@@ -156,7 +147,6 @@ def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
 
 
-@pytest.mark.covers("introspect")
 def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.MARA", "--json", **hana).json
     assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
@@ -167,13 +157,11 @@ def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> 
     assert "WHEN 'D' THEN 1 WHEN 'E' THEN 2 ELSE 3" in german["create_view"]
 
 
-@pytest.mark.covers("introspect")
 def test_a_name_that_is_taken_gets_a_number(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS.replace('"notifications"', '"qmel"'), encoding="utf-8")
     assert cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json["name"] == "qmel-2"
 
 
-@pytest.mark.covers("introspect")
 def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.V_MATERIALS", "--catalog-only", "--json", **hana).json
     assert "where" not in document
@@ -183,7 +171,6 @@ def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
 # ---------------------------------------------------------------------------------------------------------------- plan
 
 
-@pytest.mark.covers("plan")
 @pytest.mark.usefixtures("no_store_left")
 @pytest.mark.parametrize("place", ["local", "hana"])
 def test_a_plan_writes_nothing_and_says_what_sync_does(
@@ -211,7 +198,6 @@ def test_a_plan_writes_nothing_and_says_what_sync_does(
     execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Accident: fall on puddle' WHERE QMNUM = '000010000105'")
 
 
-@pytest.mark.covers("plan")
 def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     run = cli("plan", "notifications", "--samples", "2", **hana)
@@ -230,7 +216,6 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 
 
-@pytest.mark.covers("plan")
 def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     assert cli("sync", "notifications", **hana).code == 0
@@ -242,7 +227,6 @@ def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, h
     assert "--max-deletes 1" in cli("plan", "notifications", "--no-estimate", **hana).err
 
 
-@pytest.mark.covers("plan", errors=True)
 def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     unknown = cli("plan", "notification", **hana)
@@ -257,26 +241,6 @@ def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) 
     assert (small.code, "Did you mean 'SAPDEMO'" in small.err) == (2, True)
     wrong = cli("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
     assert (wrong.code, "canary-91" in wrong.err) == (3, False)
-
-
-def test_the_screen_of_a_plan_fits_eighty_columns() -> None:
-    """With counts of a large table and a bucket without texts between two with some."""
-    bars = _bars({"0-16": 0, "17-32": 1_234_567, "33-64": 0, "65-128": 12_345_678, "129-256": 1, "513+": 0})
-    assert [(bar["tokens"], bar["share"], len(bar[""])) for bar in bars] == [
-        ("17-32", "9%", 4), ("33-64", "0%", 0), ("65-128", "91%", 32), ("129-256", "0%", 1)
-    ]  # fmt: skip
-    screen = Console(width=80, record=True, file=StringIO())
-    screen.print(output._drawn("Lengths of the texts to embed", bars, list(bars[0])))
-    lines = screen.export_text().splitlines()
-    assert len(lines) == len(bars) + 5, "nothing is folded"
-    assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.04, "0.0 s"), (12.34, "12.3 s"), (600, "10 min"), (20_000, "5.6 h"), (900_000, "250.0 h")]
-)
-def test_how_long_in_words(seconds: float, said: str) -> None:
-    assert _seconds(seconds) == said
 
 
 @pytest.mark.parametrize(

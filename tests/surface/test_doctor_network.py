@@ -265,7 +265,6 @@ def test_every_address_of_a_name_is_tried(serve: Serve, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.covers("doctor", errors=True)
 def test_the_whole_run_is_bounded(cli: Callable[..., Any]) -> None:
     with unreachable() as port:
         start = time.monotonic()

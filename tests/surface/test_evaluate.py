@@ -87,7 +87,6 @@ def synced(make_scene: Callable[..., Scene], request: pytest.FixtureRequest) -> 
     return scene
 
 
-@pytest.mark.covers("evaluate")
 def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--save", "report.json", "--json")
     assert code == 0, err
@@ -117,7 +116,6 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     assert "nothing like it" in out
 
 
-@pytest.mark.covers("evaluate")
 @pytest.mark.parametrize("synced", ["local"], indirect=True)
 def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) -> None:
     with (synced.folder / "queries.jsonl").open("a") as file:
@@ -132,7 +130,6 @@ def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) ->
     assert "queries_per_second" in first
 
 
-@pytest.mark.covers("evaluate")
 def test_an_index_against_exact_search(synced: Scene) -> None:
     code, out, err = synced.cli("evaluate", "rows", "--recall", "--queries", "8", "-k", "5", "--json")
     assert code == 0, err
@@ -143,7 +140,6 @@ def test_an_index_against_exact_search(synced: Scene) -> None:
     assert "nothing to set" in report["proposal"]
 
 
-@pytest.mark.covers("evaluate", errors=True)
 @pytest.mark.parametrize("synced", ["local"], indirect=True)
 def test_what_cannot_be_evaluated(synced: Scene) -> None:
     (synced.folder / "wrong.jsonl").write_text('{"query": "a", "relevant": [[1]], "filter": {"GRP": {"$no": 1}}}')
@@ -171,7 +167,7 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
     [
         (False, 1.0, 1.0, 100, "no index is used"),
         (None, 1.0, 1.0, 100, "no index is used"),
-        (True, 0.99, 0.97, 100, "leave efSearch as it is"),
+        (True, 0.99, 0.97, 100, "keep efSearch"),
         (True, 1.0, 1.0, 1, "1 queries are too few"),
         (True, 0.96, 0.90, 100, "ask with more (--queries)"),
         (True, 0.80, 0.75, 100, '{"efSearch":400}'),

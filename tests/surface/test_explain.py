@@ -15,7 +15,6 @@ from connector import errors
 Cli = Callable[..., Any]
 
 
-@pytest.mark.covers("explain")
 def test_a_code_is_explained(cli: Cli) -> None:
     run = cli("--output", "table", "explain", "OWL-2006")
     assert run.code == 0
@@ -25,7 +24,6 @@ def test_a_code_is_explained(cli: Cli) -> None:
     assert json.loads(cli("explain", "owl2006").out)["code"] == "OWL-2006", "off a terminal JSON lines"
 
 
-@pytest.mark.covers("explain")
 def test_without_a_code_all_are_listed(cli: Cli) -> None:
     assert {each["code"] for each in json.loads(cli("explain", "--json").out)} == {
         each.code for each in explained().values()
@@ -33,7 +31,6 @@ def test_without_a_code_all_are_listed(cli: Cli) -> None:
     assert "HANA rejected the login" in cli("--output", "table", "explain").out
 
 
-@pytest.mark.covers("explain", errors=True)
 @pytest.mark.parametrize("code", ["OWL-2099", "", "OWL-", "\x1b[2J"])
 def test_a_code_that_is_none(cli: Cli, code: str) -> None:
     run = cli("explain", code)
@@ -42,7 +39,6 @@ def test_a_code_that_is_none(cli: Cli, code: str) -> None:
     assert "\x1b" not in run.err
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_an_error_ends_with_its_code(cli: Cli) -> None:
     run = cli("sync", "nope")
     assert run.err.rstrip().endswith("[OWL-1011]")

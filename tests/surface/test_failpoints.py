@@ -15,7 +15,6 @@ from tests.adversity.scene import Scene
 Cli = Callable[..., Any]
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.proves(1)
 def test_the_process_ends_there_and_the_next_run_heals(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene("local")

@@ -1,4 +1,4 @@
-"""`owl-sap generations` over the stand-in: from a changed model to the switch and back."""
+"""`owl-sap generations` over the emulator: from a changed model to the switch and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def listed(scene: Scene) -> list[tuple[int, str, bool, int, int]]:
     return [tuple(each[name] for name in ("generation", "state", "complete", "rows", "dimension")) for each in found]
 
 
-@pytest.mark.covers("generations", "sync", "verify", "status")
 def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
     stored = ROWS - EMPTY
     (report,) = document(scene, "sync", "rows")
@@ -68,7 +67,6 @@ def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
         assert {name for (name,) in tables if name.startswith("OWL_ROWS")} == {"OWL_ROWS_G2"}
 
 
-@pytest.mark.covers("generations")
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_template_built_on_request(scene: Scene) -> None:
     assert scene.cli("sync", "rows")[0] == 0
@@ -83,7 +81,6 @@ def test_a_template_built_on_request(scene: Scene) -> None:
     assert (code, "overlap at 10" in out) == (0, True)
 
 
-@pytest.mark.covers("generations", errors=True)
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
     def refused(code: int, why: str, *arguments: str, name: str = "rows") -> None:

@@ -37,7 +37,6 @@ def is_loud(errors: str) -> bool:
     return True
 
 
-@pytest.mark.covers("sync")
 def test_sync_says_so_once_and_syncs(scene: Scene) -> None:
     code, out, errors = scene.cli("sync", "--all", "--json", env=WANTED)
     assert (code, json.loads(out)[0]["upserted"]) == (0, 7)
@@ -45,7 +44,6 @@ def test_sync_says_so_once_and_syncs(scene: Scene) -> None:
     assert warnings(scene.cli("sync", "--all")[2]) == [], "nobody asked for one"
 
 
-@pytest.mark.covers("serve", "GET /metrics", "GET /health/ready")
 def test_serve_says_so_before_it_answers_and_in_metrics_and_readiness(scene: Scene) -> None:
     with scene.spawn("serve", "--port", "0", env=WANTED) as process:
         assert process.stdout is not None
@@ -61,7 +59,6 @@ def test_serve_says_so_before_it_answers_and_in_metrics_and_readiness(scene: Sce
     assert "USE_GPU=false" in ready.json()["note"]
 
 
-@pytest.mark.covers("worker")
 def test_worker_says_so(scene: Scene) -> None:
     with scene.spawn("worker", env=WANTED) as process:
         assert process.stdout is not None
@@ -71,7 +68,6 @@ def test_worker_says_so(scene: Scene) -> None:
     assert is_loud(errors)
 
 
-@pytest.mark.covers("doctor", errors=True)
 def test_doctor_finds_a_fault_and_looks_at_the_rest_all_the_same(cli: Cli) -> None:
     variables = {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "v"}
     run = cli("doctor", "--json", OWL_SAP_API__PORT="0", **variables, **WANTED)

@@ -1,4 +1,4 @@
-"""`owl-sap grants` on the stand-in: a user with just these rights can do everything, is refused beyond, and misses each
+"""`owl-sap grants` on the emulator: a user with just these rights can do everything, is refused beyond, and misses each
 one that is taken from him.
 """
 
@@ -155,7 +155,6 @@ def place(house: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     made.run(f"DROP USER {made.user} CASCADE", f"DROP SCHEMA {made.source} CASCADE")
 
 
-@pytest.mark.covers("grants", "sync", "search", "verify", "status", "doctor", "quarantine list", "quarantine retry")
 @pytest.mark.parametrize("role", ["", pytest.param("owl sync", marks=pytest.mark.slow)])
 def test_with_just_these_rights_everything_works_and_nothing_else(place: Place, role: str) -> None:
     place.ready(*(["--role", f"{role} {place.number}"] if role else []))
@@ -217,7 +216,6 @@ def test_the_schema_is_needed_and_create_any_is_what_stands_in_for_it(place: Pla
     assert place.failing("full", "logged") == set()
 
 
-@pytest.mark.covers("grants", "changes install")
 def test_the_rights_to_put_a_log_in(place: Place) -> None:
     statements = place.grants("--setup")
     assert [statement.split(" ON ")[0] for statement in statements] == ["GRANT CREATE ANY", "GRANT TRIGGER"]
@@ -234,7 +232,6 @@ def test_the_rights_to_put_a_log_in(place: Place) -> None:
     assert place.cli("changes", "install", "logged", "--apply").exit_code == 0
 
 
-@pytest.mark.covers("grants", "search", "status", "POST /v1/collections/{name}/search", "GET /health/ready")
 def test_who_only_searches_needs_to_read_the_vectors(place: Place) -> None:
     writer = place.emulator.user
     place.run(f"CREATE SCHEMA {place.vectors}")
@@ -260,7 +257,6 @@ def test_who_only_searches_needs_to_read_the_vectors(place: Place) -> None:
     place.run(f"DROP SCHEMA {place.vectors} CASCADE")
 
 
-@pytest.mark.covers("doctor")
 def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
     def told() -> str:
         checks = {check["check"]: check for check in json.loads(place.cli("doctor", "--json").stdout)}
@@ -319,7 +315,6 @@ changes = { method = "log", log = 'LOGS."odd name"' }
 """
 
 
-@pytest.mark.covers("grants")
 def test_the_file_as_it_is_printed(tmp_path: Path) -> None:
     """Names with slashes, quotes and blanks, two systems, one table under two collections."""
     (tmp_path / "owl-sap.toml").write_text(GOLDEN, encoding="utf-8")
@@ -332,7 +327,6 @@ def test_the_file_as_it_is_printed(tmp_path: Path) -> None:
     assert done.stdout == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.covers("grants", errors=True)
 @pytest.mark.parametrize(
     ("document", "arguments", "words"),
     [

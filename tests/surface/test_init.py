@@ -83,7 +83,6 @@ def written(folder: Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- with flags
 
 
-@pytest.mark.covers("init", "plan", "sync", "search")
 @pytest.mark.parametrize("store", ["local", "hana"])
 def test_from_nothing_to_a_search(
     cli: Cli, here: Cli, tmp_path: Path, where: list[str], password: dict[str, str], store: str
@@ -105,7 +104,6 @@ def test_from_nothing_to_a_search(
     assert (schema is None) == (store == "local")
 
 
-@pytest.mark.covers("init")
 def test_what_is_written_says_why(here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]) -> None:
     run = here("init", *where, "--schema", "SAPDEMO", "--table", "MARA", "--language", "de", **password)
     assert run.code == 0, run.err
@@ -123,7 +121,6 @@ def test_what_is_written_says_why(here: Cli, tmp_path: Path, where: list[str], p
     assert not (tmp_path / ".env").exists()
 
 
-@pytest.mark.covers("init")
 def test_the_likeliest_tables_by_themselves(
     here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
 ) -> None:
@@ -134,7 +131,6 @@ def test_the_likeliest_tables_by_themselves(
     assert [each["name"] for each in written(tmp_path / "a" / "b")["collections"]] == made.json["collections"]
 
 
-@pytest.mark.covers("init", "sync")
 def test_tables_whose_names_would_meet_in_hana_get_names_of_their_own(
     here: Cli, sample: Emulator, where: list[str], password: dict[str, str]
 ) -> None:
@@ -148,7 +144,6 @@ def test_tables_whose_names_would_meet_in_hana_get_names_of_their_own(
         assert [each["upserted"] for each in here("sync", "--all", "--json", **password).json] == [1, 1]
 
 
-@pytest.mark.covers("init")
 def test_a_password_out_of_a_file(here: Cli, tmp_path: Path, sample: Emulator, where: list[str]) -> None:
     (tmp_path / "secret").write_text(sample.password + "\n")
     run = here("init", *where, "--table", "SAPDEMO.KNA1", "--password-file", "secret", **HASHING)
@@ -156,7 +151,6 @@ def test_a_password_out_of_a_file(here: Cli, tmp_path: Path, sample: Emulator, w
     assert sample.password not in (tmp_path / FILE).read_text()
 
 
-@pytest.mark.covers("init", errors=True)
 def test_nothing_is_overwritten_unless_told_so(
     here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
 ) -> None:
@@ -199,7 +193,6 @@ def test_what_is_refused_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.covers("init", errors=True)
 def test_a_schema_of_which_nothing_can_be_made(
     here: Cli, tmp_path: Path, sample: Emulator, where: list[str], password: dict[str, str]
 ) -> None:
@@ -210,14 +203,12 @@ def test_a_schema_of_which_nothing_can_be_made(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.covers("init")
 def test_another_folder_is_named_as_the_shell_takes_it(here: Cli, tmp_path: Path) -> None:
     made = here("init", "--offline", "--out", "my files; x", "--trust-store", "ca.pem", "--json")
     assert made.json["next"][0] == "cd 'my files; x' && owl-sap doctor"
     assert written(tmp_path / "my files; x")["hana"]["trust_store"] == str(tmp_path / "ca.pem")
 
 
-@pytest.mark.covers("init", errors=True)
 def test_without_a_database_or_the_right_password(here: Cli, tmp_path: Path, where: list[str]) -> None:
     nowhere = here("init", "--table", "S.T")
     assert (nowhere.code, "--host" in nowhere.err, "--offline" in nowhere.err) == (2, True, True)
@@ -265,7 +256,6 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
         child.wait()
 
 
-@pytest.mark.covers("init")
 def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
     answers = [
         ("host name", sample.host),
@@ -300,7 +290,6 @@ def test_ctrl_c_at_a_question_ends_as_everywhere() -> None:
 # --------------------------------------------------------------------------------------------------- without a database
 
 
-@pytest.mark.covers("init")
 def test_a_template_to_fill_in(here: Cli, tmp_path: Path) -> None:
     run = here("init", "--offline", "--host", "hana.example.org", "--json")
     assert run.code == 0, run.err

@@ -44,7 +44,6 @@ def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "POST /v1/collections/{name}/sync")
 def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: str) -> None:
     job = begun(url)
     (listed,) = document(scene, "list")
@@ -63,7 +62,6 @@ def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: s
     assert document(scene, "list", "--collection", "rows", "--limit", "1")[0]["id"] == job
 
 
-@pytest.mark.covers("jobs watch")
 def test_watching_to_the_end(scene: Scene) -> None:
     with scene.spawn("serve", "--port", "0") as process:
         assert process.stdout is not None
@@ -81,7 +79,6 @@ def test_watching_to_the_end(scene: Scene) -> None:
     assert "of 3,000 rows" in errors
 
 
-@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "jobs watch", errors=True)
 def test_refusals(scene: Scene) -> None:
     assert document(scene, "list") == []
     assert not (scene.folder / "vectors").exists(), "looking makes nothing"
@@ -93,7 +90,6 @@ def test_refusals(scene: Scene) -> None:
     assert scene.cli("jobs", "list", "--limit", "0")[0] == 2
 
 
-@pytest.mark.covers("jobs cancel", errors=True)
 def test_what_is_over_cannot_be_cancelled(scene: Scene) -> None:
     with scene.spawn("serve", "--port", "0") as process:
         assert process.stdout is not None
@@ -106,7 +102,6 @@ def test_what_is_over_cannot_be_cancelled(scene: Scene) -> None:
     assert "succeeded" in errors
 
 
-@pytest.mark.covers("jobs list", "serve", errors=True)
 def test_a_folder_that_cannot_be_used_names_the_setting(scene: Scene) -> None:
     (scene.folder / "file").write_text("in the way")
     elsewhere = {"OWL_SAP_STATE__PATH": "file/state"}

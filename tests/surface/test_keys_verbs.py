@@ -77,7 +77,6 @@ def becomes(status: int, url: str, key: str) -> bool:
     return False
 
 
-@pytest.mark.covers("keys create", "keys list", "keys rotate", "keys revoke", "serve", "GET /v1/info", "GET /metrics")
 def test_keys_change_while_the_service_runs(tmp_path: Path, cli: Cli) -> None:
     first = cli("keys", "create", "web", "--scope", "search", "--scope", "embed", "--json", **SERVICE).json
     scraper = cli("keys", "create", "prometheus", "--scope", "metrics", "--out", "metrics_token", **SERVICE)
@@ -132,7 +131,6 @@ def test_keys_change_while_the_service_runs(tmp_path: Path, cli: Cli) -> None:
             assert secret.split("_", 2)[2] not in output
 
 
-@pytest.mark.covers("keys create", "serve")
 def test_tokens_beside_keys(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "jwks.json").write_bytes(jwks(jwk(rsa_key(1), "one")))
     jwt = {
@@ -199,7 +197,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.covers("keys create", "keys list", "keys rotate", "keys revoke", errors=True)
 @pytest.mark.parametrize(("arguments", "why"), REFUSED[:4])
 def test_refusals(tmp_path: Path, cli: Cli, arguments: tuple[str, ...], why: str) -> None:
     run = cli("keys", *arguments, **SERVICE)
@@ -252,7 +249,6 @@ def test_without_a_file_configured_it_says_what_to_set(cli: Cli) -> None:
     assert "OWL_SAP_ACCESS__KEYS" in run.err
 
 
-@pytest.mark.covers("serve", errors=True)
 @pytest.mark.parametrize(
     ("variables", "why"),
     [

@@ -1,4 +1,4 @@
-"""A wrong password is tried exactly once, whatever the product does: HANA locks users. The stand-in counts."""
+"""A wrong password is tried exactly once, whatever the product does: HANA locks users. The emulator counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ template = "{TEXT}"
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A stand-in with a table and a user who may read it and owns a schema for vectors."""
+    """An emulator with a table and a user who may read it and owns a schema for vectors."""
     with running("--data", str(tmp_path_factory.mktemp("house"))) as emulator:
         run(
             emulator,
@@ -77,7 +77,6 @@ def variables(emulator: Emulator, user: str, password: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.covers("sync", "search", "verify", "status", "doctor", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -128,7 +127,6 @@ def served(folder: Path, settings: dict[str, str]) -> Iterator[str]:
             process.terminate()
 
 
-@pytest.mark.covers("GET /health/ready", "POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.proves(7)
 def test_the_service_tries_once_however_often_it_is_asked(tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
@@ -143,7 +141,6 @@ def test_the_service_tries_once_however_often_it_is_asked(tmp_path: Path, house:
     assert counted(house, guest) == (1, 1)
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/sync", errors=True)
 def test_a_job_tries_again_only_when_somebody_says_so(tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     run(house, f"ALTER USER {guest} DEACTIVATE USER NOW")
@@ -170,7 +167,6 @@ def test_a_job_tries_again_only_when_somebody_says_so(tmp_path: Path, house: Emu
         assert synced(client, retry_login=True) == ("succeeded", "")
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_a_locked_user_is_told_what_to_do(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     for _ in range(6):
@@ -181,7 +177,6 @@ def test_a_locked_user_is_told_what_to_do(cli: Cli, tmp_path: Path, house: Emula
     assert cli("sync", "rows", **variables(house, guest, "Right-1")).code == 0
 
 
-@pytest.mark.covers("sync", "doctor", errors=True)
 @pytest.mark.proves(7)
 def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     run(house, f"GRANT INSERT ON T TO {guest}", f"REVOKE SELECT ON T FROM {guest}")
@@ -196,7 +191,6 @@ def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator,
     assert "GRANT SELECT" in checks["table of rows"]["detail"] + checks["table of rows"]["fix"]
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_a_table_that_the_user_may_not_even_see(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     """HANA hides it from the catalogue, so it looks as if it were not there."""
     run(house, f"REVOKE SELECT ON T FROM {guest}")
@@ -206,7 +200,6 @@ def test_a_table_that_the_user_may_not_even_see(cli: Cli, tmp_path: Path, house:
     assert "`owl-sap grants` prints the GRANT" in " ".join(refused.err.split())
 
 
-@pytest.mark.covers("doctor", errors=True)
 def test_a_schema_one_may_not_write_in_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     elsewhere = variables(house, guest, "Right-1") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}

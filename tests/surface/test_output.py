@@ -31,7 +31,7 @@ COLUMNS = ("collection", "rows", "last_sync", "model")
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
     monkeypatch.setattr(output, "console", lambda stderr=False: Console(width=width, stderr=stderr))
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
-    output.counts("Collections", ROWS, COLUMNS)
+    output.data(ROWS, "Collections", COLUMNS, json=False)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
     return lines
@@ -44,25 +44,25 @@ def test_a_row_is_a_line_where_there_is_room(
     assert all(text in line for text in ("1,544", "2026-11-21 03:22:58Z", "all-MiniLM-L6-v2@ecbda11b"))
 
 
-@pytest.mark.parametrize(("width", "tables"), [(70, 2), (60, 3)])
+@pytest.mark.parametrize("width", [70, 60])
 def test_on_a_narrow_screen_columns_become_lines_and_no_value_is_broken(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, tables: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
     lines = printed(monkeypatch, capsys, width)
-    assert sum("last sync" in line for line in lines) == tables
+    assert sum("last sync" in line for line in lines) == len(ROWS)
     whole = "\n".join(lines)
     assert whole.count("2026-11-21 03:22:58Z") == whole.count("all-MiniLM-L6-v2@ecbda11b") == len(ROWS)
 
 
 def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    output.counts("Collections", [], COLUMNS)
+    output.data([], "Collections", COLUMNS, json=False)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Collections: nothing\n")
 
 
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
-    output.counts("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
+    output.table("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
     shown = capsys.readouterr().out
     assert "[red]x" in shown
     assert "[bold]" in shown
@@ -73,7 +73,7 @@ def test_values_never_order_the_terminal_about(
 ) -> None:
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
     sent = "\x1b]0;owned\x07 :key: \x9b2J \u202egnp"
-    output.table(sent, [{"text": sent}])
+    output.table(sent, [{"text": sent}], whole=False)
     output.say(sent)
     output.fail(sent)
     captured = capsys.readouterr()
@@ -120,7 +120,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.covers("status")
 def test_a_terminal_gets_tables_and_a_pipe_json_lines(folder: Path, cli: Cli) -> None:
     seen = on_a_terminal(folder, "status")
     assert "Collections" in seen
@@ -138,7 +137,6 @@ def test_the_choice_holds_wherever_the_output_goes(folder: Path, cli: Cli) -> No
     assert "--output" in cli("--help").out
 
 
-@pytest.mark.covers("status", errors=True)
 def test_another_choice_is_a_usage_error(cli: Cli) -> None:
     run = cli("--output", "xml", "status", **LOCAL)
     assert (run.code, run.out) == (2, "")
@@ -151,7 +149,6 @@ def test_no_color_is_honoured(folder: Path) -> None:
     assert not any(f"\x1b[{colour}m" in plain for colour in range(30, 38))
 
 
-@pytest.mark.covers("config show")
 def test_settings_in_lines(folder: Path, cli: Cli) -> None:
     shown = [json.loads(line) for line in cli("config", "show", **LOCAL).out.splitlines()]
     assert {"setting": "embedding.model", "value": "hash:16"} in shown
@@ -164,18 +161,14 @@ def test_lines_hold_the_records_and_tables_what_is_for_people(
 ) -> None:
     shown: dict[str, Any] = {"ok": "yes", "text": "short…"}
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.LINES)
-    for show in (output.table, output.counts):
-        show("T", [shown], ("ok",), records=[{"ok": True, "text": "a long text"}])
-        assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
-        show("T", [shown], ("ok",))
-        assert json.loads(capfdbinary.readouterr().out) == shown
+    output.data([{"ok": True, "text": "a long text"}], "T", ("ok",), json=False, rows=[shown])
+    assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
 
 
 def _fails(run: Run) -> dict[str, int]:
     raise RowRejected("a reason that is long enough to need several lines of a narrow terminal " * 2)
 
 
-@pytest.mark.covers("jobs list")
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
     jobs = Jobs(folder / "vectors", _fails, JobOptions(2, (RowRejected,)))
@@ -190,7 +183,6 @@ def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: st
     assert "owl-sap jobs show" in seen
 
 
-@pytest.mark.covers("config show", errors=True)
 def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         run = subprocess.run(
@@ -218,7 +210,7 @@ def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
 )
 def test_a_bar_says_finishing_only_when_all_rows_are_read(told: list[tuple[int, int]], names: list[str]) -> None:
     bars = Progress(console=Console(file=io.StringIO()))
-    bar = output._Bar(bars, bars.add_task("m", total=None, rate="-"), "m")
+    bar = output.Watch("m", "rows", bars)
     seen = []
     for done, total in told:
         bar.progress(done, total)

@@ -1,4 +1,4 @@
-"""The product over TLS, certificate checked, against a stand-in that was started as a person starts it."""
+"""The product over TLS, certificate checked, against an emulator that was started as a person starts it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def configured(tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text(MATERIALS)
 
 
-@pytest.mark.covers("emulator", "sync", "search", "verify", "doctor")
 @pytest.mark.usefixtures("configured")
 def test_the_whole_path(cli: Cli, secure: dict[str, Any]) -> None:
     assert set(secure) == {"host", "port", "user", "password", "schema", "trust_store"}
@@ -84,7 +83,6 @@ def test_the_whole_path(cli: Cli, secure: dict[str, Any]) -> None:
     assert "valid until" in checks["hana tls"]
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize(
     ("change", "word"),
@@ -102,7 +100,6 @@ def test_what_does_not_fit_is_refused(cli: Cli, secure: dict[str, Any], change: 
     assert word in " ".join(run.err.split())
 
 
-@pytest.mark.covers("sync", "doctor", errors=True)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.proves(8)
 def test_certificates_that_must_be_refused(cli: Cli, unfit: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`owl-sap quarantine` over the stand-in and both stores: from a row that cannot be stored to one that is found."""
+"""`owl-sap quarantine` over the emulator and both stores: from a row that cannot be stored to one that is found."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def numbers(scene: Scene) -> list[tuple[int, int]]:
     return [(entry["key"]["B"], entry["attempts"]) for entry in document(scene, "list", "bad")]
 
 
-@pytest.mark.covers("quarantine list", "quarantine show", "quarantine retry", "quarantine drop")
 def test_from_quarantine_to_a_hit(scene: Scene) -> None:
     first, _ = document(scene, "list", "bad")
     assert set(first) == {"key", "stage", "reason", "attempts", "given_up", "last_seen"}
@@ -76,7 +75,6 @@ def test_from_quarantine_to_a_hit(scene: Scene) -> None:
     assert scene.cli("verify", "bad")[0] == 0
 
 
-@pytest.mark.covers("quarantine retry")
 def test_what_left_the_source_leaves_quarantine(scene: Scene) -> None:
     scene.run('DELETE FROM "BAD" WHERE "B" = 4')
     report = document(scene, "retry", "bad", "A=100,B=4")
@@ -84,7 +82,6 @@ def test_what_left_the_source_leaves_quarantine(scene: Scene) -> None:
     assert numbers(scene) == [(5, 1)]
 
 
-@pytest.mark.covers("quarantine drop")
 def test_what_is_dropped_is_met_again(scene: Scene) -> None:
     assert document(scene, "drop", "bad", "B=5") == {"collection": "bad", "dropped": 1}
     assert numbers(scene) == [(4, 1)]
@@ -95,7 +92,6 @@ def test_what_is_dropped_is_met_again(scene: Scene) -> None:
     assert numbers(scene) == [(4, 1), (5, 1)]
 
 
-@pytest.mark.covers("quarantine list", "quarantine show", "quarantine retry", "quarantine drop", errors=True)
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
     for words in (["list"], ["show"], ["retry"], ["drop", "--all"]):

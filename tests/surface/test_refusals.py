@@ -5,15 +5,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.surface.conftest import Cli
 
 LOCAL = {"OWL_SAP_EMBEDDING__MODEL": "hash:16", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
 
 
-@pytest.mark.covers("emulator", errors=True)
-def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
+def test_an_emulator_on_a_taken_port(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         run = cli("emulator", "--port", port)
@@ -22,8 +19,7 @@ def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
     assert f"127.0.0.1:{port} is in use; choose another with --port" in run.err
 
 
-@pytest.mark.covers("emulator", errors=True)
-def test_a_stand_in_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_an_emulator_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     run = cli("emulator", "--data", "taken")
     assert (run.code, run.out) == (2, "")
@@ -31,7 +27,6 @@ def test_a_stand_in_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
     assert "choose a folder" in run.err
 
 
-@pytest.mark.covers("config show", errors=True)
 def test_settings_that_cannot_be_shown(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text("[hana]\nport = 'canary-87'\n")
     run = cli("config", "show", "--json")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from app.src.cli import app as owl_sap
@@ -21,7 +20,6 @@ def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
     return out, errors
 
 
-@pytest.mark.covers("rows", "search")
 def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene("hana", rows=40)
     scene.sync()
@@ -39,7 +37,6 @@ def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., S
     assert first["id"] not in {hit["id"] for hit in alike}
 
 
-@pytest.mark.covers("rows", "search", errors=True)
 def test_what_is_refused(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene("local", rows=10)
     scene.sync()

@@ -1,4 +1,4 @@
-"""`owl-sap search` in a child process, over the stand-in's sample tables: every mode and option, both stores."""
+"""`owl-sap search` in a child process, over the emulator's sample tables: every mode and option, both stores."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def search(request: pytest.FixtureRequest, cli: Any, tmp_path: Path, sapdemo: Em
     return run
 
 
-@pytest.mark.covers("search", errors=True)
 @pytest.mark.parametrize("search", ["local"], indirect=True)
 def test_a_card_that_is_asked_for_and_missing(search: Search) -> None:
     """The hashing model computes on no card. Words need no vectors, so nobody asks where these are."""
@@ -63,7 +62,6 @@ def test_a_card_that_is_asked_for_and_missing(search: Search) -> None:
     assert search("chair", "--mode", "keyword", OWL_SAP_STORE__SCAN="gpu").code == 0
 
 
-@pytest.mark.covers("search")
 def test_every_mode_and_option(search: Search) -> None:
     english = ("--filter", json.dumps({"SPRAS": "E"}), "--json")
     words = search("swivel chair", "--mode", "keyword", *english).json
@@ -95,7 +93,6 @@ def test_every_mode_and_option(search: Search) -> None:
     assert search("swivel chair", "-k", "5", "--mmr", "1", *by_vector).json == near
 
 
-@pytest.mark.covers("search")
 def test_words_need_no_model_and_notes_go_to_stderr(search: Search) -> None:
     nowhere = {"OWL_SAP_EMBEDDING__MODEL": "/no/such/model"}
     run = search("chair", "--mode", "keyword", "--json", **nowhere)
@@ -112,7 +109,6 @@ def test_words_need_no_model_and_notes_go_to_stderr(search: Search) -> None:
     assert "chair" in shown.out.lower()
 
 
-@pytest.mark.covers("search", errors=True)
 def test_nothing_in_a_text_is_syntax_and_bad_filters_are_refused(search: Search) -> None:
     hostile = search('"chair" OR (NOT * NEAR/2 -text:x) % \' ; DROP TABLE records', "--mode", "keyword", "--json")
     assert hostile.code == 0

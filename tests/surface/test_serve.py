@@ -46,7 +46,6 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-@pytest.mark.covers("serve", "GET /health/ready", "POST /embed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     with served(tmp_path) as (process, url):
@@ -71,7 +70,6 @@ def test_an_idle_connection_does_not_hold_the_end_up(tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
-@pytest.mark.covers("serve", errors=True)
 def test_an_address_in_use_is_one_message(tmp_path: Path, cli: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = cli("serve", "--port", str(server.getsockname()[1]), OWL_SAP_EMBEDDING__MODEL="hash:16")
@@ -91,7 +89,6 @@ def test_loopback_is_served(host: str) -> None:
     refuse_public(host, authenticated=False)
 
 
-@pytest.mark.covers("serve", errors=True)
 def test_a_public_address_is_refused_through_the_command(cli: Callable[..., Any]) -> None:
     run = cli("serve", "--host", "0.0.0.0", OWL_SAP_EMBEDDING__MODEL="hash:16")
     assert (run.code, run.out) == (2, "")
@@ -99,7 +96,6 @@ def test_a_public_address_is_refused_through_the_command(cli: Callable[..., Any]
     assert "authentication" in run.err
 
 
-@pytest.mark.covers("serve", errors=True)
 def test_a_wrong_model_ends_the_start(cli: Callable[..., Any]) -> None:
     run = cli("serve", "--port", "0", OWL_SAP_EMBEDDING__MODEL="no/such-model")
     assert (run.code, run.out) == (2, "")

@@ -55,7 +55,6 @@ def interrupted(scene: Scene, *arguments: str, signals: tuple[int, ...], stored:
         yield [process.returncode, out, errors, time.monotonic() - start]
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.proves(2)
@@ -72,7 +71,6 @@ def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: sig
     assert (done, rest["unchanged"]) == (0, report["upserted"]), "at once: the lease was given back"
 
 
-@pytest.mark.covers("verify", errors=True)
 @pytest.mark.parametrize("repair", [[], ["--repair"]])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, code: int, repair: list[str]) -> None:
@@ -88,7 +86,6 @@ def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, c
     assert scene.cli("verify", NAME)[0] == 0
 
 
-@pytest.mark.covers("search", "status", errors=True)
 @pytest.mark.parametrize(
     ("verb", "number", "code"), [(["status"], signal.SIGINT, 130), (["search", NAME, "pump"], signal.SIGTERM, 143)]
 )
@@ -110,7 +107,6 @@ def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
     assert "Traceback" not in errors
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.proves(2)
 def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
     with Proxy(scene.emulator.port) as proxy:
@@ -142,7 +138,6 @@ def serving(scene: Scene, **more: str) -> Iterator[tuple[subprocess.Popen[str], 
             process.kill()
 
 
-@pytest.mark.covers("serve")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.proves(2)
 def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: Scene, number: signal.Signals) -> None:
@@ -193,7 +188,6 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
     assert record["result"]["unchanged"] + record["result"]["empty"] == ROWS
 
 
-@pytest.mark.covers("serve")
 @pytest.mark.proves(2, 29)
 def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
     """HANA is silent in the middle of the job: it is recorded as interrupted, and the service does not wait for it."""

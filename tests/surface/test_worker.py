@@ -1,4 +1,4 @@
-"""`owl-sap worker`, schedules and waiting, as processes on the stand-in: what a deployment does that splits API and
+"""`owl-sap worker`, schedules and waiting, as processes on the emulator: what a deployment does that splits API and
 worker.
 """
 
@@ -71,7 +71,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.covers("worker", "POST /v1/collections/{name}/sync", "GET /v1/collections")
 def test_the_api_asks_and_the_worker_works(scene: Scene) -> None:
     scheduled(scene, 'cron = "15 2 * * *", timezone = "Europe/Berlin"')
     with api(scene, **API_ALONE) as client, running(scene, "worker") as (process, first):
@@ -93,7 +92,6 @@ def test_the_api_asks_and_the_worker_works(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.covers("worker", "serve")
 def test_a_service_and_a_worker_keep_one_schedule(scene: Scene) -> None:
     """With the real clock: both start syncs, and no two within a second."""
     scheduled(scene, 'every = "1s"')
@@ -109,7 +107,6 @@ def test_a_service_and_a_worker_keep_one_schedule(scene: Scene) -> None:
     assert scene.cli("verify", NAME)[0] == 0
 
 
-@pytest.mark.covers("worker", "POST /v1/collections/{name}/search", "GET /v1/jobs/{job_id}/events")
 def test_a_maintenance_window_is_waited_out_and_search_goes_on(scene: Scene) -> None:
     """1888, as HANA Cloud says it, for every statement on the table."""
     assert scene.cli("sync", NAME)[0] == 0
@@ -138,7 +135,6 @@ def test_a_maintenance_window_is_waited_out_and_search_goes_on(scene: Scene) -> 
         scene.run("ALTER SYSTEM CLEAR FAULTS")
 
 
-@pytest.mark.covers("worker", errors=True)
 def test_a_worker_refuses_what_cannot_work(cli: Cli, tmp_path: Path) -> None:
     local = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors", "OWL_SAP_EMBEDDING__MODEL": "hash:16"}
     nothing = cli("worker", **local)
@@ -153,7 +149,6 @@ def test_a_worker_refuses_what_cannot_work(cli: Cli, tmp_path: Path) -> None:
     assert (folder.code, "[state] path" in folder.err) == (2, True)
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_one_collections_failure_never_stops_anothers(scene: Scene) -> None:
     """`--all`: each gets its line, the highest exit code counts."""
     toml = (scene.folder / "owl-sap.toml").read_text()

@@ -91,7 +91,6 @@ def fill(emulator: Emulator, schema: str, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.covers("finetune", "generations", "sync")
 def test_from_rows_to_a_generation_that_serves(
     configured: Callable[[str], Verb], emulator: Emulator, hana_schema: str, tmp_path: Path
 ) -> None:
@@ -107,7 +106,6 @@ def test_from_rows_to_a_generation_that_serves(
     assert (synced["unchanged"], synced["embedded_texts"]) == (201, 0), "the settings name what serves"
 
 
-@pytest.mark.covers("finetune")
 def test_rows_become_a_model_and_a_generation(
     configured: Callable[[str], Verb],
     emulator: Emulator,
@@ -147,7 +145,6 @@ def test_rows_become_a_model_and_a_generation(
 
 
 @pytest.mark.slow
-@pytest.mark.covers("finetune")
 def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb], tmp_path: Path) -> None:
     """Ctrl-C keeps a checkpoint; --resume needs nothing more to be said."""
     cli = configured()
@@ -192,7 +189,6 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, "".join(told) + rest
 
 
-@pytest.mark.covers("finetune", errors=True)
 def test_what_cannot_be_learnt_from(
     configured: Callable[[str], Verb], emulator: Emulator, hana_schema: str, tmp_path: Path
 ) -> None:
@@ -211,7 +207,6 @@ def test_what_cannot_be_learnt_from(
 
 
 @pytest.mark.slow
-@pytest.mark.covers("finetune", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -243,7 +238,6 @@ def test_refusals(
 
 
 @pytest.mark.slow
-@pytest.mark.covers("finetune", errors=True)
 def test_a_model_that_finds_less_is_not_proposed(configured: Callable[[], Verb], tmp_path: Path) -> None:
     """What it learnt first is unlearnt: each query with the text of another."""
     cli = configured()
@@ -278,7 +272,6 @@ def test_what_is_refused_leaves_no_folder(configured: Callable[[], Verb], tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.covers("finetune")
 def test_after_kill_9_it_comes_to_the_same_model(configured: Callable[[], Verb], base: Path, tmp_path: Path) -> None:
     cli = configured()
     write_pairs(tmp_path / "pairs.jsonl", toy_pairs(120))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from app.src.access.principal import Principal
 from app.src.access.rates import RateExceeded
-from app.src.api import guard
-from app.src.api.bodies import content_of, once_more
-from app.src.api.errors import ACCEPTED, BAD_REQUEST, FORBIDDEN, OK, NotFound, Refused, problem
-from app.src.api.executors import Executors, Json
-from app.src.api.guard import caller
-from app.src.api.middleware import audit
+from app.src.api.errors import NotFound, Refused, problem
+from app.src.api.guard import FOREIGN, REFUSED, audit, caller, foreign, once_more
+from app.src.api.requests import Executors, Json
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
     from app.src.mcp.http import Streamable
 
 Result = TypeVar("Result")
-PATH = "/mcp"
-_OFF = "tools for agents are not served here (setting mcp.http)"
 _CALL = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -40,11 +33,11 @@ _BODY = {
     }
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    OK: {
+    200: {
         "description": "The JSON-RPC answer; what a tool refused is one too, with `isError`.",
         "content": {"application/json": {"schema": {"type": "object"}}},
     },
-    ACCEPTED: {"description": "A notification was taken."},
+    202: {"description": "A notification was taken."},
 }
 
 
@@ -81,46 +74,26 @@ def offered(executors: Executors) -> Streamable | None:
     return Streamable(executors.service, Caller(executors))
 
 
-@contextlib.asynccontextmanager
-async def running(agents: Streamable | None) -> AsyncIterator[None]:
-    if agents is None:
-        yield
-        return
-    async with agents.running():
-        yield
-
-
 def add(routes: APIRouter, agents: Streamable | None) -> None:
-    class Route(APIRoute):
-        """Reads the body within the bounds of every body, then calls the SDK."""
+    class Answer(Response):
+        """The SDK writes it."""
 
-        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["method"] not in (self.methods or ()):
-                await super().handle(scope, receive, send)
-            else:
-                await _answer(agents, scope, receive, send)
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            assert agents is not None
+            await agents(scope, once_more(bytes(self.body), receive), send)
 
-    async def agents_tools() -> Response:
+    async def agents_tools(request: Request) -> Response:
         """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
         where the setting mcp.http is on."""
-        raise AssertionError("the route answers by itself")
+        if agents is None:
+            raise NotFound("tools for agents are not served here (setting mcp.http)")
+        if foreign(request.scope):
+            request.scope[REFUSED] = "origin"
+            return problem(request, 403, FOREIGN)
+        body = await request.body()
+        wrong = agents.fault(body)
+        return Answer(body) if wrong is None else Json(wrong, 400)
 
     options: dict[str, Any] = {"responses": _ANSWERS, "openapi_extra": _BODY, "response_class": Response}
     options |= {"summary": "Call tools over the Model Context Protocol", "tags": ["MCP"]}
-    routes.add_api_route(PATH, agents_tools, methods=["POST"], route_class_override=Route, **options)
-
-
-async def _answer(agents: Streamable | None, scope: Scope, receive: Receive, send: Send) -> None:
-    """Raises NotFound where mcp.http is off, and ClientLeft."""
-    if agents is None:
-        raise NotFound(_OFF)
-    if guard.foreign(scope):
-        scope[guard.REFUSED] = "origin"
-        await problem(Request(scope), FORBIDDEN, guard.FOREIGN)(scope, receive, send)
-        return
-    body = await content_of(receive)
-    wrong = agents.fault(body)
-    if wrong is not None:
-        await Json(wrong, BAD_REQUEST)(scope, receive, send)
-        return
-    await agents(scope, once_more(body, receive), send)
+    routes.add_api_route("/mcp", agents_tools, methods=["POST"], **options)

@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request, Response
 
-from app.src.api.errors import NOT_MODIFIED, NotFound
+from app.src.api.errors import NotFound
 
 HOME = "/"
 FILES = "/console/{path:path}"
@@ -73,5 +73,5 @@ def _file(path: str, content: bytes) -> _File:
 def _answer(request: Request, file: _File) -> Response:
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
     if file.headers["ETag"] in known:
-        return Response(status_code=NOT_MODIFIED, headers=dict(file.headers))
+        return Response(status_code=304, headers=dict(file.headers))
     return Response(file.content, headers=dict(file.headers))

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from app.src.api.bodies import FEW_FAULTS, MOST_ITEMS, Body, Texts
 from app.src.api.errors import TooMuch
-from app.src.api.executors import Executors, Json
-from app.src.api.guard import caller
-from app.src.api.middleware import audit
+from app.src.api.guard import audit, caller
+from app.src.api.requests import FEW_FAULTS, MOST_ITEMS, Body, Executors, Json, Texts
 from connector.sync.documents import NewDocument
 
 
@@ -58,7 +56,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         audit(request.scope, documents=len(documents))
         counted = partial(executors.spend, request, whole=True)
         put = partial(service.documents.put, name, documents, principal=caller(request), counted=counted)
-        return Json({"ids": (await executors.write(put, request)).ids})
+        return Json({"ids": (await executors.run(put, request, writes=True)).ids})
 
     @routes.post(f"{_PLACE}/delete", response_model=DocumentsDeleted)
     async def delete(request: Request, name: str, body: DocumentIds) -> Response:
@@ -68,4 +66,4 @@ def add(routes: APIRouter, executors: Executors) -> None:
             raise TooMuch(f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
         audit(request.scope, documents=len(body.ids))
         deletion = partial(service.documents.delete, name, body.ids, principal=caller(request))
-        return Json({"deleted": await executors.write(deletion, request)})
+        return Json({"deleted": await executors.run(deletion, request, writes=True)})

@@ -15,9 +15,8 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.src.api.bodies import Body, ListsOfNumbers, Numbers, Texts, direct
-from app.src.api.errors import OK, BadRequest, UnknownModel, Unprocessable
-from app.src.api.executors import Executors, Json
+from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
+from app.src.api.requests import Body, Executors, Json, ListsOfNumbers, Numbers, Texts, direct
 from app.src.service.service import Service
 from connector.model import Vectors
 
@@ -229,7 +228,7 @@ def _cut(vectors: Vectors, dimensions: int) -> Vectors:
 
 _RAW = "application/octet-stream"
 _RAW_TOO: dict[int | str, dict[str, Any]] = {
-    OK: {
+    200: {
         "description": "The vectors, in the order of the texts. `X-Embedding-Count` and `X-Embedding-Dimension` say "
         "how many there are, and how long each is.",
         "content": {_RAW: {"schema": {"type": "string", "format": "binary"}}},

@@ -1,21 +1,19 @@
 """Errors to HTTP: the table from class to status, RFC 9457 problem documents, and OpenAI's error shape under the paths
-that its clients call. The only module with HTTP statuses. Never shows the message of an unexpected error.
+that its clients call. Never shows the message of an unexpected error.
 """
 
 from __future__ import annotations
 
-import difflib
-import http
-import inspect
 import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -26,7 +24,6 @@ from app.src.core import backends, queue
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.catalog import NotPreviewable
 from app.src.service.explaining import code_of, explained
-from app.src.service.service import Service
 from connector import errors
 
 
@@ -59,28 +56,8 @@ class ProblemBody(BaseModel):
 PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
 RETRY_AFTER = "5"  # seconds, where no better estimate is known
-OK = 200
-ACCEPTED = 202
-NO_CONTENT = 204
-NOT_MODIFIED = 304
-CRASHED = 500
 CLIENT_LEFT = 499  # as nginx logs it; not a standard status
-BAD_REQUEST = 400
-UNAUTHORIZED = 401
-FORBIDDEN = 403
-NOT_FOUND = 404
-NOT_ALLOWED = 405
-TOO_SLOW = 408
-TOO_LARGE = 413
-MISDIRECTED = 421
-HEAD_TOO_LARGE = 431
-TOO_MANY = 429
-UNAVAILABLE = 503
-# A caller may invent any number of others.
-METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 MOST_FAULTS = 50  # reported per request: a body of two megabytes may contain a quarter of a million
-_EXTRA = "extra_forbidden"
-_LONGEST_MEMBER = 100  # characters of an unknown member's name that are compared with those that there are
 _log = logging.getLogger(__name__)
 
 
@@ -133,20 +110,20 @@ class ClientLeft(Refused):
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     # The first match counts, so specific classes come before general ones.
     (Unprocessable, 422),
-    (TooMuch, TOO_LARGE),
+    (TooMuch, 413),
     (BadRequest, 400),
     (UnknownModel, 404),
     (NotFound, 404),
     (UnknownJob, 404),
     (JobRunning, 409),
     (JobOver, 409),
-    (QueueFull, TOO_MANY),
-    (RateExceeded, TOO_MANY),
-    (TooManyStreams, TOO_MANY),
-    (Crowded, TOO_MANY),
+    (QueueFull, 429),
+    (RateExceeded, 429),
+    (TooManyStreams, 429),
+    (Crowded, 429),
     (ClientLeft, CLIENT_LEFT),
-    (RowsRefused, FORBIDDEN),
-    (StateUnusable, UNAVAILABLE),
+    (RowsRefused, 403),
+    (StateUnusable, 503),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
     (errors.UnknownRow, 404),
@@ -157,41 +134,41 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.WrongOrigin, 409),
     (errors.TextsNotEmbeddable, 422),
     (NotPreviewable, 422),
-    (errors.ConfigurationError, CRASHED),
-    (errors.DatabaseError, UNAVAILABLE),
+    (errors.ConfigurationError, 500),
+    (errors.DatabaseError, 503),
     (errors.LeaseLost, 409),
     (errors.GenerationRefused, 409),
-    (errors.GenerationChanged, UNAVAILABLE),
+    (errors.GenerationChanged, 503),
     (errors.SyncPaused, 409),
-    (errors.ConnectorError, CRASHED),
+    (errors.ConnectorError, 500),
     (backends.NonFinite, 422),
-    (queue.EngineOverloaded, TOO_MANY),
-    (queue.WorkerDied, UNAVAILABLE),
-    (backends.OutOfMemory, UNAVAILABLE),
-    (backends.EngineClosed, UNAVAILABLE),
-    (backends.EngineError, CRASHED),
+    (queue.EngineOverloaded, 429),
+    (queue.WorkerDied, 503),
+    (backends.OutOfMemory, 503),
+    (backends.EngineClosed, 503),
+    (backends.EngineError, 500),
 )
 # Names of refusals that have no exception class.
 _WITHOUT_ERROR = {
     400: "BadRequest",
-    UNAUTHORIZED: "Unauthenticated",
-    FORBIDDEN: "Forbidden",
-    NOT_FOUND: "NotFound",
-    NOT_ALLOWED: "MethodNotAllowed",
-    TOO_SLOW: "TooSlow",
-    TOO_LARGE: "TooMuch",
-    MISDIRECTED: "Misdirected",
+    401: "Unauthenticated",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    408: "TooSlow",
+    413: "TooMuch",
+    421: "Misdirected",
     422: "Unprocessable",
-    TOO_MANY: "Crowded",
-    HEAD_TOO_LARGE: "HeadTooLarge",
-    CRASHED: "Exception",
-    UNAVAILABLE: "NotNow",
+    429: "Crowded",
+    431: "HeadTooLarge",
+    500: "Exception",
+    503: "NotNow",
 }
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
 def status_of(error: Exception) -> int:
-    return next((status for kind, status in STATUS if isinstance(error, kind)), CRASHED)
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 
 def retry_after(error: Exception) -> str | None:
@@ -214,84 +191,63 @@ def problem(
     """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape, with the parts of
     `blame`. The code is that of `error`, else that of the status."""
     headers = dict(headers or {})
-    if status in (TOO_MANY, UNAVAILABLE):
+    if status in (429, 503):
         headers.setdefault("Retry-After", RETRY_AFTER)
     if request.url.path.startswith(OPENAI_PATHS):
-        return JSONResponse(_openai(status, detail, blame), status, headers)
-    request_id = request.scope.get("owl_sap.request_id", "")
-    document = {
-        "type": "about:blank",
-        "title": "Client Closed Request" if status == CLIENT_LEFT else http.HTTPStatus(status).phrase,
-        "status": status,
-        "detail": detail,
-        "code": code_for(status, error),
-        "instance": request.url.path,
-        "request_id": request_id,
-    } | more
-    return JSONResponse(document, status, headers, media_type=PROBLEM)
+        # Types as OpenAI's API reference lists them; its clients choose their exception by the status alone.
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else kinds.get(status)
+        param, code = (blame.param, blame.code) if blame else (None, None)
+        fault = {"message": detail, "type": kind or "invalid_request_error", "param": param, "code": code}
+        return JSONResponse({"error": fault}, status, headers)
+    places = {"instance": request.url.path, "request_id": request.scope.get("owl_sap.request_id", "")}
+    return JSONResponse(document(status, detail, error) | places | more, status, headers, media_type=PROBLEM)
 
 
-def code_for(status: int, error: Exception | None = None) -> str:
-    """Return the code for `owl-sap explain`."""
-    return code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
+def document(status: int, detail: str, error: Exception | None = None) -> dict[str, Any]:
+    """Return what a problem document says of every request. `code` is for `owl-sap explain`."""
+    code = code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
+    title = "Client Closed Request" if status == CLIENT_LEFT else HTTPStatus(status).phrase
+    return {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
 
 
-def refusal(request: Request, error: Exception) -> JSONResponse:
-    """Return the answer for an error of the table."""
-    blame = error if isinstance(error, Refused) else None
-    answer = problem(request, status_of(error), str(error), blame=blame, error=error)
-    if (seconds := retry_after(error)) is not None:
-        answer.headers["Retry-After"] = seconds
-    return answer
+def answer_to(request: Request, error: Exception) -> JSONResponse | None:
+    """Return the answer to an error of the product or of routing; None: unexpected."""
+    if isinstance(error, HTTPException):
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names only those of the first route
+            routes = [route for route in request.app.routes if isinstance(route, Route)]
+            fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+            headers["Allow"] = ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
+        return problem(request, error.status_code, str(error.detail), headers=headers)
+    if not any(isinstance(error, kind) for kind, _ in STATUS):
+        return None
+    blame, seconds = error if isinstance(error, Refused) else None, retry_after(error)
+    headers = {} if seconds is None else {"Retry-After": seconds}
+    return problem(request, status_of(error), str(error), blame=blame, headers=headers, error=error)
 
 
-def _openai(status: int, detail: str, blame: Refused | None) -> dict[str, Any]:
-    """Types as OpenAI's API reference lists them; its clients choose their exception by the status alone."""
-    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-    kind = "server_error" if status >= CRASHED else kinds.get(status, "invalid_request_error")
-    param, code = (blame.param, blame.code) if blame else (None, None)
-    return {"error": {"message": detail, "type": kind, "param": param, "code": code}}
+def install(app: FastAPI) -> None:
+    """Answer errors of validation and routing with a problem document, which FastAPI answers otherwise."""
 
-
-def install(app: FastAPI, service: Service) -> None:
-    """Answer every error of the product, of validation and of routing with a problem document."""
-
-    async def ours(request: Request, error: Exception) -> JSONResponse:
-        service.metrics.count_error(error)
-        return refusal(request, error)
-
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        found = cast("RequestValidationError", error).errors()
-        shown = found[:MOST_FAULTS]
-        members = _members(request) if any(fault["type"] == _EXTRA for fault in shown) else []
-        faults = [{"where": _where(fault["loc"]), "what": _unknown(fault, members) or _what(fault)} for fault in shown]
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = error.errors()
+        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in found[:MOST_FAULTS]]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
-        blame = Refused(detail, param=_param(found))
-        return problem(request, 422, detail, blame=blame, errors=faults)
+        first: Sequence[Any] = found[0]["loc"] if found else ()
+        param = str(first[1]) if len(first) > 1 and first[0] == "body" else None
+        return problem(request, 422, detail, blame=Refused(detail, param=param), errors=faults)
 
-    async def routing(request: Request, error: Exception) -> JSONResponse:
-        refusal = cast("HTTPException", error)
-        answer = problem(request, refusal.status_code, str(refusal.detail))
-        answer.headers.update(refusal.headers or {})
-        if refusal.status_code == NOT_ALLOWED:
-            answer.headers["Allow"] = ", ".join(_allowed(request))
+    async def routing(request: Request, error: Exception) -> Response:
+        answer = answer_to(request, error)
+        assert answer is not None
         return answer
 
-    for kind, _ in STATUS:
-        app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, routing)
-    for kind in service.parts.expected_errors:
-        app.add_exception_handler(kind, ours)
-
-
-def _allowed(request: Request) -> list[str]:
-    """Return the methods of all routes of this path; the framework names only those of the first."""
-    routes = (route for route in request.app.routes if isinstance(route, Route))
-    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def log_without_text(error: Exception, request_id: str) -> None:
@@ -300,42 +256,17 @@ def log_without_text(error: Exception, request_id: str) -> None:
     _log.error("request %s failed: %s\n%s", request_id, type(error).__name__, frames)
 
 
-def _param(faults: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the body's field of the first fault."""
-    location: Sequence[Any] = faults[0]["loc"] if faults else ()
-    return str(location[1]) if len(location) > 1 and location[0] == "body" else None
-
-
 def _what(fault: Mapping[str, Any]) -> str:
     """Return the message without pydantic's prefix; for invalid JSON with the reason from `ctx`."""
     message, context = str(fault["msg"]), fault.get("ctx") or {}
     if fault["type"] == "json_invalid":
         return f"{message}: {context.get('error', 'not valid JSON')}"
+    if fault["type"] == "extra_forbidden":
+        return "unknown member"
     return message.removeprefix("Value error, ")
 
 
-def _unknown(fault: Mapping[str, Any], members: Sequence[str]) -> str | None:
-    """Suggest the closest known member for an unknown one."""
-    if fault["type"] != _EXTRA:
-        return None
-    told = "unknown member"
-    if len(fault["loc"]) != 2 or not members:  # further in it is another model's
-        return told
-    near = difflib.get_close_matches(str(fault["loc"][1])[:_LONGEST_MEMBER], members, n=1)
-    return f'{told}; did you mean "{near[0]}"?' if near else f"{told}; known members: {', '.join(members)}"
-
-
-def _members(request: Request) -> list[str]:
-    """Return the members of the endpoint's body, by convention its parameter `body`."""
-    endpoint = getattr(request.scope.get("route"), "endpoint", None)
-    body = None if endpoint is None else inspect.signature(endpoint, eval_str=True).parameters.get("body")
-    if body is None:
-        return []
-    models = get_args(body.annotation) or (body.annotation,)
-    return [name for model in models for name in getattr(model, "model_fields", ())]
-
-
-def _where(location: tuple[Any, ...]) -> str:
+def _where(location: Sequence[Any]) -> str:
     """`body.inputs[3]`"""
     shown = ""
     for part in location:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.src.api.bodies import Body, Texts, few_faults, one_of_members
-from app.src.api.errors import ACCEPTED, OK
-from app.src.api.executors import Executors, Json
 from app.src.api.guard import check_every_row
 from app.src.api.jobs import JOB_LINKS, LAST_GENERATION, JobStarted, started
+from app.src.api.requests import Body, Executors, Json, Texts, few_faults, one_of_members
+from app.src.service.generations import Switched
 from app.src.service.sync import SyncRequest
+from connector.sync.generations import Comparison
 
 Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), few_faults(10_000)] | None
 
@@ -59,7 +59,7 @@ class KeysBody(Body):
 class DropBody(KeysBody):
     """Which entries of the quarantine: either `keys`, or all by name."""
 
-    model_config = one_of_members("keys", "all")
+    model_config = one_of_members(keys={"type": "array"}, all={"const": True})
 
     all: bool = False
 
@@ -93,26 +93,6 @@ class GenerationBody(BaseModel):
     template: str | None = Field(description="null: made by an earlier version")
 
 
-class ComparisonBody(BaseModel):
-    collection: str
-    serving: int
-    other: int
-    serving_rows: int
-    other_rows: int
-    complete: bool
-    queries: int
-    overlap_at_10: float | None = Field(description="mean share of the first ten rows that both find")
-    rank_biased_overlap: float | None = Field(description="1: the same rows in the same order")
-    same_first: float | None = Field(description="share of the queries with the same best row")
-
-
-class SwitchedBody(BaseModel):
-    collection: str
-    generation: int
-    retired: int
-    notes: list[str]
-
-
 class GenerationDropped(BaseModel):
     collection: str
     dropped: int
@@ -122,19 +102,16 @@ class DropResponse(BaseModel):
     dropped: int
 
 
-def add(routes: APIRouter, executors: Executors) -> None:
-    _add_quarantine(routes, executors)
-    _add_generations(routes, executors)
-
-
 _GENERATIONS = "/v1/collections/{name}/generations"
+_QUARANTINE = "/v1/collections/{name}/quarantine"
+_LEASE_WAIT = 2.0  # seconds that a request may wait for another worker before it is answered 409
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    OK: {"description": "What was found or done, for every action but build."},
-    ACCEPTED: JOB_LINKS[ACCEPTED] | {"description": "build: the job that does it.", "model": JobStarted},
+    200: {"description": "What was found or done, for every action but build."},
+    202: JOB_LINKS[202] | {"description": "build: the job that does it.", "model": JobStarted},
 }
 
 
-def _add_generations(routes: APIRouter, executors: Executors) -> None:
+def add(routes: APIRouter, executors: Executors) -> None:
     service = executors.service
 
     @routes.get(_GENERATIONS, response_model=list[GenerationBody])
@@ -145,7 +122,7 @@ def _add_generations(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(
         _GENERATIONS,
-        response_model=ComparisonBody | SwitchedBody | GenerationDropped,
+        response_model=Comparison | Switched | GenerationDropped,
         responses=_ANSWERS,
     )
     async def change(request: Request, name: str, body: GenerationsBody) -> Response:
@@ -161,6 +138,33 @@ def _add_generations(routes: APIRouter, executors: Executors) -> None:
             )
         return Json(await executors.run(partial(_done, executors, name, body)))
 
+    @routes.get(_QUARANTINE, response_model=list[EntryBody])
+    async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
+        """The rows that could not be processed, in the order of their keys, each with its reason. `GET
+        /v1/collections/{name}` has their total."""
+        check_every_row(service, request, name)
+        entries = await executors.run(partial(service.quarantine.entries, name))
+        return Json([entry.as_dict() for entry in entries[:limit]])
+
+    @routes.post(f"{_QUARANTINE}/retry", status_code=202, response_model=JobStarted, responses=JOB_LINKS)
+    async def retry(request: Request, name: str, body: KeysBody | None = None) -> Response:
+        """Read these rows (without `keys`: all in quarantine) again and process them, in the background. The job's
+        result counts what became of them. 404 for a key that is not in quarantine; 409 while a job of this
+        collection runs."""
+        keys = None if body is None else body.keys
+        if keys is not None:
+            check_every_row(service, request, name)
+        return started(await executors.run(partial(service.background.start_retry, name, keys)))
+
+    @routes.post(f"{_QUARANTINE}/drop", response_model=DropResponse)
+    async def drop(request: Request, name: str, body: DropBody) -> Response:
+        """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
+        while another worker holds the collection."""
+        if body.keys is not None:
+            check_every_row(service, request, name)
+        forget = partial(service.quarantine.drop, name, body.keys, _LEASE_WAIT)
+        return Json({"dropped": await executors.run(forget, writes=True)})
+
 
 def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, Any]:
     service = executors.service
@@ -172,41 +176,3 @@ def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, A
         return service.generations.rollback(name).as_dict()
     service.generations.drop(name, cast("int", body.number))  # the schema has seen to it
     return {"collection": name, "dropped": body.number}
-
-
-_QUARANTINE = "/v1/collections/{name}/quarantine"
-_LEASE_WAIT = 2.0  # seconds that a request may wait for another worker before it is answered 409
-
-
-def _add_quarantine(routes: APIRouter, executors: Executors) -> None:
-    service = executors.service
-
-    @routes.get(_QUARANTINE, response_model=list[EntryBody])
-    async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
-        """The rows that could not be processed, in the order of their keys, each with its reason. `GET
-        /v1/collections/{name}` has their total."""
-        check_every_row(service, request, name)
-        entries = await executors.run(partial(service.quarantine.entries, name))
-        return Json([entry.as_dict() for entry in entries[:limit]])
-
-    @routes.post(f"{_QUARANTINE}/retry", status_code=ACCEPTED, response_model=JobStarted, responses=JOB_LINKS)
-    async def retry(request: Request, name: str, body: KeysBody | None = None) -> Response:
-        """Read these rows (without `keys`: all in quarantine) again and process them, in the background. The job's
-        result counts what became of them. 404 for a key that is not in quarantine; 409 while a job of this
-        collection runs."""
-        if _keys(body) is not None:
-            check_every_row(service, request, name)
-        return started(await executors.run(partial(service.background.start_retry, name, _keys(body))))
-
-    @routes.post(f"{_QUARANTINE}/drop", response_model=DropResponse)
-    async def drop(request: Request, name: str, body: DropBody) -> Response:
-        """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
-        while another worker holds the collection."""
-        if body.keys is not None:
-            check_every_row(service, request, name)
-        dropped = await executors.write(partial(service.quarantine.drop, name, body.keys, _LEASE_WAIT))
-        return Json({"dropped": dropped})
-
-
-def _keys(body: KeysBody | None) -> Keys:
-    return None if body is None else body.keys

@@ -1,34 +1,53 @@
-"""Authentication and authorisation of each request, before its body is read: the scopes that each route needs,
-credentials from headers, 401 and 403. A route that is not listed here is not served.
+"""The middleware that each request passes, before its body is read and until its answer has been sent: authentication
+and the scopes that each route needs, rates, bounds of time and size, security headers, request id, count and audit
+entry. A route that is not listed in NEEDS is not served.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import re
+import time
+import uuid
+from asyncio import timeouts
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
+from prometheus_client import Counter, Histogram
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.src.access.authentication import Authentication
+from app.src.access.audit import AuditLog
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, IssuerAway, Principal, Unauthenticated
 from app.src.access.principal import Scope as Right
+from app.src.access.rates import Failures, Rates, Standing
 from app.src.access.rows import RowsRefused
-from app.src.api.errors import FORBIDDEN, MISDIRECTED, NOT_FOUND, UNAUTHORIZED, UNAVAILABLE, problem
-from app.src.observe.metrics import Metrics
+from app.src.api.errors import WHY_CRASHED, ClientLeft, TooMuch, answer_to, log_without_text, problem
 from app.src.service.service import Service
 from app.src.settings import is_loopback
 
-# In the ASGI scope: the caller; a check whether the caller may still ask; why the guard refused, as a word.
+# In the ASGI scope: the caller; why a request was refused, as a word; the fields that a route adds to the audit entry,
+# while there is an audit log.
 PRINCIPAL = "owl_sap.principal"
-_STILL = "owl_sap.still"
 REFUSED = "owl_sap.refused"
+AUDITED = "owl_sap.audited"
+_STILL = "owl_sap.still"  # a check whether the caller may still ask
+_STANDING = "owl_sap.standing"  # of the caller's rate
+_REPEATED = "owl_sap.repeated_refusal"  # of which the audit log has already one
+REQUEST_ID = "owl_sap.request_id"
+MANUAL = "/docs"
+MOST_VALUES = 100_000  # JSON values in a body, at any depth
 # Any one of these scopes is enough, and admin always is. Empty: open to all.
 Need = frozenset[Right]
 OPEN: Need = frozenset()
@@ -80,180 +99,61 @@ NEEDS: Mapping[str, Need] = {
     "GET /": OPEN,
     "GET /console/{path:path}": OPEN,
 }
-_HEADERS = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
-Sent = Mapping[bytes, Sequence[str]]  # the headers that matter here, each as often as it was sent
-_REALM = 'Bearer realm="owl-sap"'
-# An IPv6 address in brackets, or a name or IPv4 address with or without the root's dot; optionally a port.
-_HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
-FOREIGN = "requests of other web pages are refused"
-_WHY_MISSING = "send an API key or a token: Authorization: Bearer ..., or X-API-Key"
+
+# ------------------------------------------------------------------------------------------------------------ the rules
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """A route and the scopes that its methods need."""
 
-    pattern: re.Pattern[str]
+    route: Route
     methods: frozenset[str]
-    route: BaseRoute
     need: Need
-    enough: Need
+
+    def allows(self, principal: Principal) -> bool:
+        return not self.need or not (self.need | _ADMIN).isdisjoint(principal.scopes)
 
 
 class Unlisted(RuntimeError):
-    """A route without an entry in NEEDS: a fault of the program, found when the application is made."""
+    """A route without an entry in NEEDS: a fault of the program, found before the first request."""
 
 
 class Rules:
     """The same patterns in the same order as the router's, so that both mean the same route."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
-        self._rules = tuple(rule for route in routes for rule in _rules(route, needs))
-        self._plain: dict[tuple[str, str], _Rule] = {}
-        for rule in self._rules:
-            path = getattr(rule.route, "path", "")
-            if "{" not in path and not isinstance(rule.route, Mount):
-                for method in rule.methods:
-                    if self._search(method, path) is rule:
-                        self._plain[method, path] = rule
+        self._rules: list[Rule] = []
+        for route in routes:
+            if not isinstance(route, Route):
+                raise Unlisted(f"{type(route).__name__} is a kind of route unknown to the guard")
+            methods = frozenset(route.methods or ())
+            found = {needs.get(f"{method} {route.path}") for method in methods - {"HEAD"}}
+            need = found.pop() if len(found) == 1 else None
+            if need is None:
+                raise Unlisted(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
+            self._rules.append(Rule(route, methods, need))
 
-    def find(self, method: str, path: str) -> _Rule | None:
+    def find(self, method: str, path: str) -> Rule | None:
         """Return the rule of a path, possibly one of other methods, as the router finds it for its 405."""
-        return self._plain.get((method, path)) or self._search(method, path)
-
-    def _search(self, method: str, path: str) -> _Rule | None:
         other = None
         for rule in self._rules:
-            if rule.pattern.fullmatch(path):  # `$` alone would let a line feed follow
+            if rule.route.path_regex.fullmatch(path):  # `$` alone would let a line feed follow
                 if method in rule.methods:
                     return rule
                 other = other or rule
         return other
 
 
-def _rules(route: BaseRoute, needs: Mapping[str, Need]) -> Sequence[_Rule]:
-    if isinstance(route, Mount):
-        need = needs.get(f"GET {route.path}")
-        methods = frozenset(("GET", "HEAD"))
-    elif isinstance(route, Route):
-        methods = frozenset(route.methods or ())
-        found = {method: needs.get(f"{method} {route.path}") for method in methods - {"HEAD"}}
-        need = next(iter(found.values())) if len(set(found.values())) == 1 else None
-    else:
-        raise Unlisted(f"{type(route).__name__} is a kind of route unknown to the guard")
-    if need is None:
-        raise Unlisted(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
-    return [_Rule(route.path_regex, methods, route, need, need | _ADMIN)]
+# --------------------------------------------------------------------------------------------------------- what is sent
 
-
-class Guard:
-    """ASGI middleware that puts the Principal into the scope, and the route as the router would."""
-
-    def __init__(
-        self, app: ASGIApp, routes: Sequence[BaseRoute], authentication: Authentication, metrics: Metrics
-    ) -> None:
-        self._app = app
-        self._authentication = authentication
-        self._refusals = metrics.access_refused
-        settings = authentication.settings
-        self._hosts = frozenset(name.lower() for name in settings.hosts)
-        needs = dict(NEEDS)
-        if settings.open_metrics:
-            needs[_METRICS_ROUTE] = OPEN
-        self._rules = Rules(routes, needs)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":  # websockets
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        rule = self._rules.find(scope["method"], scope["path"])
-        if rule is not None:
-            scope["route"] = rule.route  # for the counts and logs of refused requests
-        refusal = await self._refusal(scope, rule)
-        await (self._app if refusal is None else refusal)(scope, receive, send)
-
-    async def _refusal(self, scope: Scope, rule: _Rule | None) -> Response | None:
-        """Put the principal into the scope. Returns the refusal, or None."""
-        headers = _relevant_headers(scope)
-        scope[PRINCIPAL] = ANONYMOUS
-        if not self._authentication.configured:
-            scope[PRINCIPAL] = LOOPBACK
-            return self._misdirected(scope, headers)
-        try:
-            principal = await self._principal(headers, optional=rule is not None and not rule.need)
-        except Unauthenticated as error:
-            return self._unauthenticated(scope, str(error), error.code)
-        except IssuerAway as error:
-            return self._refuse(scope, UNAVAILABLE, str(error), "issuer_away")
-        scope[PRINCIPAL] = principal
-        if rule is None:
-            return problem(Request(scope), NOT_FOUND, "Not Found")
-        scope[_STILL] = partial(self._still_may, headers, rule)
-        if not rule.need or scope["method"] not in rule.methods or not rule.enough.isdisjoint(principal.scopes):
-            return None
-        return self._forbidden(scope, rule.need)
-
-    async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
-        """With `optional`, an unknown caller is ANONYMOUS."""
-        try:
-            return await self._authentication.principal(_credential(headers))
-        except (Unauthenticated, IssuerAway):
-            if optional:
-                return ANONYMOUS
-            raise
-
-    async def _still_may(self, headers: Sent, rule: _Rule) -> bool:
-        try:
-            principal = await self._principal(headers, optional=not rule.need)
-        except (Unauthenticated, IssuerAway):
-            return False
-        return not rule.need or not rule.enough.isdisjoint(principal.scopes)
-
-    # ----------------------------------------------------------------------------------------------------- refusals
-
-    def _refuse(self, scope: Scope, status: int, why: str, code: str, header: str | None = None) -> Response:
-        scope[REFUSED] = code
-        self._refusals.labels(code).inc()
-        answer = problem(Request(scope), status, why)
-        if header is not None:
-            answer.headers["WWW-Authenticate"] = header
-        return answer
-
-    def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
-        """As RFC 6750 has it: the error is named only if a credential was sent."""
-        told = "".join(char for char in why if " " <= char <= "~" and char not in '"\\')  # RFC 6750, section 3
-        header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
-        return self._refuse(scope, UNAUTHORIZED, why, code, header)
-
-    def _forbidden(self, scope: Scope, need: Need) -> Response:
-        wanted = " or ".join(sorted(need))
-        header = f'{_REALM}, error="insufficient_scope", scope="{" ".join(sorted(need))}"'
-        return self._refuse(scope, FORBIDDEN, f"this needs the scope {wanted}", "scope", header)
-
-    def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
-        """Refuse web pages while no authentication is configured: programs on this machine may ask, pages in
-        its browser may not. The Host header shows DNS rebinding, Origin a page of another site."""
-        hosts, origins = headers.get(b"host", ()), headers.get(b"origin", ())
-        if not self._is_own_host(hosts, scope["http_version"]):
-            why = "this service has no authentication and answers on loopback only: send one Host header with its "
-            why += "address or a name from the setting access.hosts"
-            return self._refuse(scope, MISDIRECTED, why, "host")
-        if _foreign(hosts, origins):
-            return self._refuse(scope, FORBIDDEN, FOREIGN, "origin")
-        return None
-
-    def _is_own_host(self, hosts: Sequence[str], version: str) -> bool:
-        if not hosts:
-            return version == "1.0"  # which has no such header; no browser speaks it
-        found = _HOST.fullmatch(hosts[0])
-        if len(hosts) > 1 or found is None:
-            return False
-        address, name, port = found.groups()
-        name = (address or name).lower()
-        return (is_loopback(name) or name in self._hosts) and (port is None or 0 < int(port) < 1 << 16)
+_REALM = 'Bearer realm="owl-sap"'
+_HEADERS = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
+Sent = Mapping[bytes, Sequence[str]]  # the headers that matter here, each as often as it was sent
+# An IPv6 address in brackets, or a name or IPv4 address with or without the root's dot; optionally a port.
+_HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
+FOREIGN = "requests of other web pages are refused"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def _relevant_headers(scope: Scope) -> Sent:
@@ -264,22 +164,24 @@ def _relevant_headers(scope: Scope) -> Sent:
     return found
 
 
+def _request_id(scope: Scope) -> str:
+    """Return the caller's own id if it is a harmless word, else a new one."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
 def foreign(scope: Scope) -> bool:
     """Return whether a page of another site sent the request. MCP requires its refusal even with a credential, which no
     page can send by itself."""
     headers = _relevant_headers(scope)
-    return _foreign(headers.get(b"host", ()), headers.get(b"origin", ()))
-
-
-def _foreign(hosts: Sequence[str], origins: Sequence[str]) -> bool:
-    return any(_authority(origin) not in (host.lower() for host in hosts) for origin in origins)
+    hosts = [host.lower() for host in headers.get(b"host", ())]
+    return any(_authority(origin) not in hosts for origin in headers.get(b"origin", ()))
 
 
 def _authority(origin: str) -> str:
-    try:
+    with suppress(ValueError):
         return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
+    return ""
 
 
 def _credential(headers: Sent) -> str:
@@ -292,10 +194,383 @@ def _credential(headers: Sent) -> str:
             raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
         found.append(credential.strip())
     if not any(found):
-        raise Unauthenticated(_WHY_MISSING, "missing")
-    if len(found) > 1 and any(other != found[0] for other in found):
+        raise Unauthenticated("send an API key or a token: Authorization: Bearer ..., or X-API-Key", "missing")
+    if len(set(found)) > 1:
         raise Unauthenticated("two credentials were sent; send one", "ambiguous")
     return found[0]
+
+
+# Also matches a text without an end, so that no start of a text is visited twice.
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def check_values(body: bytes) -> None:
+    """Raise TooMuch for a body of more than MOST_VALUES values. It does not parse: two megabytes take 2 to 20 ms."""
+
+    def beginnings(part: bytes) -> int:  # at least the number of values
+        return part.count(b",") + part.count(b"[") + part.count(b"{")
+
+    encoding = json.detect_encoding(body)
+    if not encoding.startswith("utf-8"):  # the parser reads the others too
+        body = body.decode(encoding, "replace").encode()
+    if beginnings(body) <= MOST_VALUES:
+        return
+    bare, texts = _TEXT.subn(b"", body, count=2 * MOST_VALUES)  # a value has at most one name
+    if texts == 2 * MOST_VALUES or beginnings(bare) > MOST_VALUES:
+        raise TooMuch(
+            f"the body holds more than {MOST_VALUES} JSON values: send several requests with fewer texts, numbers or "
+            "members each"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- what is answered
+
+_NOTHING = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_CONSOLE = (  # its own files and its own server, and nothing inline
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_ALWAYS = {
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",  # for browsers without frame-ancestors
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-embedder-policy": b"require-corp",
+    b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
+    b"cache-control": b"no-store",
+}
+_CLOSE = {"Connection": "close"}  # a client that has not sent its whole request is not read from again
+# A caller may invent any number of others.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_NOT_AUDITED = ("/health/live", "/health/ready")  # open to all, asked every few seconds, without any effect
+_REFUSALS = {401: "unauthenticated", 403: "forbidden", 413: "too_large", 421: "misdirected", 429: "limited"}
+
+
+def policy_for(path: str) -> bytes:
+    """Return the Content-Security-Policy of a path: the console may load its own files, answers with data nothing."""
+    if path == "/" or path.startswith("/console"):
+        return _CONSOLE
+    if path == MANUAL or path.startswith(MANUAL + "/"):
+        return _NOTHING.replace(b"default-src 'none';", b"default-src 'none'; style-src 'self';")
+    return _NOTHING
+
+
+class Ending:
+    """The requests whose answer has not begun, and by when they must end once the process is shutting down."""
+
+    def __init__(self) -> None:
+        self.waiting: set[timeouts.Timeout] = set()
+        self._by: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._by is not None
+
+    def within(self, seconds: float) -> None:
+        """Begin the shutdown, on the event loop."""
+        self._by = asyncio.get_running_loop().time() + seconds
+        for until in self.waiting:
+            self.shorten(until)
+
+    def shorten(self, until: timeouts.Timeout) -> None:
+        if self._by is not None and (until.when() or 0) > self._by:
+            until.reschedule(self._by)
+
+
+class Guard:
+    """ASGI middleware. It puts the Principal into the scope, and the route as the router would."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[BaseRoute],
+        service: Service,
+        rates: Rates | None = None,
+        log: AuditLog | None = None,
+        ending: Ending | None = None,
+    ) -> None:
+        self._app, self._log, self._api = app, log, service.settings.api
+        self._authentication, self._metrics = service.access, service.metrics
+        self._rates, self._ending = rates or Rates(), ending or Ending()
+        access = service.access.settings
+        self._failures = Failures(access.failures)
+        self._hosts = frozenset(name.lower() for name in access.hosts)
+        self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
+        self._collections = frozenset(service.collections.names)
+        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._held = 0  # bytes of all bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        start, status = time.perf_counter(), 0
+        scope[REQUEST_ID], scope[PRINCIPAL] = _request_id(scope), ANONYMOUS
+        rule = self._rules.find(scope["method"], scope["path"])
+        if rule is not None:
+            scope["route"] = rule.route  # for the counts and logs of refused requests
+        if self._log is not None:
+            scope[AUDITED] = {}
+        until = asyncio.timeout(self._api.timeout)
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = self._headers(scope, message.get("headers", ()))
+                if until in self._ending.waiting and not until.expired():
+                    until.reschedule(None)  # a stream that has begun may last
+            await send(message)
+
+        try:
+            async with until:
+                self._ending.waiting.add(until)
+                try:
+                    self._ending.shorten(until)
+                    await self._serve(scope, rule, receive, sending)
+                finally:
+                    self._ending.waiting.discard(until)
+        except Exception as error:
+            refusal = self._answer_to(error, scope, timed_out=until.expired())
+            if not status:
+                await refusal(scope, receive, sending)
+        finally:
+            self._count(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, time.perf_counter() - start)
+
+    async def _serve(self, scope: Scope, rule: Rule | None, receive: Receive, send: Send) -> None:
+        refusal = await self._refusal(scope, rule)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        principal: Principal = scope[PRINCIPAL]
+        # Health is asked by monitors without a key. Without authentication callers are not told apart.
+        counted = self._authentication.configured and not scope["path"].startswith("/health/")
+        if counted:
+            scope[_STANDING] = self._rates.enter(principal)
+        content = b""
+        try:
+            if rule is not None and scope["method"] == "POST" and "POST" in rule.methods:
+                content = await self._content(scope, receive)
+                check_values(content)
+                receive = once_more(content, receive)
+            await self._app(scope, receive, send)
+        finally:
+            self._held -= len(content)
+            if counted:
+                self._rates.leave(principal)
+
+    async def _content(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the whole body, whose bytes are then held. Raises ClientLeft if the client leaves before its end, and
+        HTTPException for one that is too large or too slow, or while all requests hold too much."""
+        limit, together = self._api.max_body_bytes, self._api.max_bodies_bytes
+        why = f"the body is larger than {limit} bytes (setting api.max_body_bytes)"
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+        parts: list[bytes] = []
+        size, whole = 0, False
+        try:
+            async with asyncio.timeout(self._api.read_timeout):
+                while not whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft("the connection was closed before the whole body had come")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    self._held += len(parts[-1])
+                    if size > limit:
+                        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+                    if self._held > together:
+                        why = f"the current requests hold {together} bytes (setting api.max_bodies_bytes): try again "
+                        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"{why}later")
+                    whole = not message.get("more_body", False)
+        except TimeoutError:
+            why = f"the body did not arrive within {self._api.read_timeout:g} s (setting api.read_timeout)"
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, why, _CLOSE) from None
+        finally:
+            if not whole:
+                self._held -= size
+        return b"".join(parts)
+
+    def _headers(self, scope: Scope, own: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers of an answer. Without CORS, no script of another site may read it."""
+        added = {
+            **_ALWAYS,
+            b"content-security-policy": policy_for(scope["path"]),
+            b"x-request-id": scope[REQUEST_ID].encode(),
+        }
+        if self._api.hsts and scope.get("scheme") == "https":
+            added[b"strict-transport-security"] = b"max-age=31536000"
+        standing: Standing | None = scope.get(_STANDING)
+        if standing is not None:  # as in draft-ietf-httpapi-ratelimit-headers-10
+            added[b"ratelimit-policy"] = f'"requests";q={standing.quota};w={standing.window}'.encode()
+            left = f'"requests";r={standing.remaining};t={math.ceil(standing.seconds)}'
+            added[b"ratelimit"] = left.encode()
+        for name, _ in own:
+            added.pop(name.lower(), None)
+        return [*own, *added.items()]
+
+    def _answer_to(self, error: Exception, scope: Scope, *, timed_out: bool) -> Response:
+        request = Request(scope)
+        if timed_out and isinstance(error, TimeoutError):
+            why = f"the request timed out after {self._api.timeout:g} s (setting api.timeout): try again later"
+            if self._ending.begun:
+                why = "the service is shutting down and gave up this request: try again later, or elsewhere"
+            return problem(request, HTTPStatus.SERVICE_UNAVAILABLE, why, headers=_CLOSE)
+        self._metrics.count_error(error)
+        known = answer_to(request, error)
+        if known is not None:
+            return known
+        # Here and not in the framework, which would log the error's text: it may hold row data.
+        log_without_text(error, scope[REQUEST_ID])
+        return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, WHY_CRASHED)
+
+    # ---------------------------------------------------------------------------------------------------- refusals
+
+    async def _refusal(self, scope: Scope, rule: Rule | None) -> Response | None:
+        """Put the principal into the scope. Returns the refusal, or None."""
+        headers = _relevant_headers(scope)
+        if not self._authentication.configured:
+            scope[PRINCIPAL] = LOOPBACK
+            return self._misdirected(scope, headers)
+        try:
+            principal = await self._principal(headers, optional=rule is not None and not rule.need)
+        except Unauthenticated as error:
+            return self._unauthenticated(scope, str(error), error.code)
+        except IssuerAway as error:
+            return self._refuse(scope, HTTPStatus.SERVICE_UNAVAILABLE, str(error), "issuer_away")
+        scope[PRINCIPAL] = principal
+        if rule is None:
+            return problem(Request(scope), HTTPStatus.NOT_FOUND, "Not Found")
+        scope[_STILL] = partial(self._still_may, headers, rule)
+        if scope["method"] not in rule.methods or rule.allows(principal):
+            return None
+        listed = sorted(rule.need)
+        header = f'{_REALM}, error="insufficient_scope", scope="{" ".join(listed)}"'
+        why = f"this needs the scope {' or '.join(listed)}"
+        return self._refuse(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
+
+    async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
+        """With `optional`, an unknown caller is ANONYMOUS."""
+        try:
+            return await self._authentication.principal(_credential(headers))
+        except (Unauthenticated, IssuerAway):
+            if optional:
+                return ANONYMOUS
+            raise
+
+    async def _still_may(self, headers: Sent, rule: Rule) -> bool:
+        try:
+            return rule.allows(await self._principal(headers, optional=not rule.need))
+        except (Unauthenticated, IssuerAway):
+            return False
+
+    def _refuse(
+        self, scope: Scope, status: int, why: str, code: str, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        scope[REFUSED] = code
+        self._metrics.access_refused.labels(code).inc()
+        return problem(Request(scope), status, why, headers=headers)
+
+    def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
+        """401, as RFC 6750 has it: the error is named only if a credential was sent. 429 for an address with too many
+        failures."""
+        client = scope.get("client")
+        address = client[0] if client else ""
+        seconds = self._failures.add(address)
+        if seconds is not None:
+            scope[_REPEATED] = not self._failures.news(address)
+            why = "too many failed authentications from this address (setting access.failures); a valid key is still "
+            headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+            return self._refuse(scope, HTTPStatus.TOO_MANY_REQUESTS, f"{why}accepted", code, headers)
+        told = "".join(char for char in why if " " <= char <= "~" and char not in '"\\')  # RFC 6750, section 3
+        header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
+        return self._refuse(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
+
+    def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
+        """Refuse web pages while no authentication is configured: programs on this machine may ask, pages in
+        its browser may not. The Host header shows DNS rebinding, Origin a page of another site."""
+        if not self._is_own_host(headers.get(b"host", ()), scope["http_version"]):
+            why = "this service has no authentication and answers on loopback only: send one Host header with its "
+            why += "address or a name from the setting access.hosts"
+            return self._refuse(scope, HTTPStatus.MISDIRECTED_REQUEST, why, "host")
+        if foreign(scope):
+            return self._refuse(scope, HTTPStatus.FORBIDDEN, FOREIGN, "origin")
+        return None
+
+    def _is_own_host(self, hosts: Sequence[str], version: str) -> bool:
+        if not hosts:
+            return version == "1.0"  # which has no such header; no browser speaks it
+        found = _HOST.fullmatch(hosts[0])
+        if len(hosts) > 1 or found is None:
+            return False
+        address, name, port = found.groups()
+        name = (address or name).lower()
+        return (name in self._hosts or is_loopback(name)) and (port is None or 0 < int(port) < 1 << 16)
+
+    # ----------------------------------------------------------------------------------------------- count and audit
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request by route template, so that labels stay few, and write its audit entry."""
+        route = scope.get("route")
+        path = getattr(route, "path", None)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        counters = self._counters.get((method, path or "none", status))
+        if counters is None:  # a lookup by labels takes longer than counting
+            requests = self._metrics.http_requests.labels(method, path or "none", str(status))
+            counters = requests, self._metrics.http_seconds.labels(path or "none")
+            self._counters[method, path or "none", status] = counters
+        counters[0].inc()
+        counters[1].observe(seconds)
+        if self._log is None or path in _NOT_AUDITED or scope.get(_REPEATED):
+            return
+        why = scope.get(REFUSED) or _REFUSALS.get(status)
+        client, principal = scope.get("client"), scope[PRINCIPAL]
+        match = None if route is None else route.path_regex.match(scope["path"])
+        collection = None if match is None else match.groupdict().get("name")
+        self._log.record(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "request_id": scope[REQUEST_ID],
+                "principal": principal.name,
+                "credential": principal.credential,
+                "client": client[0] if client else None,
+                "method": method,
+                "route": path,
+                # The path may hold any other text, which is not written.
+                "collection": collection if collection in self._collections else None,
+                "decision": "allowed" if why is None else "refused",
+                "why": why,
+                "status": status,
+                **scope[AUDITED],
+                "latency_ms": round(seconds * 1000, 2),
+            }
+        )
+
+
+def once_more(content: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives `content`, then what follows."""
+    unread = [content]
+
+    async def again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+# ------------------------------------------------------------------------------------------------------- for the routes
+
+
+def caller(request: Request) -> Principal:
+    """Return who sent the request, as the guard found out."""
+    principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
+    return principal
 
 
 async def still_may(scope: Scope) -> bool:
@@ -304,39 +579,10 @@ async def still_may(scope: Scope) -> bool:
     return again is None or await again()
 
 
-def describe(document: dict[str, Any], *, open_metrics: bool) -> None:
-    """Add the security schemes and each route's scopes to the OpenAPI document."""
-    schemes = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
-        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
-    }
-    document.setdefault("components", {})["securitySchemes"] = schemes
-    listed = {name.replace(":path}", "}"): need for name, need in NEEDS.items()}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            name = f"{method.upper()} {path}"
-            need = OPEN if open_metrics and name == _METRICS_ROUTE else listed[name]
-            operation["security"] = [{scheme: []} for scheme in schemes] if need else []
-            if need and need != ANYBODY:
-                said = operation.get("description", "")
-                operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()
-
-
-def known(scope: Mapping[str, Any]) -> bool:
-    """Return whether the caller may see details: it authenticated, or no authentication is configured."""
-    return scope.get(PRINCIPAL, ANONYMOUS) is not ANONYMOUS
-
-
-def principal_of(scope: Scope) -> Principal:
-    """Return who sent the request; LOOPBACK before the guard has looked."""
-    principal: Principal = scope.get(PRINCIPAL, LOOPBACK)
-    return principal
-
-
-def caller(request: Request) -> Principal:
-    """Return who sent the request, as the guard found out."""
-    principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
-    return principal
+def audit(scope: Scope, **fields: Any) -> None:
+    """Add fields to this request's audit entry; never a query, a value or a text."""
+    if AUDITED in scope:
+        scope[AUDITED].update(fields)
 
 
 def check_every_row(service: Service, request: Request, name: str | None = None) -> None:

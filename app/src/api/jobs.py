@@ -12,10 +12,9 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.src.api.bodies import Body
-from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
-from app.src.api.executors import Executors, Json
+from app.src.api.errors import TooManyStreams, Unprocessable
 from app.src.api.guard import still_may
+from app.src.api.requests import Body, Executors, Json
 from app.src.jobs import Event, Job, Jobs, State
 from app.src.service.sync import SyncRequest
 
@@ -73,18 +72,18 @@ MOST_STREAMS = 100
 _SETTLE_POLLS = 10
 
 _STREAM: dict[int | str, dict[str, Any]] = {
-    OK: {
+    200: {
         "description": "Events `state`, `progress` and, last of all, `result`; ids count from 1.",
         "content": {"text/event-stream": {"schema": EventBody.model_json_schema()}},
     },
-    NO_CONTENT: {"description": "The job is over and there is nothing after Last-Event-ID."},
+    204: {"description": "The job is over and there is nothing after Last-Event-ID."},
 }
 
 
 _EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
 # Of the answers that start a job, for the description of the API: where its id goes.
 JOB_LINKS: dict[int | str, dict[str, Any]] = {
-    ACCEPTED: {
+    202: {
         "description": "Started; `Location` has the place of the job.",
         "links": {
             operation: {"operationId": operation, "parameters": {"job_id": "$response.body#/job"}}
@@ -94,22 +93,17 @@ JOB_LINKS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def add(routes: APIRouter, executors: Executors) -> None:
-    _add_starts(routes, executors)
-    _add_records(routes, executors)
-    _add_events(routes, executors)
-
-
 def started(job: Job) -> Response:
-    return Json({"job": job.id}, ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
+    return Json({"job": job.id}, 202, {"Location": f"/v1/jobs/{job.id}"})
 
 
-def _add_starts(routes: APIRouter, executors: Executors) -> None:
-    service = executors.service
+def add(routes: APIRouter, executors: Executors) -> None:
+    service, jobs = executors.service, executors.service.jobs
+    streams = anyio.CapacityLimiter(MOST_STREAMS)
 
     @routes.post(
         "/v1/collections/{name}/sync",
-        status_code=ACCEPTED,
+        status_code=202,
         response_model=JobStarted,
         responses=JOB_LINKS,
     )
@@ -127,7 +121,7 @@ def _add_starts(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(
         "/v1/collections/{name}/verify",
-        status_code=ACCEPTED,
+        status_code=202,
         response_model=JobStarted,
         responses=JOB_LINKS,
     )
@@ -137,10 +131,6 @@ def _add_starts(routes: APIRouter, executors: Executors) -> None:
         wanted = body or VerifyBody()
         work = partial(service.background.start_verify, name, repair=wanted.repair, generation=wanted.generation)
         return started(await executors.run(work))
-
-
-def _add_records(routes: APIRouter, executors: Executors) -> None:
-    jobs = executors.service.jobs
 
     @routes.get("/v1/jobs", response_model=list[JobBody])
     async def all_jobs(
@@ -160,21 +150,16 @@ def _add_records(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(
         "/v1/jobs/{job_id}/cancel",
-        status_code=ACCEPTED,
+        status_code=202,
         response_model=JobBody,
         operation_id="cancel",
-        responses={OK: {"description": "It had not begun and was cancelled.", "model": JobBody}},
+        responses={200: {"description": "It had not begun and was cancelled.", "model": JobBody}},
     )
     async def cancel(job_id: str) -> Response:
         """A queued job ends at once (200). A running one finishes its current batch and keeps its results (202);
         repeating the request has no effect. 409 when it is over."""
         job = await executors.look(partial(jobs.cancel, job_id))
-        return Json(job.as_dict(), OK if job.over else ACCEPTED)
-
-
-def _add_events(routes: APIRouter, executors: Executors) -> None:
-    jobs = executors.service.jobs
-    streams = anyio.CapacityLimiter(MOST_STREAMS)
+        return Json(job.as_dict(), 200 if job.over else 202)
 
     @routes.get(
         "/v1/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM, operation_id="events"
@@ -190,7 +175,7 @@ def _add_events(routes: APIRouter, executors: Executors) -> None:
         job = await executors.look(partial(jobs.get, job_id))
         found = await executors.look(partial(jobs.events, job_id, after))
         if job.over and not found:
-            return Response(status_code=NO_CONTENT)  # browsers do not reconnect then
+            return Response(status_code=204)  # browsers do not reconnect then
         if streams.available_tokens < 1:
             raise TooManyStreams(
                 f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}"

@@ -18,11 +18,11 @@ from urllib.parse import quote, urlencode
 
 from fastapi import FastAPI, Request, Response
 
-from app.src.api import guard
-from app.src.api.middleware import MANUAL
+from app.src.api.guard import ANYBODY, MANUAL, NEEDS, OPEN
 from app.src.settings import AccessSettings
 
 FILE = Path(__file__).with_name("examples.json")
+STYLE = Path(__file__).with_name("static") / "docs.css"
 # The groups of operations, in the order of /docs.
 TAGS = (
     "Search",
@@ -122,33 +122,6 @@ def _put(content: dict[str, Any], example: Example, value: Any) -> None:
     content.setdefault("examples", {})[example.case] = {"summary": example.title, "value": value}
 
 
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --text: light-dark(#16232a, #e6edef); --muted: light-dark(#50626b, #a5b6bd); --line: light-dark(#d5dde0, #2c3a40);
-  --accent: light-dark(#0b5d6b, #7accd9); --surface: light-dark(#ffffff, #172024);
-  font: 16px/1.5 system-ui, sans-serif;
-}
-* { box-sizing: border-box }
-html { background: light-dark(#f4f6f7, #0f1518); color: var(--text); -webkit-text-size-adjust: 100% }
-body { max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word }
-a { color: var(--accent) }
-h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 1.75rem 0 .5rem }
-h3 { font-size: 1rem; margin: 1rem 0 .35rem }
-code, pre, .path { font-family: ui-monospace, monospace; font-size: .875rem }
-pre { overflow: auto; max-height: 30rem; padding: .6rem; border: 1px solid var(--line); border-radius: .3rem }
-nav ul { display: flex; flex-wrap: wrap; gap: .35rem 1rem; list-style: none; margin: 0 0 .5rem; padding: 0 }
-summary { cursor: pointer; padding: .35rem 0 }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse }
-td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top }
-td:first-child { white-space: nowrap }
-.method { display: inline-block; min-width: 3.2rem; font-weight: 700; font-size: .875rem }
-.what { display: block; color: var(--muted) }
-details { border: 1px solid var(--line); border-radius: .4rem; background: var(--surface); margin: .35rem 0 }
-details { padding: 0 .75rem }
-:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px }
-"""
 _HTTP_METHODS = ("get", "post", "put", "patch", "delete")
 
 
@@ -163,7 +136,7 @@ def add_docs(app: FastAPI, *, console: bool) -> None:
         return Response(page(), media_type="text/html; charset=utf-8")
 
     async def style(_: Request) -> Response:
-        return Response(_STYLE, media_type="text/css; charset=utf-8")
+        return Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
 
     app.add_route(MANUAL, manual, ["GET"], include_in_schema=False)
     app.add_route(f"{MANUAL}/style.css", style, ["GET"], include_in_schema=False)
@@ -264,6 +237,22 @@ class Description:
         if document is not self._last:  # FastAPI makes it once, and again after routes were added
             add_examples(document)
             if self._access is not None:
-                guard.describe(document, open_metrics=self._access.open_metrics)
+                _add_security(document, open_metrics=self._access.open_metrics)
             self._last = document
         return document
+
+
+def _add_security(document: dict[str, Any], *, open_metrics: bool) -> None:
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
+    }
+    document.setdefault("components", {})["securitySchemes"] = schemes
+    listed = {name.replace(":path}", "}"): need for name, need in NEEDS.items()}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            need = OPEN if open_metrics and path == "/metrics" else listed[f"{method.upper()} {path}"]
+            operation["security"] = [{scheme: []} for scheme in schemes] if need else []
+            if need and need != ANYBODY:
+                said = operation.get("description", "")
+                operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, model_validator
 
 from app.src.access.rows import Nothing
-from app.src.api.bodies import MOST_ITEMS, Body, direct, one_of_members
 from app.src.api.errors import Unprocessable
-from app.src.api.executors import Executors, Json
-from app.src.api.guard import caller
-from app.src.api.middleware import AUDITED, audit
-from app.src.service.browse import MOST_IDS, POINTS, SAMPLE
-from app.src.service.search import MOST_PASSAGES, Like, Mode, SearchOptions, mode_of
+from app.src.api.guard import AUDITED, audit, caller
+from app.src.api.requests import MOST_ITEMS, Body, Executors, Json, direct, one_of_members
+from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, ReadRow
+from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 
 
 class SearchRequest(Body):
     """One of `query` (a text), `vector` and `like` (these two in mode vector only)."""
 
-    model_config = one_of_members("query", "vector", "like")
+    model_config = one_of_members(query={"type": "string"}, vector={"type": "array"}, like={"type": "string"})
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
     vector: Annotated[list[float], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
@@ -87,61 +85,19 @@ class SearchRequest(Body):
         )
 
 
-class PassageBody(BaseModel):
-    text: str
-    score: float = Field(description="its cosine with the search text; mode keyword: the share of the words it holds")
-    chunk: int = Field(description="its number in the row, from 0")
-
-
-class HitBody(BaseModel):
-    id: str
-    key: dict[str, Any]
-    score: float = Field(
-        description="mode vector: the cosine; keyword: BM25; hybrid: nearness in meaning, and up to 0.5 for its words"
-    )
-    text: str
-    metadata: dict[str, Any]
-    passages: list[PassageBody] | None = Field(
-        default=None, description="where more than one was asked for: the one that was found, then its others"
-    )
-
-
-class PlaceBody(BaseModel):
-    rank: int
-    score: float
-
-
-class ExplainedHit(BaseModel):
-    id: str
-    score: float
-    cosine: float | None
-    vector: PlaceBody | None = Field(description="where it stood by meaning")
-    keyword: PlaceBody | None = Field(description="where it stood by words")
-
-
-class IndexBody(BaseModel):
-    used: bool | None = Field(description="an approximate index; null: the store does not say")
-    detail: str
-
-
-class ExplainBody(BaseModel):
-    mode: Mode
-    stages: dict[str, float] = Field(description="milliseconds")
-    candidates: int = Field(description="rows that the hits were chosen from")
-    rankings: dict[str, int] = Field(description="rows that each way of looking gave", examples=[{"vector": 50}])
-    words: list[str] = Field(description="mode hybrid: the words that were looked for")
-    index: IndexBody
-    hits: list[ExplainedHit]
-
-
 class SearchResponse(BaseModel):
-    hits: list[HitBody] = Field(description="best first; with mmr_lambda in the order chosen")
+    hits: list[FoundHit] = Field(
+        description="best first; with mmr_lambda in the order chosen. score: in mode vector the cosine, keyword BM25, "
+        "hybrid nearness in meaning and up to 0.5 for its words"
+    )
     took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
     notes: list[str] = Field(description="hints, such as a filter on unknown metadata")
     stale_since: str | None = Field(
         description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
     )
-    explain: ExplainBody | None = Field(default=None, description="where it was asked for")
+    explain: dict[str, Any] | None = Field(
+        default=None, description="where it was asked for: mode, stages, candidates, rankings, words, index and hits"
+    )
 
 
 _ROW_ID = '["000000000000001201"]'
@@ -151,36 +107,8 @@ class RowsRequest(Body):
     ids: list[str] = Field(min_length=1, max_length=MOST_IDS, description="as search gives them", examples=[[_ROW_ID]])
 
 
-class RowBody(BaseModel):
-    id: str = Field(examples=[_ROW_ID])
-    key: dict[str, Any] = Field(examples=[{"MATNR": "000000000000001201"}])
-    text: str = Field(description="the whole text: its chunks put together where they overlap")
-    metadata: dict[str, Any] = Field(examples=[{"MTART": "FERT"}])
-    chunks: list[str] = Field(description="as stored, in order")
-
-
 class RowsResponse(BaseModel):
-    rows: list[RowBody]
-
-
-class FieldValueBody(BaseModel):
-    value: str | int | float | bool = Field(examples=["FERT"])
-    count: int = Field(description="rows of the sample that have it", examples=[412])
-
-
-class FieldBody(BaseModel):
-    name: str = Field(examples=["MTART"])
-    type: Literal["text", "number", "boolean", "mixed"]
-    values: list[FieldValueBody] = Field(description="the most frequent first, at most 50")
-    more: bool = Field(description="there are other values than these")
-    min: str | int | float | None = Field(description="of numbers and of ISO dates; null for others")
-    max: str | int | float | None
-
-
-class FieldsResponse(BaseModel):
-    fields: list[FieldBody] = Field(description="declared metadata first")
-    sampled: int = Field(description="sampled rows")
-    rows: int = Field(description="all rows")
+    rows: list[ReadRow]
 
 
 class PointBody(BaseModel):
@@ -226,12 +154,6 @@ Result = TypeVar("Result")
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
-    _add_search(routes, executors)
-    _add_collections(routes, executors)
-    _add_browsing(routes, executors)
-
-
-def _add_search(routes: APIRouter, executors: Executors) -> None:
     service, limits = executors.service, executors.limits
 
     @direct(routes, f"{_COLLECTION}/search", response_model=SearchResponse)
@@ -240,28 +162,19 @@ def _add_search(routes: APIRouter, executors: Executors) -> None:
         Without `mode` a query is searched by hybrid, a vector or a row by vector."""
         if body.k > limits.max_k:
             raise Unprocessable(f"k is {body.k}; at most {limits.max_k} (setting api.max_k)")
-        if body.query is not None:
-            executors.check_texts([body.query], name="query")
         if AUDITED in request.scope:
             shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
             audit(request.scope, filter=shape, mode=mode, k=body.k)
-        if body.query is not None and body.mode != "keyword":
-            service.search.check_room(name, body.query)  # before waiting for a thread
+        if body.query is not None:
+            executors.check_texts([body.query], name="query")
+            if body.mode != "keyword":
+                service.search.check_room(name, body.query)  # before waiting for a thread
         asked = (name, body.asked, body.k, body.filter, body.options)
         call = partial(_value_errors_as_422, partial(service.search.run, *asked, principal=caller(request)))
         found = await executors.run(call, request)
         audit(request.scope, hits=len(found.hits), rows=found.rows)
-        answer = {
-            "hits": found.hits,
-            "took_ms": found.took_ms,
-            "notes": found.notes,
-            "stale_since": found.stale_since,
-        }
-        return Json(answer if found.explain is None else answer | {"explain": found.explain})
-
-
-def _add_collections(routes: APIRouter, executors: Executors) -> None:
-    service = executors.service
+        shown = ("hits", "took_ms", "notes", "stale_since", *(["explain"] if body.explain else []))
+        return Json({part: getattr(found, part) for part in shown})
 
     @routes.get("/v1/collections", response_model=list[CollectionBody])
     async def collections() -> Response:
@@ -272,6 +185,8 @@ def _add_collections(routes: APIRouter, executors: Executors) -> None:
     async def collection(name: str) -> Response:
         """What is stored of one collection, how fresh it is, and its running job."""
         return Json((await executors.run(partial(service.status.collections, [name])))[0])
+
+    _add_browsing(routes, executors)
 
 
 def _add_browsing(routes: APIRouter, executors: Executors) -> None:
@@ -293,7 +208,7 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         audit_rows(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
 
-    @routes.get(f"{_COLLECTION}/fields", response_model=FieldsResponse)
+    @routes.get(f"{_COLLECTION}/fields", response_model=Fields)
     async def fields(request: Request, name: str) -> Response:
         """The metadata fields for filters: type, most frequent values and range, from the rows that the caller may
         see. Large collections are sampled (`sampled` of `rows`)."""

@@ -1,5 +1,5 @@
-"""The REST application and the process that serves it; and GET /metrics alone, for a worker. Binds loopback only,
-unless authentication is configured.
+"""The REST application, its bounds of each connection, and the process that serves it; and GET /metrics alone, for a
+worker. Binds loopback only, unless authentication is configured.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ import os
 import resource
 import signal
 import socket
+import struct
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from http import HTTPStatus
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import orjson
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from httptools import HttpParserError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.src.access.audit import AuditLog
-from app.src.access.rates import Failures, Rates
+from app.src.access.rates import Rates
 from app.src.api import (
     agents,
     console,
@@ -36,17 +42,15 @@ from app.src.api import (
     embeddings,
     errors,
     generations,
-    guard,
     health,
     jobs,
-    middleware,
     openapi,
     search,
     tables,
 )
-from app.src.api.bodies import BoundedRoute
-from app.src.api.connections import Bounds, bounded, certificate_of
-from app.src.api.executors import Executors
+from app.src.api.guard import Ending, Guard
+from app.src.api.requests import Executors
+from app.src.api.tls import certificate_of
 from app.src.core.queue import WorkerDied
 from app.src.observe.metrics import CONTENT_TYPE
 from app.src.service.service import Service
@@ -94,7 +98,7 @@ def create_app(service: Service) -> FastAPI:
                 stack.callback(log.close)
             stack.callback(executors.close)
             stack.enter_context(loop_lag_watched(service.metrics.loop_lag.observe))
-            async with agents.running(mcp):
+            async with contextlib.nullcontext() if mcp is None else mcp.running():
                 yield
 
     app = FastAPI(
@@ -108,7 +112,6 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
     )
-    app.router.route_class = BoundedRoute
     agents.add(app.router, mcp)
     # Straight into the router: newer FastAPIs would match each request twice through a router between. The router
     # compares requests in this order, so the most frequent routes come first.
@@ -117,33 +120,14 @@ def create_app(service: Service) -> FastAPI:
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     access_settings = service.access.settings if service.access.configured else None
     app.openapi = openapi.Description(app.openapi, access_settings)  # type: ignore[method-assign]
-    errors.install(app, service)
+    errors.install(app)
     if api.docs:
         openapi.add_docs(app, console=api.console)
     if api.console:
         console.add(app, manual=api.docs)
-    app.state.ending = middleware.Ending()
-    app.add_middleware(middleware.BodyLimit, limit=api.max_body_bytes, together=api.max_bodies_bytes)
-    _surround(app, service, rates, log, app.state.ending)
+    app.state.ending = Ending()
+    app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates, log=log, ending=app.state.ending)
     return app
-
-
-def _surround(
-    app: Starlette, service: Service, rates: Rates, log: AuditLog | None = None, ending: middleware.Ending | None = None
-) -> None:
-    """Add the middleware, innermost first. A worker's metrics have neither an audit log nor deadlines."""
-    api = service.settings.api
-    app.add_middleware(middleware.Limited, rates=rates)
-    app.add_middleware(
-        guard.Guard, routes=tuple(app.router.routes), authentication=service.access, metrics=service.metrics
-    )
-    app.add_middleware(middleware.Throttled, failures=Failures(service.settings.access.failures))
-    if ending is not None:
-        app.add_middleware(middleware.Deadlines, timeout=api.timeout, read_timeout=api.read_timeout, ending=ending)
-    if log is not None:
-        app.add_middleware(middleware.Audited, log=log, collections=service.collections.names)
-    app.add_middleware(middleware.Observed, metrics=service.metrics)
-    app.add_middleware(middleware.SecurityHeaders, hsts=api.hsts)
 
 
 @contextlib.contextmanager
@@ -166,6 +150,208 @@ def loop_lag_watched(observe: Callable[[float], None], every: float = LAG_SECOND
         timer.cancel()
 
 
+# --------------------------------------------------------------------------------------------------------- connections
+
+MOST_HEAD_BYTES = 64 * 1024  # of path and headers together: room for a token with many claims
+# Seconds for the rest of an answered request, and for the client to confirm the close.
+LINGER_SECONDS = 5.0
+SLOWEST = 10_000  # bytes a second at which an answer must be fetched, or it is given up
+# Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes.
+MOST_AHEAD = 32
+# Of one request. Each costs memory beyond its bytes for as long as the head may take.
+MOST_HEADERS = 200
+# Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
+# one byte a chunk needs 5.
+FRAMING = 8
+# SO_LINGER with no time: closing throws away what the other side has not fetched, and tells it.
+_RESET = struct.pack("ii", 1, 0)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. It always has a timer, unless the service works on its request: until the head is complete, until
+    the next request begins, until an answer is read. The guard bounds bodies."""
+
+    most: ClassVar[int]  # connections
+    read_timeout: ClassVar[float]  # seconds
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The expected part: no request, its head, or the rest.
+        self._part: Literal["none", "head", "rest"] = "none"
+        self._passed = False  # a head or a request has ended in this packet
+        self._beside = 0  # bytes of this part outside the body
+        self._body = 0  # bytes of this request's body
+        self._head: list[int] = []  # bytes of each header
+        self._wrong = HTTPStatus.BAD_REQUEST, "not an HTTP request"
+        self._clock: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._answering: deque[Any] = deque()  # uvicorn's cycles of requests without a whole answer, the first first
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            why = f"{self.most} connections are open, the limit (setting api.max_connections): try again later"
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, why)
+            return
+        self._start(self.read_timeout, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        self.resume_writing()
+        super().connection_lost(exc)
+        for cycle in self._answering:  # uvicorn tells only the last
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._passed = False
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        # Where the part ended in it is unknown: the next part is counted from here.
+        self._beside = 0 if self._passed else self._beside + len(data)
+        if self._part == "rest":
+            wanted = 0 if self.cycle.response_complete else self._body  # an answered request is only drained
+            if self._beside > MOST_HEAD_BYTES + FRAMING * wanted:
+                why = "chunk sizes, chunk extensions and trailers are larger than "
+                self._refuse(431, f"{why}{MOST_HEAD_BYTES} bytes and {FRAMING} for each byte of the body")
+        elif self._beside > MOST_HEAD_BYTES:
+            self._refuse(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MOST_AHEAD:
+            self._raise(HTTPStatus.BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent before their answers")
+        super().on_message_begin()
+        self._part, self._body, self._head = "head", 0, []
+        self._start(self.read_timeout, self._too_slow)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come here too and are ignored."""
+        if self._part != "head":
+            return
+        self._head.append(len(name) + len(value))
+        if len(self._head) > MOST_HEADERS:
+            self._raise(431, f"the request has more than {MOST_HEADERS} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) + sum(self._head) > MOST_HEAD_BYTES:
+            self._raise(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+        self._part, self._passed = "rest", True
+        self._stop()
+        super().on_headers_complete()
+        self._answering.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        self._beside -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._part, self._passed = "none", True
+        if not self._answering:
+            # uvicorn ends idle connections too, except when they send blank lines between requests.
+            self._start(self.read_timeout, self._too_slow)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*self._wrong)
+
+    # What the answers call.
+
+    def on_response_complete(self) -> None:
+        self._answering.popleft()
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end()
+        elif self._answering:
+            pass  # the next request runs; the guard waits for its body
+        elif self._part == "rest":
+            self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
+        else:
+            self._start(self.read_timeout, self._too_slow)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.is_closing():  # uvicorn leaves this timer running where a connection was reset
+            self._end()
+
+    # Ending.
+
+    def _raise(self, status: int, why: str) -> None:
+        """End the parsing; uvicorn then calls `send_400_response`."""
+        self._wrong = HTTPStatus(status), why
+        raise HttpParserError(why)
+
+    def _too_slow(self) -> None:
+        if self._answering:
+            self._start(self.read_timeout, self._too_slow)  # the answer to the request before comes first
+        elif self._part == "head":
+            why = f"the request's head did not arrive within {self.read_timeout:g} s (setting api.read_timeout)"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, why)
+        else:
+            self._end()
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answer without the application. An answer that has begun is cut."""
+        if not self._answering or not self._answering[0].response_started:
+            body = orjson.dumps(errors.document(status, why))
+            retry = f"retry-after: {errors.RETRY_AFTER}\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+            head = (
+                f"HTTP/1.1 {status:d} {HTTPStatus(status).phrase}\r\ncontent-type: {errors.PROBLEM}\r\n"
+                f"content-length: {len(body)}\r\n{retry}cache-control: no-store\r\n"
+                "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode("ascii") + body)
+        self._end()
+
+    def _end(self) -> None:
+        """Close; that waits until the client has read everything, which may be never."""
+        self._stop()
+        self._watch_reading()
+        self.transport.close()
+
+    def _watch_reading(self) -> None:
+        """Reset the connection if too little of what is to be sent leaves for the client. A reset, because the system
+        would keep unread data for minutes, and the client would not see the end behind it."""
+
+        def look() -> None:
+            if waiting and self.transport.get_write_buffer_size() <= waiting - SLOWEST * seconds:
+                self._watch_reading()
+                return
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+
+        waiting = self.transport.get_write_buffer_size()
+        seconds = self.read_timeout if waiting else LINGER_SECONDS
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = self.loop.call_later(seconds, look)
+
+    def _start(self, seconds: float, then: Callable[[], None]) -> None:
+        self._stop()
+        self._clock = self.loop.call_later(seconds, then)
+
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+
 # ------------------------------------------------------------------------------------------------------------- process
 
 
@@ -175,7 +361,8 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
     api = service.settings.api
     config = uvicorn.Config(
         app,
-        http=bounded(Bounds(api.max_connections, api.read_timeout)),
+        # A class with its bounds: uvicorn creates the protocols itself.
+        http=type("Http", (BoundedHttp,), {"most": api.max_connections, "read_timeout": api.read_timeout}),
         ws="none",
         workers=1,
         log_level="error",  # lower levels write a line for each request that is not HTTP
@@ -237,6 +424,8 @@ def bound(host: str, port: int) -> socket.socket:
     # TCP is named because asyncio switches Nagle's delay off only then; otherwise each answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Few unsent bytes in the system's buffer, whose megabytes would hide that a slow client reads on.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)
@@ -269,7 +458,7 @@ class _Server(uvicorn.Server):
     """Announces itself once it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even with threads
     that hang. `stuck`: why it ended by itself."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ending: middleware.Ending) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
         super().__init__(config)
         self.announce: Callable[[], None] = lambda: None
         self.stuck: str | None = None
@@ -343,7 +532,8 @@ def metrics_app(service: Service) -> Starlette:
         return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     app = Starlette(routes=[Route("/metrics", metrics)])
-    _surround(app, service, Rates(access.rate, access.concurrency, access.tokens))
+    rates = Rates(access.rate, access.concurrency, access.tokens)
+    app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
     return app
 
 

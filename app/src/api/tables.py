@@ -9,11 +9,9 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from app.src.api.bodies import Body
 from app.src.api.errors import NotFound
-from app.src.api.executors import Executors, Json
-from app.src.api.guard import check_every_row
-from app.src.api.middleware import audit
+from app.src.api.guard import audit, check_every_row
+from app.src.api.requests import Body, Executors, Json
 from connector.errors import UnknownTable
 from connector.model import TableRef
 
@@ -98,9 +96,6 @@ class PreviewBody(BaseModel):
     max_tokens: int = Field(description="what the model takes")
 
 
-_LIMIT = 200
-_MOST = 1000
-
 Result = TypeVar("Result")
 
 
@@ -111,7 +106,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
     async def tables(
         schema: Annotated[str | None, Query(description="default: all but SYS and _SYS_...", max_length=127)] = None,
         search: Annotated[str, Query(description="part of a name or a comment", max_length=200)] = "",
-        limit: Annotated[int, Query(ge=1, le=_MOST)] = _LIMIT,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> Response:
         """Tables and views that the technical user can see, by schema and name."""

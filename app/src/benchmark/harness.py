@@ -103,7 +103,7 @@ def at_most(goal: float, floor: float | None = None) -> Target:
 class Figure:
     """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `steady`:
     values that should be equal in every round, where the rounds themselves should not; they decide about `disturbed`.
-    `more`: further JSON keys. `error`: why there are no rounds."""
+    `more`: further JSON keys. `error`: the reason of missing rounds."""
 
     name: str
     rounds: Sequence[float]
@@ -335,7 +335,7 @@ def _short(number: float) -> str:
 
 
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
-"""Options and report -> figures, yielded as they are measured. A part may add notes and versions to the report."""
+"""Options and report -> figures, yielded one by one. A part may add notes and versions to the report."""
 
 
 def main(

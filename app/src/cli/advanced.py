@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, Name, app, loaded_for, opened, subcommands, verb
+from app.src.cli.application import Invocation, JsonFlag, Name, app, opened, read_settings, subcommands, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.output import watched
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
 
 _STEP_SECONDS = 5.0  # seconds between two lines of progress
 _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at once, without a checkpoint\n"
-_TRAINING_COLUMNS = ("", "before", "after")
 
 
 @verb(app, "finetune")
 def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     name: Name,
     pairs: Annotated[
         Path | None,
@@ -61,7 +58,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
-    with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
+    with opened() as service, interruptible(_STOPPING) as interrupted:
         observer = TrainingObserver(output.say, _Steps(name), interrupted)
         report = service.tuning.finetune(name, request, out, observer)
         whole = not report.stopped
@@ -110,15 +107,14 @@ def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
 
 
 def _print_training(report: Report, json: bool) -> None:
-    document = report.as_dict()
-    if json:
-        output.write_json(document)
-    elif report.before is not None and report.after is not None:
-        rows: list[dict[str, Any]] = [
-            {"": figure, "before": report.before[figure], "after": report.after[figure]}
+    if json or (report.before is not None and report.after is not None):
+        before, after = report.before or {}, report.after or {}
+        rows = [
+            {"": figure, "before": before.get(figure), "after": after.get(figure)}
             for figure in ("recall_at_10", "mrr", "queries", "texts")
         ]
-        output.table(f"{report.collection}: {report.folder}", rows, _TRAINING_COLUMNS, records=[document])
+        title = f"{report.collection}: {report.folder}"
+        output.data(report.as_dict(), title, ("", "before", "after"), json=json, rows=rows)
 
 
 def _say_next_step(report: Report, model: str, *, asked: bool, out: Path | None) -> None:
@@ -153,13 +149,8 @@ class Algorithm(StrEnum):
     PERCENTILE = "percentile"
 
 
-def _rounded(figure: float | None) -> float | None:
-    return None if figure is None else round(figure, 4)
-
-
 @verb(app, "calibrate")
 def calibrate(
-    ctx: typer.Context,
     name: Name,
     texts: Annotated[
         int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
@@ -173,16 +164,15 @@ def calibrate(
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
         found = service.tuning.calibrate(name, texts, None if algorithm is None else algorithm.value, stored=stored)
-    if json:
-        output.write_json(found)
-    else:
-        verdict = found["verdict"]
-        shown = {**found, "judged_on": verdict["texts"], **{key: _rounded(verdict[key]) for key in _GATE_FIGURES}}
-        outcome = "accepted" if found["accepted"] else "REFUSED"
-        output.counts(f"{name}: INT8 {outcome}", [shown], _CALIBRATION_COLUMNS, records=[found])
+    verdict = found["verdict"]
+    figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
+    shown = {**found, "judged_on": verdict["texts"], **figures}
+    outcome = "accepted" if found["accepted"] else "REFUSED"
+    output.data(found, f"{name}: INT8 {outcome}", _CALIBRATION_COLUMNS, json=json, rows=[shown])
+    if not json:
         output.say(f"{name}: {found['reason']}")
         if not found["accepted"]:
             output.say(f"{name}: the engine stays on its float precision")
@@ -210,7 +200,6 @@ Peers = Annotated[
 
 @verb(benchmark_app, "embed")
 def benchmark_embed(
-    ctx: typer.Context,
     against: Against = None,
     rounds: Rounds = 5,
     scale: Annotated[float, typer.Option(min=0.01, max=100, help="Size of the workloads.")] = 0.5,
@@ -224,10 +213,10 @@ def benchmark_embed(
 
     chosen = tuple(against or ["sentence-transformers"])
     options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
-    loaded = loaded_for(ctx)
+    loaded = read_settings()
     benchmark.check(loaded.settings.embedding, options)
     threads = benchmark.threads_of(loaded.settings.embedding)
-    with opened(loaded_for(ctx, {("embedding", "threads"): threads})) as service:
+    with opened(read_settings({("embedding", "threads"): threads})) as service:
         output.say(f"loading {loaded.settings.embedding.model}")
         report = benchmark.measure(service.parts.engine, service.settings.embedding, options, output.say)
     return _print_benchmark(report, json)
@@ -235,7 +224,6 @@ def benchmark_embed(
 
 @verb(benchmark_app, "search")
 def benchmark_search(
-    ctx: typer.Context,
     against: Against = None,
     rounds: Rounds = 5,
     rows: Annotated[int, typer.Option(min=100, max=10_000_000, help="Vectors to search among.")] = 100_000,
@@ -247,7 +235,7 @@ def benchmark_search(
     from app.src.benchmark import search as benchmark
     from app.src.benchmark.peers import DEFAULT_FOLDER
 
-    loaded_for(ctx)
+    read_settings()
     chosen = tuple(against or ["numpy"])
     options = benchmark.SearchOptions(chosen, rounds, rows, folder=peers or DEFAULT_FOLDER)
     return _print_benchmark(benchmark.measure(options, output.say), json)
@@ -255,7 +243,6 @@ def benchmark_search(
 
 @verb(benchmark_app, "sync")
 def benchmark_sync(
-    ctx: typer.Context,
     against: Annotated[str, typer.Option(help="Compared with: engine, which embeds the same texts.")] = _ENGINE,
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
@@ -266,15 +253,14 @@ def benchmark_sync(
 
     if against != _ENGINE:
         raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
         report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
     return _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "serve")
-def benchmark_serve(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
+def benchmark_serve(
     url: Annotated[str | None, typer.Option(help="A running service; default: one is started.")] = None,
     against: Annotated[
         str | None, typer.Option(metavar="URL", help="Another server with POST /v1/embeddings, under the same load.")
@@ -287,10 +273,9 @@ def benchmark_serve(  # noqa: PLR0913 - a verb has as many parameters as options
     """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
     from app.src.benchmark import serve as benchmark
 
-    loaded_for(ctx)
-    invocation: Invocation = ctx.obj
+    read_settings()
     options = benchmark.ServeBenchmark(url, against, model, rounds, seconds)
-    return _print_benchmark(benchmark.measure(options, invocation.config, output.say), json)
+    return _print_benchmark(benchmark.measure(options, Invocation.config, output.say), json)
 
 
 @verb(benchmark_app, "peers")
@@ -322,10 +307,7 @@ def benchmark_peers(
         }
         for name in chosen
     ]
-    if json:
-        output.write_json(rows)
-    else:
-        output.table(f"Peers in {place}", rows)
+    output.data(rows, f"Peers in {place}", json=json, whole=False)
     return code
 
 
@@ -337,9 +319,12 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
         output.write_json(document)
         return code
     rows = [figure | {"figure": figure["name"]} for figure in document["figures"]]
-    output.table(f"Benchmark: {report.benchmark}", rows, _FIGURE_COLUMNS, records=document["figures"])
+    title = f"Benchmark: {report.benchmark}"
+    output.data(document["figures"], title, _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
     for figure in document["figures"]:
-        output.say(f"{figure['name']}: {_details(figure)}")
+        kept = {name: value for name, value in figure.items() if name not in _BESIDE}
+        details = ", ".join(f"{name.replace('_', ' ')} {output.shown(value)}" for name, value in kept.items())
+        output.say(f"{figure['name']}: {details}")
     for note in report.notes:
         output.say(note)
     about = report.machine
@@ -347,8 +332,3 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     if report.disturbed:
         output.say("DISTURBED: other load made the rounds scatter, so the figure is not valid")
     return code
-
-
-def _details(figure: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in figure.items() if name not in _BESIDE}
-    return ", ".join(f"{name.replace('_', ' ')} {output.shown(value)}" for name, value in kept.items())

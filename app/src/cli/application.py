@@ -8,7 +8,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
@@ -70,16 +69,11 @@ P = ParamSpec("P")
 Verb = Callable[P, int | None]
 
 
-@dataclass(slots=True)
 class Invocation:
-    """The global options."""
+    """The global options of this process."""
 
     config: Path | None = None
-    debug: bool = False
-
-    def load(self, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
-        given = {path: value for path, value in (flags or {}).items() if value is not None}
-        return load(self.config, given)
+    debug = False
 
 
 _CONFIG_HELP = "Settings file; default: owl-sap.toml in the current folder."
@@ -88,14 +82,14 @@ _OUTPUT_HELP = (
     "table forces tables (| less), lines forces JSON lines."
 )
 _DEBUG_HELP = "Show the traceback of an error."
-_GLOBAL_PANEL = "Global options"
+_PANEL = "Global options"
 # The global options as every verb takes them too: `owl-sap doctor --output table`.
 GLOBAL_OPTIONS = {
-    "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_GLOBAL_PANEL)],
+    "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_PANEL)],
     "given_layout": Annotated[
-        output.Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_GLOBAL_PANEL)
+        output.Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_PANEL)
     ],
-    "given_debug": Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP, rich_help_panel=_GLOBAL_PANEL)],
+    "given_debug": Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP, rich_help_panel=_PANEL)],
 }
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
@@ -111,7 +105,6 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
-    ctx: typer.Context,
     config: Annotated[Path | None, typer.Option(help=_CONFIG_HELP)] = None,
     layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = output.Layout.AUTO,
     debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
@@ -120,7 +113,7 @@ def _global(
     ] = False,
 ) -> None:
     output.choose(layout)
-    ctx.obj = Invocation(config, debug)
+    Invocation.config, Invocation.debug = config, debug
 
 
 def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
@@ -130,41 +123,23 @@ def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
     def register(function: Verb[P]) -> Verb[P]:
         text = inspect.getdoc(function) or ""
         first_sentence = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
-        command = group.command(name, help=text, short_help=first_sentence, rich_help_panel=panel)
-        command(with_global_options(guarded(function)))
+        group.command(name, help=text, short_help=first_sentence, rich_help_panel=panel)(guarded(function))
         return function
 
     return register
 
 
-def with_global_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Let a verb take the global options too; one given after the verb wins."""
-    signature = inspect.signature(function, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in GLOBAL_OPTIONS.items()
-    ]
+def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Let a verb take the global options too (one given after the verb wins), turn errors into one message on stderr
+    and an exit code of `exits`, and let SIGTERM stop what the verb started."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
-        config, layout, debug = (kwargs.pop(name) for name in GLOBAL_OPTIONS)
+        config, layout, debug = (kwargs.pop(name, None) for name in GLOBAL_OPTIONS)
         if layout is not None:
             output.choose(layout)
-        if (invocation := _invocation(args, kwargs)) is not None:
-            invocation.config = config or invocation.config
-            invocation.debug = debug or invocation.debug
-        function(*args, **kwargs)
-
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, **GLOBAL_OPTIONS}
-    return run
-
-
-def guarded(function: Verb[P]) -> Callable[P, None]:
-    """Turn errors into one message on stderr and an exit code of `exits`; SIGTERM stops what the verb started."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        Invocation.config = config or Invocation.config
+        Invocation.debug = debug or Invocation.debug
         try:
             with not_held_up(), orderly():
                 code = function(*args, **kwargs) or OK
@@ -173,37 +148,46 @@ def guarded(function: Verb[P]) -> Callable[P, None]:
         except (KeyboardInterrupt, typer.Abort):  # Abort: at a question
             code = INTERRUPTED
         except Exception as error:
-            invocation = _invocation(args, kwargs)
             if isinstance(error, ModuleNotFoundError) and (advice := missing_module(error)):
                 error = UsageFault(advice)
-            code = report_error(error, invocation is not None and invocation.debug)
+            code = report_error(error)
         if code != OK:
             raise typer.Exit(code)
 
+    signature = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in GLOBAL_OPTIONS.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**function.__annotations__, **GLOBAL_OPTIONS}
     return run
 
 
-def _invocation(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Invocation | None:
-    """The global options of the call, from the context among its arguments; None where a verb takes no context."""
-    found = (getattr(value, "obj", None) for value in (*args, *kwargs.values()))
-    return next((each for each in found if isinstance(each, Invocation)), None)
-
-
-def report_error(error: Exception, debug: bool = False, subject: str = "") -> int:
-    if debug:
-        traceback.print_exception(error)
+def report_error(error: Exception, subject: str = "") -> int:
+    """Print the error and return its exit code."""
     from app.src.service.explaining import code_of
 
+    if Invocation.debug:
+        traceback.print_exception(error)
     *before, last = message(error).splitlines() or [type(error).__name__]
     for line in (*before, f"{last} [{code_of(error)}]"):
         output.fail(subject + line)
     return exit_code(error)
 
 
+def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
+    """Read the settings. `flags`: options of the verb by setting; None: not given."""
+    given = {path: value for path, value in (flags or {}).items() if value is not None}
+    return load(Invocation.config, given)
+
+
 @contextmanager
-def opened(loaded: Loaded) -> Iterator[Service]:
+def opened(loaded: Loaded | None = None) -> Iterator[Service]:
+    """The service of these settings; default: as they are read without flags."""
     from app.src.service.service import Service
 
+    loaded = loaded or read_settings()
     if loaded.failpoint is not None:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
         failpoints.arm(loaded.failpoint.hook())
@@ -214,6 +198,10 @@ def opened(loaded: Loaded) -> Iterator[Service]:
         service.close()
 
 
-def loaded_for(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
-    invocation: Invocation = ctx.obj
-    return invocation.load(flags)
+def file_text(file: Path, what: str = "") -> str:
+    """Return a file's text. Raises UsageFault; `what` names it instead of its path, which may be a secret."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and not what else type(error).__name__
+        raise UsageFault(f"{what or file} cannot be read: {reason}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from app.src.cli.application import (
     JsonFlag,
     Name,
     app,
-    loaded_for,
+    file_text,
     opened,
     quarantine_app,
     report_error,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from app.src.service.service import Service
     from connector.sync.quarantine import GivenKey
     from connector.sync.run import SyncReport
-    from connector.sync.verify import VerifyReport
 
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
@@ -44,7 +42,6 @@ _VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_ve
 
 @verb(app, "sync")
 def sync(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Collections.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every configured collection.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare every row, with any change method.")] = False,
@@ -60,7 +57,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     """Update collections: read rows, embed what changed, delete what is gone."""
     from app.src.service.sync import SyncRequest
 
-    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
+    with opened() as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
         request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}", accept_schema=accept_schema)
         run = _SyncRun(service, request, interrupted, strict)
@@ -69,25 +66,16 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
                 run.one(name)
     if json:
         output.write_json(run.reports)
-    else:
-        _show_synced(run)
+    elif done := [report for report in run.reports if report["error"] is None]:  # the errors of others follow
+        states = ["stopped" if each["stopped"] else "PAUSED" if each["paused"] else "done" for each in done]
+        rows = [each | {"outcome": state} for each, state in zip(done, states, strict=True)]
+        output.data(done, "Synced", _SYNC_COLUMNS, json=False, rows=rows)
     for name, error in run.errors:
-        report_error(error, ctx.obj.debug, subject=f"{name}: ")
+        report_error(error, subject=f"{name}: ")
     if interrupted.code is not None:
         output.say(f"stopped on request; continue with: owl-sap sync {' '.join(chosen)}")
         return interrupted.code
     return run.code
-
-
-def _show_synced(run: _SyncRun) -> None:
-    """Failed collections have no counts: their errors follow the table."""
-    done = [report for report in run.reports if report["error"] is None]
-    if done:
-        output.counts("Synced", [_sync_row(report) for report in done], _SYNC_COLUMNS, records=done)
-
-
-def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**report, "outcome": "stopped" if report["stopped"] else "PAUSED" if report["paused"] else "done"}
 
 
 def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
@@ -159,7 +147,6 @@ def _paused(collection: str, subject: str, report: SyncReport) -> str:
 
 @verb(app, "verify")
 def verify(
-    ctx: typer.Context,
     name: Name,
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair what differs: rows that differ are rewritten.")
@@ -172,66 +159,41 @@ def verify(
 ) -> int:
     """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
     differs."""
-    with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
+    with opened() as service, interruptible() as interrupted, watched(name) as observer:
         report = service.sync.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
     if interrupted.code is not None and report.stopped:
         output.say(f"stopped on request: not everything was compared{'; what was repaired stays' if repair else ''}")
         return interrupted.code
+    found = " after repair; the counts are from before" if repair and report.drift else ""
+    output.data(report.as_dict(), f"{name}: {'ok' if report.ok else 'NOT ok'}{found}", _VERIFY_COLUMNS, json=json)
     if json:
-        output.write_json(report.as_dict())
-    else:
-        found = " after repair; the counts are from before" if repair and report.drift else ""
-        output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}{found}", [report.as_dict()], _VERIFY_COLUMNS)
-        if repair or not report.ok:
-            output.say(_verified(name, report, repair))
-    return OK if report.ok else FAILED
-
-
-def _verified(name: str, report: VerifyReport, repair: bool) -> str:
-    """What to do next, or what was done."""
-    if report.paused is not None:
-        return (
+        pass
+    elif report.paused is not None:
+        output.say(
             f"{name}: not everything was repaired ({report.paused}); check the source. If its rows are right: "
             f"owl-sap sync {name} --full --max-deletes 1"
         )
-    if repair:
-        return f"{name}: {report.repaired} rows repaired"
-    return f"repair it with: owl-sap verify {name} --repair"
+    elif repair:
+        output.say(f"{name}: {report.repaired} rows repaired")
+    elif not report.ok:
+        output.say(f"repair it with: owl-sap verify {name} --repair")
+    return OK if report.ok else FAILED
 
 
 @verb(app, "status")
 def status(
-    ctx: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Collection; default: all.", metavar="[NAME]")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Show what is stored, by which model and how old it is."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         rows = service.status.collections(None if name is None else [name])
-    if json:
-        output.write_json(rows)
-    elif not rows:
+    if not rows and not json:
         output.say(no_collections(service.file))
-    else:
-        shown = [row | {column: _minute(row[column]) for column in _MOMENTS} for row in rows]
-        sometimes = [
-            column for column in _MOMENTS if column not in _STATUS_COLUMNS and any(row[column] for row in rows)
-        ]
-        output.counts("Collections", shown, (*_STATUS_COLUMNS, *sometimes), records=rows)
-
-
-def _minute(moment: str | None) -> str | None:
-    """Return a moment to the second."""
-    return None if moment is None else moment[:19].replace("T", " ") + "Z"
-
-
-# ---------------------------------------------------------------------------------------------------- engine and doctor
-
-
-# ------------------------------------------------------------------------------------------------------------ processes
-
-
-# ------------------------------------------------------------------------------------------------------------- settings
+        return
+    shown = [row | {column: output.minute(row[column]) for column in _MOMENTS} for row in rows]
+    sometimes = [column for column in _MOMENTS if column not in _STATUS_COLUMNS and any(row[column] for row in rows)]
+    output.data(rows, "Collections", (*_STATUS_COLUMNS, *sometimes), json=json, rows=shown)
 
 
 _QUARANTINE_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_seen")
@@ -244,47 +206,42 @@ KeyArguments = Annotated[
 
 
 @verb(quarantine_app, "list")
-def quarantine_list(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+def quarantine_list(name: Name, json: JsonFlag = False) -> None:
     """List the rows in quarantine, each with its reason."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         rows = [entry.as_dict() for entry in service.quarantine.entries(name)]
-    if json:
-        output.write_json(rows)
-        return
-    shown = [row | {"reason": output.shorten(row["reason"]), "last_seen": _minute(row["last_seen"])} for row in rows]
-    output.table(f"{name}: in quarantine", shown, _QUARANTINE_COLUMNS, records=rows)
-    if rows:
+    shown = [
+        row | {"reason": output.shorten(row["reason"]), "last_seen": output.minute(row["last_seen"])} for row in rows
+    ]
+    output.data(rows, f"{name}: in quarantine", _QUARANTINE_COLUMNS, json=json, rows=shown, whole=False)
+    if rows and not json:
         output.say(f"correct the rows in the source, then run: owl-sap quarantine retry {name}")
 
 
 @verb(quarantine_app, "show")
-def quarantine_show(ctx: typer.Context, name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
+def quarantine_show(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
     """Show entries in full. Never shows the row's text."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         rows = [entry.as_dict() for entry in service.quarantine.entries(name, _wanted_keys(service, name, keys))]
     if json:
         output.write_json(rows)
     elif not rows:
         output.say(f"{name}: no rows in quarantine")
     for row in [] if json else rows:
-        output.table(
-            name, [{"": column, " ": output.shown(row[column])} for column in _QUARANTINE_COLUMNS], records=[row]
-        )
+        lines = [{"": column, " ": output.shown(row[column])} for column in _QUARANTINE_COLUMNS]
+        output.data(row, name, json=False, rows=lines, columns=("", " "), whole=False)
 
 
 @verb(quarantine_app, "retry")
-def quarantine_retry(ctx: typer.Context, name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> int:
+def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> int:
     """Process these rows again. Includes rows that syncs no longer try; their attempts start at one. Exit 1 when some
     fail again."""
-    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
+    with opened() as service, interruptible() as interrupted:
         wanted = _wanted_keys(service, name, keys)
         with watched(name) as observer:
             ids = service.quarantine.ids(name, wanted)
             report = service.quarantine.retry(name, ids, observer, interrupted)
-    if json:
-        output.write_json(report.as_dict())
-    else:
-        output.counts(f"{name}: retried", [report.as_dict()], _RETRY_COLUMNS)
+    output.data(report.as_dict(), f"{name}: retried", _RETRY_COLUMNS, json=json)
     if report.quarantined:
         output.say(f"{report.quarantined} rows stay in quarantine; for the reasons run: owl-sap quarantine list {name}")
     if interrupted.code is not None and report.stopped:
@@ -294,7 +251,6 @@ def quarantine_retry(ctx: typer.Context, name: Name, keys: KeyArguments = None, 
 
 @verb(quarantine_app, "drop")
 def quarantine_drop(
-    ctx: typer.Context,
     name: Name,
     keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
@@ -304,7 +260,7 @@ def quarantine_drop(
     rows again."""
     if all_ and keys:
         raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         dropped = service.quarantine.drop(name, _wanted_keys(service, name, keys))
     if json:
         output.write_json({"collection": name, "dropped": dropped})
@@ -313,32 +269,27 @@ def quarantine_drop(
 
 
 def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[GivenKey] | None:
+    from connector.sync.quarantine import parse_conditions
+
     if not keys:
         return None
     columns = service.collections.key_columns(name)
-    return [_parsed_key(text, columns) for text in keys]
-
-
-def _parsed_key(text: str, columns: tuple[str, ...]) -> GivenKey:
-    from connector.sync.quarantine import parse_conditions
-
-    if text.lstrip().startswith(("[", "{")):
-        return _json_key(text)
-    conditions = parse_conditions(text, columns)
-    if conditions is not None:
-        return conditions
-    if len(columns) == 1:
-        return [text]
-    raise UsageFault(f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}")
-
-
-def _json_key(text: str) -> GivenKey:
-    try:
-        parsed: Any = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise UsageFault(f"{text!r} is not JSON: {error}") from None
-    key: GivenKey = parsed
-    return key
+    wanted: list[GivenKey] = []
+    for text in keys:
+        if text.lstrip().startswith(("[", "{")):
+            try:
+                wanted.append(orjson.loads(text))
+            except orjson.JSONDecodeError as error:
+                raise UsageFault(f"{text!r} is not JSON: {error}") from None
+        elif (conditions := parse_conditions(text, columns)) is not None:
+            wanted.append(conditions)
+        elif len(columns) == 1:
+            wanted.append([text])
+        else:
+            raise UsageFault(
+                f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}"
+            )
+    return wanted
 
 
 _GENERATION_COLUMNS = ("generation", "state", "complete", "rows", "model", "dimension", "last_sync", "created", "table")
@@ -352,7 +303,6 @@ _NUMBERED = ("compare", "switch", "drop")
 
 @verb(app, "generations")
 def generations(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     name: Name,
     number: Annotated[
         int | None,
@@ -381,26 +331,32 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     action = chosen_action(
         number, queries, build=build, compare=compare, switch=switch, rollback=rollback, drop=drop, force=force
     )
-    texts = _query_lines(queries)
-    with opened(loaded_for(ctx)) as service:
+    lines = [] if queries is None else file_text(queries).splitlines()
+    texts = [line.strip() for line in lines if line.strip()]
+    with opened() as service:
         if action == "build":
             return _build_generation(service, name, json)
         if action is None:
-            _show_generations(name, service.generations.shown(name), json)
+            rows = service.generations.shown(name)
+            if not rows and not json:
+                output.say(f"{name}: never synced, so there are no generations; run: owl-sap sync {name}")
+                return OK
+            shown = [row | {moment: output.minute(row[moment]) for moment in ("last_sync", "created")} for row in rows]
+            output.data(rows, f"{name}: generations", _GENERATION_COLUMNS, json=json, rows=shown)
         elif action == "compare":
             compared = service.generations.compare(name, number, texts, sample).as_dict()
-            _print_record(f"{name}: compared", compared, _COMPARED, json)
+            output.data(compared, f"{name}: compared", _COMPARED, json=json)
         elif action == "drop":
             assert number is not None
             service.generations.drop(name, number)
-            _print_record(f"{name}: dropped", {"collection": name, "dropped": number}, ("dropped",), json)
+            output.data({"collection": name, "dropped": number}, f"{name}: dropped", ("dropped",), json=json)
         else:
             switched = (
                 service.generations.rollback(name)
                 if rollback
                 else service.generations.switch(name, number, force=force)
             )
-            _print_record(f"{name}: switched", switched.as_dict(), ("generation", "retired"), json)
+            output.data(switched.as_dict(), f"{name}: switched", ("generation", "retired"), json=json)
             for note in switched.notes:
                 output.say(f"{name}: {note}")
     return OK
@@ -421,40 +377,12 @@ def chosen_action(number: int | None, queries: Path | None, *, force: bool, **ac
     return action
 
 
-def _query_lines(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageFault(f"{file} cannot be read: {reason}") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _print_record(title: str, record: dict[str, Any], columns: tuple[str, ...], json: bool) -> None:
-    if json:
-        output.write_json(record)
-    else:
-        output.counts(title, [record], columns)
-
-
-def _show_generations(name: str, rows: list[dict[str, Any]], json: bool) -> None:
-    if json:
-        output.write_json(rows)
-    elif not rows:
-        output.say(f"{name}: never synced, so there are no generations; run: owl-sap sync {name}")
-    else:
-        shown = [row | {moment: _minute(row[moment]) for moment in ("last_sync", "created")} for row in rows]
-        output.counts(f"{name}: generations", shown, _GENERATION_COLUMNS, records=rows)
-
-
 def _build_generation(service: Service, name: str, json: bool) -> int:
     from app.src.service.sync import SyncRequest
 
     with interruptible() as interrupted, watched(name) as observer:
         report = service.sync.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
-    _print_record(f"{name}: built", report.as_dict(), _BUILT, json)
+    output.data(report.as_dict(), f"{name}: built", _BUILT, json=json)
     for note in report.notes:
         output.say(f"{name}: {note}")
     if interrupted.code is not None and report.stopped:

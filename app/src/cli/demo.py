@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, app, loaded_for, verb
+from app.src.cli.application import JsonFlag, app, read_settings, verb
 from app.src.cli.exits import FAILED, OK
 from app.src.cli.interrupts import Interrupted, interruptible, orderly
 from app.src.cli.output import watched
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 @verb(app, "demo")
 def demo(
-    ctx: typer.Context,
     serve_: Annotated[bool, typer.Option("--serve", help="Keep the REST service up afterwards.")] = False,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --serve; 0 picks a free one.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Try everything on an emulator with sample data. Sync, search and verify; needs no HANA, GPU or account."""
-    settings = loaded_for(ctx, {("api", "port"): port}).settings
+    settings = read_settings({("api", "port"): port}).settings
     return run_demo(settings, serve=serve_, json=json)
 
 
@@ -96,7 +95,7 @@ class DemoReport:
 
     def _table(self, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
         if not self._json:
-            output.counts(title, rows, columns)
+            output.table(title, rows, columns)
 
     def sync(self, interrupted: Interrupted) -> None:
         reports = self.document["sync"]

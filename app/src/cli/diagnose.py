@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, app, config_app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, app, config_app, opened, read_settings, verb
 from app.src.cli.exits import FAILED, OK
 from app.src.service import explaining
 from app.src.settings import Settings, show
 
-if TYPE_CHECKING:
-    pass
-
 
 @verb(app, "doctor")
-def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
+def doctor(json: JsonFlag = False) -> int:
     """Check Python, GPU, model, network, login, rights and store. Each failed line has its fix; exit 1 when one
     fails."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         checks = service.readiness.doctor()
     records = [check.as_dict() for check in checks]
-    if json:
-        output.write_json(records)
-    else:
-        rows = [
-            check.as_dict() | {"ok": "ok" if check.ok else "skipped" if check.skipped else "FAILED"} for check in checks
-        ]
-        output.table("Doctor", rows, ("ok", "check", "detail", "fix"), records=records)
+    states = ["ok" if check.ok else "skipped" if check.skipped else "FAILED" for check in checks]
+    rows = [record | {"ok": state} for record, state in zip(records, states, strict=True)]
+    output.data(records, "Doctor", ("ok", "check", "detail", "fix"), json=json, rows=rows, whole=False)
     return OK if all(check.ok for check in checks) else FAILED
 
 
 @verb(config_app, "show")
 def config_show(
-    ctx: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the settings in force. Secrets are masked."""
-    invocation: Invocation = ctx.obj
-    loaded = invocation.load()
+    loaded = read_settings()
     columns = ("setting", "value", "origin") if origin else ("setting", "value")
     records = [{column: row[column] for column in columns} for row in show(loaded)]
-    if json:
-        output.write_json(records if origin else {row["setting"]: row["value"] for row in records})
-    else:
-        rows = [row | {"value": _setting(row["value"])} for row in records]
-        output.table("Settings", rows, columns, records=records)
-    if origin:
-        for name, note in loaded.inert.items():
-            output.say(f"{name}: {note}")
+    if json and not origin:
+        output.write_json({row["setting"]: row["value"] for row in records})
+        return
+    rows = [row | {"value": _written(row["value"])} for row in records]
+    output.data(records, "Settings", columns, json=json, rows=rows, whole=False)
+    for name, note in loaded.inert.items() if origin else ():
+        output.say(f"{name}: {note}")
 
 
-def _setting(value: Any) -> str | None:
+def _written(value: Any) -> str | None:
     """As one would write it; of collections only the names."""
     if isinstance(value, list):
         return ", ".join(item["name"] for item in value) or None
@@ -78,27 +68,17 @@ def explain(
     """Explain an error code such as OWL-2005. Shows its usual causes and what to do; without a code it lists all."""
     if code is None:
         entries = sorted(explaining.explained().values(), key=lambda each: each.code)
-        records = [asdict(each) for each in entries]
-        if json:
-            output.write_json(records)
-        else:
-            rows = [{"code": each.code, "error": each.title} for each in entries]
-            output.table("Errors", rows, records=records)
+        rows = [{"code": each.code, "error": each.title} for each in entries]
+        output.data([asdict(each) for each in entries], "Errors", json=json, rows=rows, columns=("code", "error"))
         return
     found = explaining.by_code(code)
-    if json:
+    if json or not output.for_people():
         output.write_json(asdict(found))
-    elif output.for_people():
-        output.page(_page(found))
-    else:
-        output.write_lines([asdict(found)])
-
-
-def _page(each: explaining.Explained) -> str:
-    parts = [f"{each.code}: {each.title}", each.what]
-    for heading, lines in (("Usual causes", each.causes), ("What to do", each.do)):
+        return
+    parts = [f"{found.code}: {found.title}", found.what]
+    for heading, lines in (("Usual causes", found.causes), ("What to do", found.do)):
         if lines:
             parts.append("\n".join((f"{heading}:", *(f"  - {line}" for line in lines))))
-    if each.see:
-        parts.append("More: " + ", ".join(f"docs/{place}" for place in each.see))
-    return "\n\n".join(parts)
+    if found.see:
+        parts.append("More: " + ", ".join(f"docs/{place}" for place in found.see))
+    output.console().print(output.literal("\n\n".join(parts)))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, Name, app, opened, verb
 from app.src.cli.exits import UsageFault
 from app.src.cli.output import watched
 from connector.model import TableRef
-
-if TYPE_CHECKING:
-    from connector.sync.plan import Plan
 
 _TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
 _PLAN_COLUMNS = (
@@ -34,7 +31,6 @@ _SHOWN = 300  # characters of a sample on the screen; --json has all of it
 
 @verb(app, "tables")
 def tables(
-    ctx: typer.Context,
     schema: Annotated[str | None, typer.Argument(help="Only this schema.", metavar="[SCHEMA]")] = None,
     search: Annotated[str, typer.Option(help="Part of a name or a comment.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
@@ -42,19 +38,15 @@ def tables(
     json: JsonFlag = False,
 ) -> None:
     """List the tables and views that this user can see. System schemas are listed only when named."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         found = service.catalog.tables(schema, search, limit=limit, offset=offset)
-    if json:
-        output.write_json(found)
-        return
-    output.table("Tables", found, _TABLE_COLUMNS)
-    if len(found) == limit:
+    output.data(found, "Tables", _TABLE_COLUMNS, json=json, whole=False)
+    if len(found) == limit and not json:
         output.say(f"more rows may follow: --offset {offset + limit}, or narrow it with --search")
 
 
 @verb(app, "introspect")
 def introspect(
-    ctx: typer.Context,
     table: Annotated[str, typer.Argument(help='SCHEMA.TABLE; quote a part with a dot: S."a.b"', metavar="TABLE")],
     name: Annotated[str | None, typer.Option(help="Name of the collection; default: from the table's.")] = None,
     catalog_only: Annotated[
@@ -71,7 +63,7 @@ def introspect(
         ref = TableRef.parse(table)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         proposed = service.catalog.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
     if json:
         output.write_json(proposed)
@@ -82,90 +74,75 @@ def introspect(
 
 @verb(app, "plan")
 def plan(
-    ctx: typer.Context,
     name: Name,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="How many rendered texts to show.")] = 5,
     no_estimate: Annotated[bool, typer.Option("--no-estimate", help="Do not measure how fast texts embed.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
-    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+    with opened() as service, watched(name) as observer:
         planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
     document = planned.as_dict()
+    output.data(document, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
     if json:
-        output.write_json(document)
         return
-    output.counts(f"{name}: what a sync would do", [document], _PLAN_COLUMNS)
-    if output.for_people():  # the line for programs has all of it
-        _show_texts(planned)
-    for line in _advice(document):
-        output.say(line)
-
-
-def _show_texts(planned: Plan) -> None:
-    if planned.samples:
+    if output.for_people() and planned.samples:  # the line for programs has all of it
         shown = [{"": number, "text": output.shorten(text, _SHOWN)} for number, text in enumerate(planned.samples, 1)]
-        output.table("Texts as they would be embedded", shown)
-    if any(planned.token_histogram.values()):
-        output.table("Lengths of the texts to embed", _bars(planned.token_histogram))
+        output.table("Texts as they would be embedded", shown, whole=False)
+    if output.for_people() and any(planned.token_histogram.values()):
+        _show_lengths(planned.token_histogram)
+    _advise(document)
 
 
-def _bars(histogram: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the buckets from the first to the last non-empty one."""
+def _show_lengths(histogram: Mapping[str, int]) -> None:
+    """The buckets from the first to the last non-empty one, as bars."""
     filled = [number for number, count in enumerate(histogram.values()) if count]
     most, total = max(histogram.values()), sum(histogram.values())
-    return [
+    rows = [
         {"tokens": bucket, "texts": count, "share": f"{count / total:.0%}", "": "█" * -(-_BAR * count // most)}
         for bucket, count in list(histogram.items())[filled[0] : filled[-1] + 1]
     ]
+    output.table("Lengths of the texts to embed", rows)
 
 
-def _advice(plan: Mapping[str, Any]) -> list[str]:
-    name, lines = plan["collection"], []
+def _advise(plan: Mapping[str, Any]) -> None:
+    name = plan["collection"]
     why = f" ({plan['reason']})" if plan["reason"] else ""
-    lines.append(f"{name}: change detection: {_METHODS.get(plan['method'], plan['method'])}{why}")
+    lines = [f"change detection: {_METHODS.get(plan['method'], plan['method'])}{why}"]
     if plan["estimated_seconds"] is not None:
-        lines.append(f"{name}: about {_told_time(plan)}")
-    to_embed = plan["new"] + plan["changed"] - plan["metadata_only"]
+        low, high = plan["estimated_range"] or (plan["estimated_seconds"],) * 2
+        between = f" ({_time(low)} to {_time(high)})" if _time(low) != _time(high) else ""
+        speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
+        reading = f"without writing (reading took {_time(plan['seconds'])}{speed})"
+        lines.append(f"about {_time(plan['estimated_seconds'])}{between}, {reading}")
     if plan["duplicates"]:
-        lines.append(
-            f"{name}: {plan['duplicates']:,} rows have the same text as another row; each text is embedded once"
-        )
+        lines.append(f"{plan['duplicates']:,} rows have the same text as another row; each text is embedded once")
     if plan["truncated"]:
-        lines.append(f"{name}: {plan['truncated']:,} texts exceed the model's limit and would be truncated")
-    elif to_embed:
-        split = f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
-        fits = "no text exceeds the model's limit"
-        lines.append(f"{name}: {split if plan['chunked'] else fits}")
+        lines.append(f"{plan['truncated']:,} texts exceed the model's limit and would be truncated")
+    elif plan["chunked"]:
+        lines.append(f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated")
+    elif plan["new"] + plan["changed"] - plan["metadata_only"]:
+        lines.append("no text exceeds the model's limit")
     if plan["paused"] == "schema_changed":
         lines.append(
-            f"{name}: a sync would pause: a column in use changed its type since the last sync. If this is expected: "
+            "a sync would pause: a column in use changed its type since the last sync. If this is expected: "
             f"owl-sap sync {name} --accept-schema"
         )
     elif plan["paused"]:
         lines.append(
-            f"{name}: a sync would pause and delete nothing: {plan['deleted']} stored rows are no longer in the source "
+            f"a sync would pause and delete nothing: {plan['deleted']} stored rows are no longer in the source "
             f"or became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
             "--max-deletes 1"
         )
-    if not plan["paused"]:
-        lines.append(f"{name}: a sync would run without a pause")
+    else:
+        lines.append("a sync would run without a pause")
     if plan["unreadable"]:
-        lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would go to quarantine")
-    lines += [f"{name}: {note}" for note in plan["notes"]]
-    return lines
+        lines.append(f"{plan['unreadable']} rows cannot be rendered and would go to quarantine")
+    for line in (*lines, *plan["notes"]):
+        output.say(f"{name}: {line}")
 
 
-def _told_time(plan: Mapping[str, Any]) -> str:
-    speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
-    low, high = plan["estimated_range"] or (plan["estimated_seconds"],) * 2
-    between = f" ({_seconds(low)} to {_seconds(high)})" if _seconds(low) != _seconds(high) else ""
-    about = f"{_seconds(plan['estimated_seconds'])}{between}"
-    return f"{about}, without writing (reading took {_seconds(plan['seconds'])}{speed})"
-
-
-def _seconds(seconds: float) -> str:
-    """Return a duration in a readable unit."""
+def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:,.1f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, Name, app, changes_app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, Name, app, changes_app, opened, read_settings, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
-    from app.src.observe.grants import Statement
-    from connector.hana.change_setup import Setup
+    from connector.hana.change_log import Setup
 
 
 _HEAD = (
@@ -28,7 +26,6 @@ _HEAD = (
 
 @verb(app, "grants")
 def grants(
-    ctx: typer.Context,
     user: Annotated[str | None, typer.Option(help="The user to grant to; default: the user of the settings.")] = None,
     role: Annotated[str | None, typer.Option(help="Grant through this role.")] = None,
     search_only: Annotated[
@@ -45,92 +42,72 @@ def grants(
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
     from app.src.observe.grants import statements
 
-    found = statements(loaded_for(ctx).settings, user=user, role=role, search_only=search_only, setup=setup)
+    found = statements(read_settings().settings, user=user, role=role, search_only=search_only, setup=setup)
     if json:
         output.write_json([statement.as_dict() for statement in found])
-    else:
-        typer.echo("\n".join(_grants_script(found)))
+        return
+    lines = _commented(_HEAD)
+    for system, granted in groupby(found, lambda statement: statement.system):
+        lines.append(f"\n-- in the HANA of [{system}]")
+        for statement in granted:
+            # A name with a line break would end the comment.
+            lines += [f"-- {' '.join(statement.why.split())}", f"{statement.sql};"]
+    typer.echo("\n".join(lines))
 
 
-def _grants_script(found: Sequence[Statement]) -> Iterator[str]:
-    yield from (f"-- {line}" for line in textwrap.wrap(_HEAD, 110, break_on_hyphens=False))
-    for system, statements in groupby(found, lambda statement: statement.system):
-        yield f"\n-- in the HANA of [{system}]"
-        for statement in statements:
-            yield f"-- {' '.join(statement.why.split())}"  # a name with a line break would end the comment
-            yield f"{statement.sql};"
-
-
-_PIECE_COLUMNS = ("name", "present")
+def _commented(text: str) -> list[str]:
+    return [f"-- {line}" for line in textwrap.wrap(text, 110, break_on_hyphens=False)]
 
 
 @verb(changes_app, "install")
 def changes_install(
-    ctx: typer.Context,
     name: Name,
     apply: Annotated[bool, typer.Option("--apply", help="Run the statements instead of printing them.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Remove log and triggers (with --apply).")] = False,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
     changes = { method = "log" } needs."""
-    with opened(loaded_for(ctx)) as service:
-        if apply:
-            setup = service.changes.remove(name) if drop else service.changes.install(name)
-        else:
-            setup = service.changes.look(name)
+    with opened() as service:
+        changes = service.changes
+        setup = changes.look(name) if not apply else changes.remove(name) if drop else changes.install(name)
     if json:
         output.write_json(setup.as_dict())
     elif apply:
-        _report_setup(setup, drop=drop)
+        done = ", ".join(piece.name for piece in setup.pieces if piece.done)
+        output.say(f"{name}: {'dropped' if drop else 'created'} {done}" if done else f"{name}: nothing to do")
+        if not drop:
+            output.say(f"note: {setup.warning}")
+            output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {name}")
     else:
-        typer.echo(_changes_script(setup, drop=drop), nl=False)
-        output.say(
-            f"run it as the owner of the table, or here: owl-sap changes install {name} --apply{_drop_flag(drop)}"
-        )
+        typer.echo(_script(setup, drop=drop), nl=False)
+        flags = "--apply --drop" if drop else "--apply"
+        output.say(f"run it as the owner of the table, or here: owl-sap changes install {name} {flags}")
     if apply and setup.complete == drop:
         raise UsageFault(
             f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap changes status {name}"
         )
-    return OK
 
 
 @verb(changes_app, "status")
-def changes_status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
+def changes_status(name: Name, json: JsonFlag = False) -> int:
     """Check that the change log and its triggers exist. Exit 1 when one is missing."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         setup = service.changes.look(name)
     if json:
         output.write_json(setup.as_dict())
     else:
-        output.table(f"{name}: the change log {setup.log}", [_row(piece.name, piece.present) for piece in setup.pieces])
+        pieces = [{"name": piece.name, "present": piece.present} for piece in setup.pieces]
+        output.data(pieces, f"{name}: the change log {setup.log}", json=False, whole=False)
         if not setup.complete:
             output.say(f"install the missing parts: owl-sap changes install {name} --apply")
     return OK if setup.complete else FAILED
 
 
-def _row(name: str, present: bool) -> dict[str, object]:
-    return dict(zip(_PIECE_COLUMNS, (name, present), strict=True))
-
-
-def _drop_flag(drop: bool) -> str:
-    return " --drop" if drop else ""
-
-
-def _report_setup(setup: Setup, *, drop: bool) -> None:
-    done = [piece.name for piece in setup.pieces if piece.done]
-    what = "dropped" if drop else "created"
-    output.say(f"{setup.collection}: {what} {', '.join(done)}" if done else f"{setup.collection}: nothing to do")
-    if not drop:
-        output.say(f"note: {setup.warning}")
-        output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {setup.collection}")
-
-
-def _changes_script(setup: Setup, *, drop: bool) -> str:
+def _script(setup: Setup, *, drop: bool) -> str:
     """SQL to read and run; each statement ends in a line of its own with a semicolon, as hdbsql wants it."""
-    pieces = reversed(setup.pieces) if drop else setup.pieces
-    lines = [] if drop else [f"-- {line}" for line in _wrapped(setup.warning)]
-    for piece in pieces:
+    lines = [] if drop else _commented(setup.warning)
+    for piece in reversed(setup.pieces) if drop else setup.pieces:
         if piece.present != drop:
             lines.append(f"-- {piece.name} {'does not exist' if drop else 'exists already'}")
         lines += [piece.drop if drop else piece.create, ";"]
@@ -141,9 +118,3 @@ def _changes_script(setup: Setup, *, drop: bool) -> str:
             "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns it."
         )
     return "\n".join([*lines, ""])
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 110, break_on_hyphens=False)

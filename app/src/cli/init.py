@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, app, opened, verb
+from app.src.cli.application import JsonFlag, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import UsageFault
 from app.src.settings import Loaded, Settings, load
 from app.src.settings.writing import Start, environment_file, settings_file
@@ -50,7 +50,6 @@ class InitOptions:
 
 @verb(app, "init")
 def init(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     host: Annotated[str | None, typer.Option(help="HANA host name; default: HANA_HOST.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="443, 3NN13 or 3NN15.")] = None,
     user: Annotated[str | None, typer.Option(help="The technical user.")] = None,
@@ -79,22 +78,27 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     in HANA changes."""
     if offline and (table or schema or language):
         raise UsageFault("--table, --schema and --language ask the database: leave them out, or leave out --offline")
-    _check_free(out, force)
-    invocation: Invocation = ctx.obj
+    if out.exists() and not out.is_dir():
+        raise UsageFault(f"--out {out}: not a folder")
+    there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
+    if there and not force:
+        raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
+    if trust_store is not None and "-----BEGIN" not in trust_store and out.resolve() != Path.cwd():
+        trust_store = str(Path(trust_store).resolve())  # relative paths start at the working directory
     ask = sys.stdin.isatty() and not yes and not offline
     # Collection names of a file that is overwritten are free.
     flags: dict[tuple[str, ...], Any] = {("collections",): []}
-    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": _seen_from(out, trust_store)}
+    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": trust_store}
     flags |= {("hana", name): value for name, value in given.items() if value is not None}
     if password_file is not None:
-        flags["hana", "password"] = _secret(password_file)
-    loaded = invocation.load(flags)
+        flags["hana", "password"] = file_text(password_file, "the file of --password-file").rstrip("\r\n")
+    loaded = read_settings(flags)
     if offline:
         start = Start(_offline(loaded, store), made_by="Made by owl-sap init --offline.")
         _write(out, start, [], json)
         return
     if ask:
-        loaded = invocation.load(flags | _asked(loaded.settings, flags))
+        loaded = read_settings(flags | _asked(loaded.settings, flags))
     elif not loaded.settings.hana.configured:
         raise UsageFault(
             "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
@@ -104,28 +108,6 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         blocks = _blocks(service, wanted)
         start = _start(service, loaded, wanted, blocks)
     _write(out, start, [block["name"] for block in blocks], json)
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageFault(f"--out {out}: not a folder")
-    there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
-    if there and not force:
-        raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
-
-
-def _seen_from(out: Path, file: str | None) -> str | None:
-    """Return the path for a settings file in another folder: relative paths start at the working directory."""
-    if file is None or "-----BEGIN" in file or out.resolve() == Path.cwd():
-        return file
-    return str(Path(file).resolve())
-
-
-def _secret(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"the file that --password-file names cannot be read ({type(error).__name__})") from None
 
 
 # ---------------------------------------------------------------------------------------------------------- questions

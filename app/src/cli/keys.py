@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,7 +12,7 @@ import typer
 from app.src.access.files import write_private
 from app.src.access.principal import SCOPES, AccessUnusable, Scope
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
+from app.src.cli.application import JsonFlag, keys_app, read_settings, verb
 from app.src.cli.exits import UsageFault
 from app.src.settings import seconds
 
@@ -30,7 +29,6 @@ Out = Annotated[
 
 @verb(keys_app, "create")
 def create(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Its purpose or owner.", metavar="NAME")],
     scope: Annotated[list[str], typer.Option(help=f"Its scopes: {' '.join(SCOPES)}; may be repeated.")],
     claim: Annotated[
@@ -48,38 +46,37 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
     """Create a key. It is printed once; a running service accepts it half a second later."""
     from app.src.access import keys
 
-    lifetime = None if expires is None else _lifetime(expires)
-    grant = keys.Grant(name, _scopes(scope), _claims(claim or ()), every_row, lifetime, rate, concurrency)
-    path = _path(ctx)
+    if unknown := [each for each in scope if each not in SCOPES]:
+        raise UsageFault(f"unknown scope {unknown[0]!r}; use one of: {', '.join(SCOPES)}")
+    scopes = cast("list[Scope]", list(dict.fromkeys(scope)))
+    grant = keys.Grant(name, scopes, _claims(claim or ()), every_row, _lifetime(expires), rate, concurrency)
+    path = _path()
     _check_target(out)
     try:
         key, secret = keys.create(path, grant)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    _hand_over(path, key, secret, Form(out, json))
+    _hand_over(path, key, secret, out, json)
 
 
 @verb(keys_app, "list")
-def list_(ctx: typer.Context, json: JsonFlag = False) -> None:
+def list_(json: JsonFlag = False) -> None:
     """List the keys and what they may do. The keys themselves are not stored."""
     from app.src.access import keys
 
     now = datetime.now(UTC)
-    rows = [key.shown(now) for key in keys.read(_path(ctx))]
-    if json:
-        output.write_json(rows)
-        return
+    rows = [key.shown(now) for key in keys.read(_path())]
     shown = [row | {column: _day(row[column]) for column in ("created", "expires")} for row in rows]
-    output.table("API keys", shown, _COLUMNS, records=rows)
+    output.data(rows, "API keys", _COLUMNS, json=json, rows=shown, whole=False)
 
 
 @verb(keys_app, "revoke")
-def revoke(ctx: typer.Context, which: Which, json: JsonFlag = False) -> None:
+def revoke(which: Which, json: JsonFlag = False) -> None:
     """Revoke a key. A name revokes all active keys of that name."""
     from app.src.access import keys
 
     try:
-        gone = keys.revoke(_path(ctx), which)
+        gone = keys.revoke(_path(), which)
     except ValueError as error:
         raise UsageFault(str(error)) from None
     now = datetime.now(UTC)
@@ -91,7 +88,6 @@ def revoke(ctx: typer.Context, which: Which, json: JsonFlag = False) -> None:
 
 @verb(keys_app, "rotate")
 def rotate(
-    ctx: typer.Context,
     which: Which,
     overlap: Annotated[str, typer.Option(help="How long the old key stays valid.")] = "24h",
     expires: Annotated[str | None, typer.Option(help="Of the new key; default: as long as the old one had.")] = None,
@@ -102,19 +98,19 @@ def rotate(
     from app.src.access import keys
 
     _check_target(out)
-    lifetime = None if expires is None else _lifetime(expires)
-    path = _path(ctx)
+    lifetime = _lifetime(expires)
+    path = _path()
     before = keys.read(path) if path.exists() else ()
     try:
         key, secret = keys.rotate(path, which, _seconds(overlap, "--overlap"), lifetime)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    _hand_over(path, key, secret, Form(out, json), before)
+    _hand_over(path, key, secret, out, json, before)
     output.say(f"the old key stays valid for {overlap}")
 
 
-def _path(ctx: typer.Context) -> Path:
-    path = loaded_for(ctx).settings.access.keys
+def _path() -> Path:
+    path = read_settings().settings.access.keys
     if path is None:
         raise UsageFault('no file of API keys configured: [access] keys = "keys.json", or OWL_SAP_ACCESS__KEYS')
     return path
@@ -130,19 +126,10 @@ def _check_target(out: Path | None) -> None:
         raise UsageFault(f"{out}: not a regular file; without --out the key goes to stdout")
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How to hand a key over: to the file `out`, or stdout."""
-
-    out: Path | None
-    json: bool
-
-
-def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[Key] = ()) -> None:
+def _hand_over(path: Path, key: Key, secret: str, out: Path | None, json: bool, before: Sequence[Key] = ()) -> None:
     """`before`: the keys before the change, to restore their ends."""
     from app.src.access import keys
 
-    out, json = form.out, form.json
     document: dict[str, Any] = key.shown(datetime.now(UTC))
     if out is not None:
         try:
@@ -161,13 +148,6 @@ def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[K
     until = f", until {_day(document['expires'])} UTC" if document["expires"] else ""
     may = ", ".join(key.scopes)
     output.say(f"key {key.id} ({key.name}) may: {may}{until}; it {where}, and stored as a digest only")
-
-
-def _scopes(given: Sequence[str]) -> list[Scope]:
-    for scope in given:
-        if scope not in SCOPES:
-            raise UsageFault(f"unknown scope {scope!r}; use one of: {', '.join(SCOPES)}")
-    return cast("list[Scope]", list(dict.fromkeys(given)))
 
 
 def _claims(given: Sequence[str]) -> dict[str, Any]:
@@ -192,7 +172,9 @@ def _seconds(text: str, option: str) -> float:
         raise UsageFault(str(error)) from None
 
 
-def _lifetime(text: str) -> float:
+def _lifetime(text: str | None) -> float | None:
+    if text is None:
+        return None
     length = _seconds(text, "--expires")
     if length <= 0:
         raise UsageFault("--expires must be above 0")

@@ -20,26 +20,23 @@ from app.src.cli.application import (
     app,
     guarded,
     jobs_app,
-    loaded_for,
     opened,
+    read_settings,
     verb,
-    with_global_options,
 )
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.jobs import State
 from app.src.observe.health import Heartbeat, forget
-from app.src.settings import WorkerSettings, no_collections
+from app.src.settings import no_collections
 
 if TYPE_CHECKING:
-    from app.src.api.server import MetricsListener
     from app.src.jobs import Event, Job, Jobs
     from app.src.service.service import Service
 
 
 @verb(app, "serve")
 def serve(
-    ctx: typer.Context,
     host: Annotated[str | None, typer.Option(help="Loopback only, as long as no authentication is configured.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks a free one.")] = None,
 ) -> None:
@@ -47,7 +44,7 @@ def serve(
     from app.src.api import server
     from app.src.cli.demo import served
 
-    loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
+    loaded = read_settings({("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
 
     def announce(url: str) -> None:
@@ -67,7 +64,6 @@ _LOOKED_SECONDS = 30.0
 
 @verb(app, "worker")
 def worker(
-    ctx: typer.Context,
     max_jobs: Annotated[
         int | None, typer.Option(min=0, help="Exit with 0 after this many jobs, to be restarted; 0: never.")
     ] = None,
@@ -79,14 +75,17 @@ def worker(
     line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
     SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
     fails for good."""
-    loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
+    loaded = read_settings({("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
     settings = loaded.settings.worker
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
     forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
-        listener = _metrics_listener(service, settings)
-        if listener is not None:
+        listener = None
+        if settings.metrics_port is not None:
+            from app.src.api.server import MetricsListener
+
+            listener = MetricsListener(service, settings.metrics_host, settings.metrics_port)
             opening.enter_context(closing(listener)).start()  # before the model, which may take minutes
         service.jobs.open()
         service.parts.embedder.embed(["warm"])  # a wrong model ends the start, not the first job
@@ -116,14 +115,6 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
     return None
 
 
-def _metrics_listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
-    if wanted.metrics_port is None:
-        return None
-    from app.src.api.server import MetricsListener
-
-    return MetricsListener(service, wanted.metrics_host, wanted.metrics_port)
-
-
 class Role(StrEnum):
     """What a container runs."""
 
@@ -132,37 +123,32 @@ class Role(StrEnum):
 
 
 @verb(app, "start")
-def start(
-    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to start.")] = Role.SERVE
-) -> int:
+def start(role: Annotated[Role, typer.Argument(help="Which process to start.")] = Role.SERVE) -> int:
     """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
     from app.src.observe import Fault, gpu
 
-    loaded = loaded_for(ctx)
+    loaded = read_settings()
     try:
         output.say(gpu.first_look(loaded.settings.embedding))
     except Fault as fault:
         output.fail(f"a GPU is required, but {fault}; fix: {fault.fix}")
         return FAILED
-    invocation: Invocation = ctx.obj
-    options = ["--config", str(invocation.config)] if invocation.config is not None else []
-    options += ["--debug"] if invocation.debug else []
+    options = ["--config", str(Invocation.config)] if Invocation.config is not None else []
+    options += ["--debug"] if Invocation.debug else []
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])  # nosec B606 # this Python, no shell
 
 
 @verb(app, "health")
-def health(
-    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to check.")] = Role.SERVE
-) -> int:
+def health(role: Annotated[Role, typer.Argument(help="Which process to check.")] = Role.SERVE) -> int:
     """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
     heartbeat of the worker; exit 1 when it is not healthy."""
     from app.src.observe import Fault
     from app.src.observe import health as checks
 
-    settings = loaded_for(ctx).settings
+    settings = read_settings().settings
     try:
         well = checks.of_service(settings.api) if role == Role.SERVE else checks.of_worker(settings.worker)
     except Fault as fault:
@@ -178,10 +164,10 @@ _SETTLE_POLLS = 10
 
 
 @jobs_app.callback(invoke_without_command=True)
-@with_global_options
+@guarded
 def _jobs_without_verb(ctx: typer.Context, json: JsonFlag = False) -> None:
     if ctx.invoked_subcommand is None:
-        guarded(jobs_list)(ctx, json=json)
+        jobs_list(json=json)
 
 
 JobId = Annotated[str, typer.Argument(help="As `jobs list` shows it.", metavar="ID")]
@@ -189,37 +175,33 @@ JobId = Annotated[str, typer.Argument(help="As `jobs list` shows it.", metavar="
 
 @verb(jobs_app, "list")
 def jobs_list(
-    ctx: typer.Context,
     collection: Annotated[str | None, typer.Option(help="Only of this collection.", metavar="NAME")] = None,
     state: Annotated[State | None, typer.Option(help="Only in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
     json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         found = service.jobs.all(collection, state, limit)
-    if json:
-        output.write_json([job.as_dict() for job in found])
-    else:
-        # Ids are copied and errors are sentences: so no value is folded, and why a job failed is for `jobs show`.
-        output.counts("Jobs", [_job_row(job) for job in found], _JOB_COLUMNS, records=[job.as_dict() for job in found])
-        failed = next((job for job in found if job.error), None)
-        if failed is not None and output.for_people():
-            output.say(f"for the error run: owl-sap jobs show {failed.id}")
+    # Ids are copied and errors are sentences: so no value is folded, and why a job failed is for `jobs show`.
+    output.data([job.as_dict() for job in found], "Jobs", _JOB_COLUMNS, json=json, rows=list(map(_job_row, found)))
+    failed = next((job for job in found if job.error), None)
+    if failed is not None and output.for_people() and not json:
+        output.say(f"for the error run: owl-sap jobs show {failed.id}")
 
 
 @verb(jobs_app, "show")
-def jobs_show(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> None:
+def jobs_show(job_id: JobId, json: JsonFlag = False) -> None:
     """Show one job with its result."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         job = service.jobs.get(job_id)
     _print_job(job, json)
 
 
 @verb(jobs_app, "cancel")
-def jobs_cancel(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> None:
+def jobs_cancel(job_id: JobId, json: JsonFlag = False) -> None:
     """End a job: a queued one at once, a running one after the batch in hand. Exit 1 when it is over already."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         job = service.jobs.cancel(job_id)
     if json:
         output.write_json(job.as_dict())
@@ -228,9 +210,9 @@ def jobs_cancel(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> No
 
 
 @verb(jobs_app, "watch")
-def jobs_watch(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> int:
+def jobs_watch(job_id: JobId, json: JsonFlag = False) -> int:
     """Follow a job to its end, on stderr; then show it. Exit 1 when it failed or was cancelled."""
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         for event in _job_events(service.jobs, job_id):
             if event.name == "state":
                 output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
@@ -257,13 +239,10 @@ def _job_events(jobs: Jobs, job_id: str) -> Iterator[Event]:
 
 
 def _print_job(job: Job, json: bool) -> None:
-    if json:
-        output.write_json(job.as_dict())
-        return
     tried = None if job.next_try is None else _moment(job.next_try)
     shown = _job_row(job) | {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
     lines = [{"": name, " ": output.shown(value)} for name, value in shown.items()]
-    output.table(f"Job {job.id}", lines, records=[job.as_dict()])
+    output.data(job.as_dict(), f"Job {job.id}", ("", " "), json=json, rows=lines, whole=False)
 
 
 def _job_row(job: Job) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from app.src.access.principal import OPERATOR
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, Name, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from app.src.evaluation.run import Mode
     from app.src.service.service import Service
 
 
@@ -37,7 +35,6 @@ _MODES = "vector (meaning), keyword (words) or hybrid (both)"
 
 @verb(app, "search")
 def search(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     name: Name,
     text: Annotated[str | None, typer.Argument(help="The search text.", metavar="TEXT", show_default=False)] = None,
     like: Annotated[
@@ -73,11 +70,20 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
-    asked = _asked(text, like)
-    where = _parsed_filter(filter_)
-    loaded = loaded_for(ctx)
-    options = replace(_options(mode, min_score, mmr, passages, explain), rerank=rerank)
-    with opened(loaded) as service, _refusals():
+    from app.src.service.search import MODES, Like, SearchOptions
+
+    if (text is None) == (like is None):
+        raise UsageFault("give either TEXT or --like ID")
+    if like is None and not (text or "").strip():
+        raise UsageFault("the search text is empty")
+    asked: Any = text if like is None else Like(like)
+    where = None if filter_ is None else _parsed_filter(filter_)
+    chosen = next((known for known in MODES if known == mode), None)
+    if mode is not None and chosen is None:
+        raise UsageFault(f"--mode {mode}: use {_MODES}")
+    with _refusals():
+        options = SearchOptions(chosen, min_score, mmr, passages=passages, explain=explain, rerank=rerank)
+    with opened() as service, _refusals():
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
         except UnknownRow as error:
@@ -89,11 +95,9 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     if found.explain is not None:
         output.line_on_stderr({"explain": found.explain})
     hits = [hit.as_dict() for hit in found.hits]
-    if json:
-        output.write_json(hits)
-        return
     shown = [hit | {"text": _shown_text(hit)} for hit in hits]
-    output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+    columns = ("score", "key", "text", "metadata")
+    output.data(hits, f"{name}: {text or like}", columns, json=json, rows=shown, whole=False)
 
 
 def _how_ids_look(service: Service, name: str) -> str:
@@ -118,55 +122,25 @@ def _refusals() -> Iterator[None]:
         raise UsageFault(str(error)) from None
 
 
-def _asked(text: str | None, like: str | None) -> Any:
-    from app.src.service.search import Like
-
-    if (text is None) == (like is None):
-        raise UsageFault("give either TEXT or --like ID")
-    if like is not None:
-        return Like(like)
-    if not (text or "").strip():
-        raise UsageFault("the search text is empty")
-    return text
-
-
 @verb(app, "rows")
 def rows(
-    ctx: typer.Context,
     name: Name,
     ids: Annotated[list[str], typer.Argument(help="Ids of rows, as search gives them.", metavar="ID...")],
     json: JsonFlag = False,
 ) -> None:
     """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
-    with opened(loaded_for(ctx)) as service, _refusals():
+    with opened() as service, _refusals():
         found = service.browse.rows(name, ids, principal=OPERATOR)
         missing = len(set(ids)) - len(found)
         if missing:
             how = _how_ids_look(service, name)
             output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; {how}")
     records = [row.as_dict() for row in found]
-    if json:
-        output.write_json(records)
-        return
     shown = [record | {"chunks": len(record["chunks"])} for record in records]
-    output.table(name, shown, ("key", "text", "metadata", "chunks"), records=records)
+    output.data(records, name, ("key", "text", "metadata", "chunks"), json=json, rows=shown, whole=False)
 
 
-def _options(mode: str | None, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
-    from app.src.service.search import MODES, SearchOptions
-
-    chosen = next((known for known in MODES if known == mode), None)
-    if mode is not None and chosen is None:
-        raise UsageFault(f"--mode {mode}: use {_MODES}")
-    try:
-        return SearchOptions(chosen, min_score, mmr_lambda, passages=passages, explain=explain)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-
-
-def _parsed_filter(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
+def _parsed_filter(text: str) -> dict[str, Any]:
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -185,7 +159,6 @@ _DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
 
 @verb(app, "evaluate")
 def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
-    ctx: typer.Context,
     name: Name,
     queries: Annotated[
         Path | None,
@@ -208,26 +181,34 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
-    from app.src.evaluation.run import EvaluationRequest, check_earlier, differences
+    from app.src.evaluation.run import MODES, EvaluationRequest, check_earlier, differences
 
     if recall == (queries is not None):
         raise UsageFault("give a FILE of labelled queries, or --recall")
     if queries is None:
-        return _evaluate_recall(ctx, name, sample, k, json)
-    modes = _evaluated_modes(mode)
+        return _evaluate_recall(name, sample, k, json)
+    modes = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
+    if not modes:
+        raise UsageFault(f"--mode {mode}: use {', '.join(MODES)} or {_ALL}")
     earlier = None if against is None else _earlier_report(against)
     if earlier is not None:
         check_earlier(earlier, k)
-    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
+    with opened() as service, watched(name, "queries") as observer:
         report = service.evaluation.evaluate(
             name, EvaluationRequest(queries, modes, k, rerank), observer.progress
         ).as_dict()
     if save is not None:
-        _save_report(save, report)
-    changed = None if earlier is None else differences(earlier, report)
-    brief = {**report, "modes": {each: _without_outcomes(figures) for each, figures in report["modes"].items()}}
-    if changed is not None:
-        brief["differences"] = changed
+        try:
+            save.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        except OSError as error:
+            raise UsageFault(f"{save} cannot be written: {error.strerror}") from None
+    modes_only = {
+        each: {name: value for name, value in figures.items() if name != "outcomes"}
+        for each, figures in report["modes"].items()
+    }
+    brief = {**report, "modes": modes_only}
+    if earlier is not None:
+        brief["differences"] = differences(earlier, report)
     if json:
         output.write_json(brief)
     else:
@@ -237,51 +218,27 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     return OK
 
 
-def _evaluate_recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
-    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
+def _evaluate_recall(name: str, queries: int, k: int, json: bool) -> int:
+    with opened() as service, watched(name, "queries") as observer:
         try:
             report = service.evaluation.index_recall(name, queries, k, observer.progress).as_dict()
         except ValueError as error:
             raise UsageFault(f"{name}: {error}") from None
-    if json:
-        output.write_json(report)
-    else:
-        output.counts(f"{name}: usual search against exact search", [report], _RECALL, records=[report])
+    output.data(report, f"{name}: usual search against exact search", _RECALL, json=json)
+    if not json:
         output.say(f"{name}: {report['index_detail']}")
         output.say(f"{name}: {report['proposal']}")
     return OK
 
 
-def _evaluated_modes(mode: str) -> tuple[Mode, ...]:
-    from app.src.evaluation.run import MODES
-
-    chosen = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
-    if not chosen:
-        raise UsageFault(f"--mode {mode}: use {', '.join(MODES)} or {_ALL}")
-    return chosen
-
-
 def _earlier_report(file: Path) -> dict[str, Any]:
     try:
-        report = orjson.loads(file.read_bytes())
-    except OSError as error:
-        raise UsageFault(f"{file} cannot be read: {error.strerror}") from None
+        report = orjson.loads(file_text(file))
     except orjson.JSONDecodeError:
         report = None
     if not isinstance(report, dict):
         raise UsageFault(f"{file} is not a report of owl-sap evaluate --save")
     return report
-
-
-def _save_report(file: Path, report: Mapping[str, Any]) -> None:
-    try:
-        file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    except OSError as error:
-        raise UsageFault(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _without_outcomes(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if name != "outcomes"}
 
 
 def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
@@ -290,22 +247,21 @@ def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
         for mode, figures in report["modes"].items()
         for group, summary in {_ALL: figures["all"], **figures["groups"]}.items()
     ]
-    output.table(f"{name}: {report['queries']} queries, k = {report['k']}", rows, _FIGURES)
+    output.data(rows, f"{name}: {report['queries']} queries, k = {report['k']}", _FIGURES, json=False, whole=False)
     worst = [{"mode": mode, **each} for mode, figures in report["modes"].items() for each in figures["worst"]]
     if worst:
-        output.table(f"{name}: found late or not at all", worst, _WORST)
+        output.data(worst, f"{name}: found late or not at all", _WORST, json=False, whole=False)
     changed = [
         {"mode": mode, "measure": measure, **difference}
         for mode, measures in report.get("differences", {}).items()
         for measure, difference in measures.items()
     ]
     if changed:
-        output.table(f"{name}: now minus before", changed, _DIFFERENCES)
+        output.data(changed, f"{name}: now minus before", _DIFFERENCES, json=False, whole=False)
 
 
 @verb(app, "embed")
 def embed(
-    ctx: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="One text per line; default: stdin.", metavar="[FILE]")] = None,
     out: Annotated[Path | None, typer.Option(help="Write float32 vectors to this .npy file.")] = None,
     json: JsonFlag = False,
@@ -313,7 +269,7 @@ def embed(
     """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
     file with --out."""
     check_target(out)
-    with opened(loaded_for(ctx)) as service:
+    with opened() as service:
         sink = Sink(out, json)
         for texts in lines_of(file):
             embedder = service.parts.embedder
@@ -329,17 +285,13 @@ def lines_of(file: Path | None) -> Iterator[list[str]]:
     try:
         # Reopened: Python's stdin accepts invalid bytes in some locales. -sig drops the mark of Windows editors.
         source = 0 if file is None else file
-        with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as opened:
-            yield from _batches(opened)
+        with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as stream:
+            while batch := [line.rstrip("\r\n") for line in islice(stream, _BATCH)]:
+                yield batch
     except OSError as error:
         raise UsageFault(f"{file or 'stdin'}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageFault(f"{file or 'stdin'}: not UTF-8 text") from None
-
-
-def _batches(stream: IO[str]) -> Iterator[list[str]]:
-    while batch := [line.rstrip("\r\n") for line in islice(stream, _BATCH)]:
-        yield batch
 
 
 def check_target(out: Path | None) -> None:
@@ -393,7 +345,6 @@ class Sink:
 
 @verb(app, "mcp")
 def mcp(
-    ctx: typer.Context,
     key_file: Annotated[
         Path | None,
         typer.Option(help="File with an API key or token whose rights apply; default: the setting mcp.key, or yours."),
@@ -404,32 +355,19 @@ def mcp(
 ) -> int:
     """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
     stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""
-    loaded = loaded_for(ctx, {("mcp", "key"): _key_in(key_file), ("mcp", "write"): write})
+    key = None if key_file is None else file_text(key_file, "the file of --key-file").strip()
+    loaded = read_settings({("mcp", "key"): key, ("mcp", "write"): write})
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
-    serve = _stdio_server()
-    with orderly(OK), opened(loaded) as service:
-        if loaded.settings.mcp.write:
-            service.background.run(1, schedules=False)  # runs the jobs of start_sync
-        serve(service, cancelling)
-    leave_behind_what_hangs(OK)
-    return OK
-
-
-def _key_in(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise UsageFault(f"--key-file: the file cannot be read ({type(error).__name__})") from None
-
-
-def _stdio_server() -> Callable[..., None]:
     try:
         from app.src.mcp.stdio import serve
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
         raise UsageFault(f"the package mcp is not installed: {install_command('mcp')}") from None
-    return serve
+    with orderly(OK), opened(loaded) as service:
+        if loaded.settings.mcp.write:
+            service.background.run(1, schedules=False)  # runs the jobs of start_sync
+        serve(service, cancelling)
+    leave_behind_what_hangs(OK)
+    return OK

@@ -4,7 +4,6 @@ decides whether a quantised model may serve. Calibration, the gate and the bench
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -28,13 +27,24 @@ class Agreement:
 
 def agreement(found: Vectors, exact: Vectors, neighbours: int = NEIGHBOURS) -> Agreement:
     """Compare (n, d) arrays row by row; lengths are ignored. A row that is zero or not finite in either has cosine -1.
-    With fewer than `neighbours` other texts all of them count; with none the overlap is 1."""
+    With fewer than `neighbours` other texts all of them count; with none the overlap is 1.
+
+    A found neighbour is right if it scores, by the reference vectors, at least as high as the last true one.
+    """
     ours, theirs = _unit(found), _unit(exact)
     cosines = np.einsum("ij,ij->i", ours, theirs)
     cosines[~(ours.any(1) & theirs.any(1))] = -1.0
     count = min(neighbours, len(ours) - 1)
-    overlap = float(np.mean(list(_shares(ours, theirs, count)))) if count > 0 else 1.0
-    return Agreement(float(cosines.mean()), float(cosines.min()), overlap)
+    shares: list[float] = []
+    for start in range(0, len(theirs), _BLOCK) if count > 0 else ():
+        rows = np.arange(start, min(start + _BLOCK, len(theirs)))
+        own = (np.arange(len(rows)), rows)
+        truth, scores = theirs[rows] @ theirs.T, ours[rows] @ ours.T
+        truth[own] = scores[own] = -np.inf
+        last = np.partition(truth, -count, axis=1)[:, -count] - _TIE
+        best = np.argpartition(scores, -count, axis=1)[:, -count:]
+        shares += (np.take_along_axis(truth, best, axis=1) >= last[:, None]).mean(axis=1).tolist()
+    return Agreement(float(cosines.mean()), float(cosines.min()), float(np.mean(shares)) if shares else 1.0)
 
 
 def directed(vectors: Vectors) -> NDArray[np.bool_]:
@@ -49,19 +59,6 @@ def _unit(vectors: Vectors) -> NDArray[np.float64]:
     unit: NDArray[np.float64] = np.where(good[:, None], vectors, 0).astype(np.float64)
     unit[good] /= np.linalg.norm(unit[good], axis=1, keepdims=True)
     return unit
-
-
-def _shares(found: NDArray[np.float64], exact: NDArray[np.float64], count: int) -> Iterator[float]:
-    """Yield for each text the share of found neighbours that score, by the reference vectors, at least as high as the
-    last true one."""
-    for start in range(0, len(exact), _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, len(exact)))
-        own = (np.arange(len(rows)), rows)
-        truth, scores = exact[rows] @ exact.T, found[rows] @ found.T
-        truth[own] = scores[own] = -np.inf
-        last = np.partition(truth, -count, axis=1)[:, -count] - _TIE
-        best = np.argpartition(scores, -count, axis=1)[:, -count:]
-        yield from (np.take_along_axis(truth, best, axis=1) >= last[:, None]).mean(axis=1)
 
 
 LEAST_TEXTS = 32  # with fewer texts a share of neighbours says nothing
@@ -100,7 +97,16 @@ class Verdict:
         """Judge the same figures by another bar. A verdict without figures stays refused."""
         if self.mean_cosine is None or self.worst_cosine is None or self.overlap is None:
             return self
-        missed = list(_missed(self.mean_cosine, self.overlap, self.int8_share, bar))
+        missed = []
+        if self.mean_cosine < bar.mean_cosine:
+            missed.append(f"mean cosine {self.mean_cosine:.4f} is below {bar.mean_cosine:g}")
+        if self.overlap < bar.overlap:
+            missed.append(f"overlap of neighbours {self.overlap:.3f} is below {bar.overlap:g}")
+        if self.int8_share is not None and self.int8_share < bar.int8_share:
+            missed.append(
+                f"only {self.int8_share:.0%} of the linear layers' products are in 8 bits;"
+                f" {bar.int8_share:.0%} are required"
+            )
         figures = (
             f"cosine to fp32 {self.mean_cosine:.4f} on average, {self.worst_cosine:.4f} at the least,"
             f" {self.overlap:.3f} of the first {self.neighbours}"
@@ -140,12 +146,3 @@ def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, b
     near = agreement(candidate, exact, neighbours)
     figures = (near.mean_cosine, near.least_cosine, near.overlap)
     return Verdict(False, "", len(exact), *figures, int8_share, neighbours, bar).by(bar)
-
-
-def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterator[str]:
-    if mean < bar.mean_cosine:
-        yield f"mean cosine {mean:.4f} is below {bar.mean_cosine:g}"
-    if found < bar.overlap:
-        yield f"overlap of neighbours {found:.3f} is below {bar.overlap:g}"
-    if share is not None and share < bar.int8_share:
-        yield f"only {share:.0%} of the linear layers' products are in 8 bits; {bar.int8_share:.0%} are required"

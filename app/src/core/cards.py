@@ -129,11 +129,6 @@ def builds_for(capability: Capability, driver: int | None = None) -> list[Build]
     return [build for build in fitting if driver is None or build.driver <= driver]
 
 
-def driver_floor(capability: Capability) -> int | None:
-    """Return the oldest driver branch with which a build runs on the card; None if no build has kernels for it."""
-    return min((build.driver for build in builds_for(capability)), default=None)
-
-
 def driver_ceiling(capability: Capability) -> int | None:
     """Return the newest driver branch that still knows the card; None if no branch has dropped it."""
     return next((branch for below, branch in LAST_DRIVER if capability < below), None)

@@ -13,45 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from .cards import (
-    CARDS,
-    FORMATS,
-    PRECISIONS,
-    Build,
-    Capability,
-    Format,
-    Precision,
-    Sustained,
-    TorchBuild,
-    builds_for,
-    card_of,
-    kernels_exist,
-    torch_build,
-    what_to_install,
-)
-
-__all__ = [
-    "BF16_PAYS",
-    "CARDS",
-    "ELEMENT_BYTES",
-    "FORMATS",
-    "INSTRUCTIONS",
-    "PRECISIONS",
-    "Capability",
-    "DeviceError",
-    "DeviceProfile",
-    "Format",
-    "Kind",
-    "Precision",
-    "Setting",
-    "TorchBuild",
-    "choose_precision",
-    "detect",
-    "instructions_of",
-    "kernels_exist",
-    "settings_of",
-    "torch_build",
-]
+from .cards import CARDS as CARDS
+from .cards import FORMATS as FORMATS
+from .cards import PRECISIONS as PRECISIONS
+from .cards import Build, Sustained, builds_for, card_of, what_to_install
+from .cards import Capability as Capability
+from .cards import Format as Format
+from .cards import Precision as Precision
+from .cards import TorchBuild as TorchBuild
+from .cards import kernels_exist as kernels_exist
+from .cards import torch_build as torch_build
 
 Kind = Literal["cpu", "cuda"]
 
@@ -143,8 +114,8 @@ class DeviceProfile:
         return self.attention_kernels("fp16", masked=True)[0]
 
     def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
-        """What torch's scaled_dot_product_attention has here, the one it prefers first: pytorch's sdp_utils.cpp.
-        Whether it is right and fast here is tried when a model is loaded (`backends/torch/attention.py`)."""
+        """Return what torch's scaled_dot_product_attention has here, the one it prefers first: pytorch's sdp_utils.cpp.
+        Whether it is right and fast here is tried when a model is loaded (`backends/torch/packed.py`)."""
         if self.capability is None:
             return ("cpu flash", "math")
         half = precision in ("fp16", "bf16")
@@ -175,16 +146,11 @@ class DeviceProfile:
         """Dense peak in TFLOP/s (INT8: TOPS); None where no published figure applies."""
         return self.peaks.get(precision)
 
-    def sustained_rate(self, precision: Format) -> Sustained | None:
-        """Rate measured over time; None if no measurement is known, as for most cards."""
-        return self.sustained.get(precision)
-
 
 # ---------------------------------------------------------------------------------------------------- which precision
 
 
-BF16_PAYS = 1.3
-"""Measured gain from which a CPU computes in bf16 by itself. With bf16 instructions it is about 2, else far below 1."""
+BF16_PAYS = 1.3  # gain from which a CPU computes in bf16: with bf16 instructions it is about 2, else far below 1
 
 
 def choose_precision(
@@ -192,11 +158,11 @@ def choose_precision(
 ) -> tuple[Precision, str]:
     """Return the precision to compute in, and the reason. Raises DeviceError for an unsupported precision.
 
-    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/torch/probe.py`). It is
+    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/torch/linears.py`). It is
     called only if that decides; without it a CPU uses fp32.
     """
     if requested == "auto":
-        return _automatic(profile, bf16_gain)
+        return _automatic_on_card(profile) if profile.capability else _automatic_on_cpu(bf16_gain)
     if requested not in PRECISIONS:
         raise DeviceError(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
     precision: Precision = requested
@@ -206,9 +172,7 @@ def choose_precision(
     return precision, "asked for"
 
 
-def _automatic(profile: DeviceProfile, bf16_gain: Callable[[], float] | None) -> tuple[Precision, str]:
-    if profile.capability is None:
-        return _automatic_on_cpu(bf16_gain)
+def _automatic_on_card(profile: DeviceProfile) -> tuple[Precision, str]:
     if "fp16" not in profile.tensor_cores:
         return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
     if not profile.tf32:
@@ -228,8 +192,9 @@ def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision,
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
-    if profile.capability is None:
-        return _refusal_on_cpu(precision)
+    if profile.capability is None:  # whether int8 works on a CPU is tried when a model is loaded
+        slow = precision in ("fp16", "tf32")
+        return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
     if precision == "int8":
         return "on a GPU int8 needs TensorRT ([tensorrt] enabled = true); torch has it on CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
@@ -238,12 +203,6 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
     if precision == "fp16" and profile.capability == (6, 1):
         return "its fp16 runs at 1/64 of the fp32 rate; use fp32 or auto"
     return None
-
-
-def _refusal_on_cpu(precision: Precision) -> str | None:
-    if precision in ("fp16", "tf32"):
-        return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto"
-    return None  # whether int8 works here is tried when a model is loaded (`backends/torch/int8.py`)
 
 
 def _dotted(profile: DeviceProfile) -> str:
@@ -275,33 +234,44 @@ def settings_of(
     engine, and its reason: then nothing is chosen or measured. Raises DeviceError for an unsupported precision.
     """
     precision, reason = chosen or choose_precision(profile, requested, bf16_gain)
+    multiple = profile.padding_multiple(precision)
+    blocks = "tensor cores work on blocks of 16 bytes" if multiple > 1 else "not needed: no tensor cores in use"
     settings = [
         Setting("precision", precision, reason),
-        Setting("padding_multiple", profile.padding_multiple(precision), _padding(profile, precision)),
+        Setting("padding_multiple", multiple, blocks),
         Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
         Setting("tf32", precision == "tf32" and profile.tf32, _tf32(profile, precision)),
-        *(_of_card(profile) if profile.kind == "cuda" else _of_cpu(profile)),
     ]
+    if profile.capability is None:
+        told = "reported by the system" if profile.instructions else "not reported by the system"
+        value = " ".join(profile.instructions) or None
+        told = f"{told}; bf16 and int8 are chosen by measuring, not by this"
+        settings.append(Setting("instructions", value, told))
+    else:
+        formats = " ".join(profile.tensor_core_formats) or None
+        why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
+        settings.append(Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"))
+        cuda = profile.builds[0].cuda if profile.builds else None
+        settings.append(Setting("torch_build", cuda, what_to_install(profile.capability)))
+        for name, found in profile.sustained.items():
+            source = f"TFLOP/s (int8: TOPS) as measured: {found.source}"
+            settings.append(Setting(f"sustained {name}", found.rate, source))
     for other in PRECISIONS:
-        try:
-            choose_precision(profile, other)
-        except DeviceError as refusal:
-            settings.append(Setting(f"embedding {other}", None, str(refusal)))
+        refusal = _refusal(profile, other)
+        if refusal:
+            refusal = f"precision {other} cannot be used on {profile.name}: {refusal}"
+            settings.append(Setting(f"embedding {other}", None, refusal))
     if not profile.peaks:
-        settings.append(Setting("share_of_peak", None, _no_peak(profile)))
+        unknown = f"this version knows no published peak rates of {profile.name!r}"
+        unknown = "no published peak rates for CPUs" if profile.kind == "cpu" else unknown
+        settings.append(Setting("share_of_peak", None, unknown))
     return settings
 
 
-def _padding(profile: DeviceProfile, precision: Precision) -> str:
-    if profile.padding_multiple(precision) > 1:
-        return "tensor cores work on blocks of 16 bytes"
-    return "not needed: no tensor cores in use"
-
-
 def _tf32(profile: DeviceProfile, precision: Precision) -> str:
+    if profile.capability is None:
+        return "not available on CPU"
     if not profile.tf32:
-        if profile.kind == "cpu":
-            return "not available on CPU"
         return f"needs compute capability 8.0, this card has {_dotted(profile)}"
     if precision == "tf32":
         return "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
@@ -310,70 +280,28 @@ def _tf32(profile: DeviceProfile, precision: Precision) -> str:
     return f"off: not used with {precision}, and rows computed again in fp32 are exact"
 
 
-def _of_card(profile: DeviceProfile) -> list[Setting]:
-    capability = profile.capability or (0, 0)
-    formats = " ".join(profile.tensor_core_formats) or None
-    why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
-    settings = [
-        Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"),
-        Setting("torch_build", profile.builds[0].cuda if profile.builds else None, what_to_install(capability)),
-    ]
-    for name, found in profile.sustained.items():
-        settings.append(Setting(f"sustained {name}", found.rate, f"TFLOP/s (int8: TOPS) as measured: {found.source}"))
-    return settings
-
-
-def _of_cpu(profile: DeviceProfile) -> list[Setting]:
-    told = "reported by the system" if profile.instructions else "not reported by the system"
-    value = " ".join(profile.instructions) or None
-    return [Setting("instructions", value, f"{told}; bf16 and int8 are chosen by measuring, not by this")]
-
-
-def _no_peak(profile: DeviceProfile) -> str:
-    if profile.kind == "cpu":
-        return "no published peak rates for CPUs"
-    return f"this version knows no published peak rates of {profile.name!r}"
-
-
 # ---------------------------------------------------------------------------------------------------- asking the device
 
 
 def detect(device: str = "auto") -> DeviceProfile:
     """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. Raises DeviceError."""
-    kind, index = _parse(device)
-    if kind == "cpu":
+    if device == "cpu":
         return _cpu()
+    kind, colon, number = device.partition(":")
+    if kind not in ("auto", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise DeviceError(f"device {device!r} is not auto, cpu, cuda or cuda:N")
     import torch
 
     if not torch.cuda.is_available():
         if device == "auto":
             return _cpu()
-        raise DeviceError(f"device {device!r}: torch {torch.__version__} sees no CUDA device; {_why_no_cuda()}")
+        fix = f"check nvidia-smi and the driver (CUDA {torch.version.cuda} builds), or use device cpu"
+        if torch.version.cuda is None:
+            fix = "this is a CPU build of torch: install the CUDA build, or use device cpu"
+        raise DeviceError(f"device {device!r}: torch {torch.__version__} sees no CUDA device; {fix}")
+    index = int(number or 0)
     if index >= torch.cuda.device_count():
         raise DeviceError(f"device {device!r}: there are only {torch.cuda.device_count()} CUDA devices, counted from 0")
-    return _cuda(index)
-
-
-def _parse(device: str) -> tuple[Kind, int]:
-    kind, _, number = device.partition(":")
-    if kind == "cpu" and not number:
-        return "cpu", 0
-    if kind in ("auto", "cuda") and (not number or (kind == "cuda" and number.isdecimal())):
-        return "cuda", int(number or 0)
-    raise DeviceError(f"device {device!r} is not auto, cpu, cuda or cuda:N")
-
-
-def _why_no_cuda() -> str:
-    import torch
-
-    if torch.version.cuda is None:
-        return "this is a CPU build of torch: install the CUDA build, or use device cpu"
-    return f"check nvidia-smi and the driver (CUDA {torch.version.cuda} builds), or use device cpu"
-
-
-def _cuda(index: int) -> DeviceProfile:
-    import torch
-
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     built_for = torch.cuda.get_arch_list()
@@ -387,26 +315,25 @@ def _cuda(index: int) -> DeviceProfile:
 
 
 def _cpu() -> DeviceProfile:
-    cpuinfo = _cpuinfo()
+    try:
+        cpuinfo = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # only Linux has it
+        cpuinfo = ""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        memory = 0
     name = _cpuinfo_value(cpuinfo, "model name") or platform.processor() or platform.machine() or "CPU"
-    return DeviceProfile.cpu(name, _memory_bytes(), instructions_of(cpuinfo))
+    return DeviceProfile.cpu(name, memory, instructions_of(cpuinfo))
 
 
 def instructions_of(cpuinfo: str) -> tuple[str, ...]:
     """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo, in that order.
 
-    A virtual machine may hide some. Whether they pay is measured when a model is loaded (`backends/torch/probe.py`).
+    A virtual machine may hide some. Whether they pay is measured when a model is loaded (`backends/torch/linears.py`).
     """
     flags = set((_cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or "").split())
     return tuple(name for name, ways in INSTRUCTIONS.items() if any(way <= flags for way in ways))
-
-
-def _cpuinfo() -> str:
-    """Return its text; "" where there is none: only Linux has it."""
-    try:
-        return _CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
@@ -416,11 +343,3 @@ def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
         if colon and found.strip() == key:
             return value.strip()
     return None
-
-
-def _memory_bytes() -> int:
-    """Return the memory of the machine; 0 if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0

@@ -74,9 +74,15 @@ class Throttle:
     normal: bool | None
 
 
+# The API describes the fields by their docstrings.
+_DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
+
+
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """One card now. None: this card does not tell (a T4 has no such sensor, the driver is too old, no rights)."""
+
+    __pydantic_config__ = _DESCRIBED
 
     index: int
     name: str
@@ -141,6 +147,8 @@ class GpuState:
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
     """`reason`: why there are no devices. `cuda_version`: the newest CUDA that the driver knows."""
+
+    __pydantic_config__ = _DESCRIBED
 
     devices: tuple[GpuState, ...] = ()
     driver_version: str | None = None

@@ -18,7 +18,7 @@ from typing import NoReturn, TextIO
 from .backends import EngineError
 from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
 from .measuring.embedding import Embedding
-from .measuring.output import NotDrawable, check_drawable, check_writable, draw
+from .measuring.output import NotWritable, check_writable
 from .measuring.products import Matmul, Shape, check_readable
 from .measuring.report import MODEL, Plan, Ratio, Report, as_json, describe, make_report, why_not_embedded
 from .memory import T4MemoryManager
@@ -82,20 +82,16 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--model", default=None, help=f"whose layers are multiplied and texts embedded ({MODEL})")
-    parser.add_argument("--apply", action="store_true", help="set TF32, cuDNN and the allocator, telling old and new")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the report into FILE.png or FILE.svg")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="write a torch profiler trace of one call, such as trace.json"
     )
     given = parser.parse_args(arguments)
     try:
-        if given.plot is not None:
-            check_drawable(given.plot)
         if given.profile is not None:
             check_writable("--profile", given.profile)
         if given.model is not None:
             check_readable(given.model)
-    except (NotDrawable, EngineError) as error:
+    except (NotWritable, EngineError) as error:
         parser.error(str(error))
     return given
 
@@ -138,11 +134,9 @@ def _show(report: Report) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
-    plan = Plan(given.sizes, given.duration, given.device, given.model or MODEL, given.apply, given.profile)
+    plan = Plan(given.sizes, given.duration, given.device, given.model or MODEL, given.profile)
     try:
         report = make_report(plan, lambda line: _write(sys.stderr, line))
-        if given.plot is not None:
-            draw(report, given.plot)
     except (DeviceError, OSError) as error:
         _write(sys.stderr, str(error))
         return 2

@@ -29,16 +29,14 @@ class TokenBatch(Sequence[TokenIds]):
     @classmethod
     def of(cls, texts: Iterable[Sequence[int] | TokenIds]) -> TokenBatch:
         """Pack the ids of each text."""
-        parts = [np.asarray(ids, dtype=np.int32) for ids in texts]
-        return cls(_joined(parts), _offsets([len(part) for part in parts]))
+        return cls(*_joined([np.asarray(ids, dtype=np.int32) for ids in texts]))
 
     @classmethod
     def gather(cls, texts: Iterable[tuple[TokenBatch, int]]) -> TokenBatch:
         """Copy single texts, each given as a batch and a position in it, into a new batch."""
         chosen = list(texts)
-        parts = [batch[place] for batch, place in chosen]
         lengths = np.fromiter((batch.lengths[place] for batch, place in chosen), np.intp, len(chosen))
-        return cls(_joined(parts), _offsets([len(part) for part in parts]), lengths)
+        return cls(*_joined([batch[place] for batch, place in chosen]), lengths)
 
     def select(self, places: Iterable[int]) -> TokenBatch:
         return self.gather((self, place) for place in places)
@@ -68,12 +66,9 @@ class TokenBatch(Sequence[TokenIds]):
         return (self.ids[start:end] for start, end in pairwise(self.offsets.tolist()))
 
 
-def _joined(parts: Sequence[TokenIds]) -> TokenIds:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-
-
-def _offsets(sizes: Sequence[int]) -> NDArray[np.intp]:
-    return np.cumsum([0, *sizes], dtype=np.intp)
+def _joined(parts: Sequence[TokenIds]) -> tuple[TokenIds, NDArray[np.intp]]:
+    ids = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+    return ids, np.cumsum([0, *map(len, parts)], dtype=np.intp)
 
 
 def rectangle(
@@ -135,34 +130,26 @@ def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: Co
     """Yield the first character of each piece, and one after its last.
 
     Pieces have at most `limit` tokens and together cover the text. Each begins up to `overlap` tokens before the end of
-    the one before. Cuts are at white space if there is any, else between words. `count` counts a piece on its own.
+    the one before. Cuts are at white space if there is any, else between words. `count` counts a piece on its own,
+    which can have more tokens than within its text; then it is cut shorter.
     """
     if len(offsets) <= limit:
         yield 0, len(text)
         return
     first, begin, end = 0, 0, 0
     while end < len(offsets):
-        end = _end_of_piece(text, offsets, (first, begin), limit, count)
-        stop = _stop(text, offsets, end)
+        allowed = limit
+        while True:
+            end = cut_position(text, offsets, first, allowed)
+            stop = len(text) if end == len(offsets) else offsets[end][0]
+            found = count(text[begin:stop])
+            if found <= limit or allowed == 1:
+                break
+            allowed = max(1, min(allowed - 1, end - first - (found - limit)))
         yield begin, stop
         if end < len(offsets):
             first = max(first + 1, overlap_start(text, offsets, end, overlap))
             begin = min(offsets[first][0], stop)
-
-
-def _end_of_piece(text: str, offsets: Offsets, start: tuple[int, int], limit: int, count: CountTokens) -> int:
-    """Return the token before which the piece ends that starts at the token and character `start`.
-
-    A piece on its own can have more tokens than within its text. Then it is cut shorter.
-    """
-    first, begin = start
-    allowed = limit
-    while True:
-        end = cut_position(text, offsets, first, allowed)
-        found = count(text[begin : _stop(text, offsets, end)])
-        if found <= limit or allowed == 1:
-            return end
-        allowed = max(1, min(allowed - 1, end - first - (found - limit)))
 
 
 def cut_position(text: str, offsets: Offsets, first: int, limit: int) -> int:
@@ -198,7 +185,3 @@ def _after_space(text: str, offsets: Offsets, token: int) -> bool:
 def _after_word(text: str, offsets: Offsets, token: int) -> bool:
     start = offsets[token][0]
     return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())
-
-
-def _stop(text: str, offsets: Offsets, end: int) -> int:
-    return len(text) if end == len(offsets) else offsets[end][0]

@@ -88,7 +88,7 @@ def proposal(index: IndexUse, recall: Difference, k: int) -> str:
     if index.used is not True:
         return "no index is used: nothing is lost, and there is nothing to set"
     if recall.low >= ENOUGH and recall.queries >= ENOUGH_QUERIES:
-        return f"the index finds at least {recall.low:.1%} of the best {k}: leave efSearch as it is"
+        return f"the index finds at least {recall.low:.1%} of the best {k}: keep efSearch"
     if recall.difference >= ENOUGH:
         return (
             f"{recall.queries} queries are too few to decide whether the index finds enough; ask with more (--queries)"

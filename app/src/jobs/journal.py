@@ -44,8 +44,6 @@ _GIVEN_UP = (
     "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
     "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
 )
-_TELLING_JOBS = 10  # so many of the last jobs tell how long one takes
-_LONGEST_GUESS = 3600.0
 _SUFFIX = ".alive"
 FILE = "jobs.sqlite"
 
@@ -217,10 +215,7 @@ class Journal:
                 raise JobRunning(collection, *other)
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
             if waiting >= self._limits.queued:
-                raise QueueFull(
-                    f"{waiting} jobs wait for their turn already; try again later",
-                    seconds=_until_a_place_is_free(db),
-                )
+                raise QueueFull(f"{waiting} jobs wait for their turn already; try again later")
             if turn is not None:  # compare and set: of two processes that see the same turn, one takes it
                 sql = "UPDATE turns SET last = ? WHERE collection = ? AND last IS ? AND since = ?"
                 if db.execute(sql, (now, collection, turn.last, turn.since)).rowcount != 1:
@@ -438,17 +433,6 @@ class Journal:
                 "DO UPDATE SET schedule = ?2, since = ?3 WHERE schedule <> ?2",
                 (collection, schedule, self._clock()),
             )
-
-
-def _until_a_place_is_free(db: sqlite3.Connection) -> float | None:
-    """Return the seconds, by the time that the last jobs took; None where none has ended yet, or none runs."""
-    (took,) = db.execute(
-        "SELECT avg(finished - started) FROM (SELECT finished, started FROM jobs "
-        "WHERE finished IS NOT NULL AND started IS NOT NULL ORDER BY number DESC LIMIT ?)",
-        (_TELLING_JOBS,),
-    ).fetchone()
-    (running,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'running'").fetchone()
-    return None if took is None or not running else min(max(0.0, took) / running, _LONGEST_GUESS)
 
 
 def _told(state: State, *, error: str | None = None, note: str | None = None) -> dict[str, Any]:

@@ -31,11 +31,9 @@ class JobOver(Exception):
 
 
 class QueueFull(Exception):
-    """As many jobs wait as may. `seconds`: when there may be room; None where nobody can tell."""
+    """As many jobs wait as may. `seconds`: until the next try."""
 
-    def __init__(self, message: str, *, seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.seconds = seconds
+    seconds = 60.0  # jobs take minutes
 
 
 class StateUnusable(Exception):

@@ -386,8 +386,8 @@ class Checks:
     def probe_table(self, collection: CollectionSettings) -> str:
         """Do what a sync does first: names, types and key against the catalogue; then read these columns."""
         from connector.document.document import Renderer
-        from connector.hana.change_log import log_of
         from connector.hana.privileges import reading
+        from connector.model import log_of
         from connector.sync.feeds.choose import check
 
         spec: CollectionSpec = collection.spec()

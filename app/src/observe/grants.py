@@ -11,10 +11,9 @@ from typing import Any
 from app.src.settings import Settings
 from connector.errors import ConfigurationError
 from connector.hana import privileges
-from connector.hana.change_log import log_of
 from connector.hana.connection import quote
 from connector.hana.privileges import Privilege, named
-from connector.model import TableRef
+from connector.model import TableRef, log_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ class Field:
     type: FieldType
     values: list[FieldValue]
     more: bool
-    min: str | float | int | None = None
-    max: str | float | int | None = None
+    min: str | float | int | None
+    max: str | float | int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
-    from connector.hana.change_setup import Setup
+    from connector.hana.change_log import Setup
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
@@ -184,7 +184,7 @@ def _previewed(found: Introspection, template: str | None, parsed: Template | No
 
 
 class ChangeLogs:
-    """The change log of a collection with method `log`. Raises as `connector.hana.change_setup`, and
+    """The change log of a collection with method `log`. Raises as `connector.hana.change_log`, and
     UnknownCollection."""
 
     def __init__(self, parts: Parts, collections: Collections) -> None:
@@ -203,7 +203,7 @@ class ChangeLogs:
         return self._run("remove", name)
 
     def _run(self, what: str, name: str) -> Setup:
-        from connector.hana import change_setup
+        from connector.hana import change_log
 
         spec = self._collections.spec(name)
         if what != "remove" and spec.changes.method != "log":
@@ -211,5 +211,5 @@ class ChangeLogs:
                 f'collection "{name}" finds changes by "{spec.changes.method}", which needs nothing to be installed; '
                 'set changes = { method = "log" } first'
             )
-        work = {"look": change_setup.look, "install": change_setup.install, "remove": change_setup.remove}[what]
+        work = {"look": change_log.look, "install": change_log.install, "remove": change_log.remove}[what]
         return work(self._parts.pool("hana"), spec, self._parts.settings.hana.user or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.src.service.collections import Collections
@@ -35,7 +35,7 @@ class Switched:
     collection: str
     generation: int
     retired: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -232,10 +232,13 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 # A list of blocks is one value: a layer replaces it whole.
 _LEAVES = [
-    (*path, name)
-    for path, model in _SECTIONS.items()
-    for name in _names(model)
-    if path[:1] != ("collections",) and ((*path, name) not in _SECTIONS or name == "collections")
+    *(
+        (*path, name)
+        for path, model in _SECTIONS.items()
+        for name in _names(model)
+        if path[:1] != ("collections",) and (*path, name) not in _SECTIONS
+    ),
+    ("collections",),
 ]
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from hashlib import blake2b
 
-from connector.hana.change_log import log_of
-from connector.model import Checkpoint, CollectionSpec, Table
+from connector.model import Checkpoint, CollectionSpec, Table, log_of
 from connector.protocols import Source
 from connector.sync.feeds.feed import ChangeMethod, Choice, Earlier, Mark, ReadPlan
 from connector.sync.feeds.full import FullMethod

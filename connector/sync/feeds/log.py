@@ -11,8 +11,7 @@ from functools import partial
 from connector import failpoints
 from connector.document.document import quarantine_id
 from connector.errors import LogMissing
-from connector.hana.change_log import log_of
-from connector.model import CollectionSpec, Key, LogEntry, Table
+from connector.model import CollectionSpec, Key, LogEntry, Table, log_of
 from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 from connector.sync.feeds.full import compare_all, refuse_view

@@ -1,9 +1,8 @@
-"""Does the service answer a client? `smoke.py URL KEYFILE [CERTIFICATE]`, with the standard library only.
+"""Check that the service answers a client: `smoke.py URL KEYFILE [CERTIFICATE]`, with the standard library only.
 
 Searches each synced collection once; embeds a text where nothing is synced yet. Prints counts and times, never a row, a
-vector or the key. Exit 1 when something did not answer as it should. A key that may see none of a collection's rows
-(row rights) has been answered too. Where the service speaks TLS itself, its own certificate is believed, by whatever
-name it goes.
+vector or the key. Exit 1 when an answer is wrong. A key whose row rights hide all rows passes. CERTIFICATE is the
+service's own and trusted under any host name.
 """
 
 import json
@@ -18,17 +17,16 @@ from typing import Any
 
 TEXT = "steel bolt"
 SECONDS = 30
-UNSEEN = "no row is visible"
-"""How the service's note begins where row rights leave nothing to the key (app/src/access/rows.py)."""
+UNSEEN = "no row is visible"  # begins the note of a search whose row rights hide all rows (app/src/access/rows.py)
 
 
 class Client:
-    """Of one service, with one key. `certificate`: the service's own, to be believed by whatever name it goes."""
+    """A client of one service, with one key."""
 
     def __init__(self, url: str, key: str, certificate: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        # No proxy of the environment between this machine and itself.
+        # A proxy of the environment must not stand between this machine and itself.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if certificate is not None:
             context = ssl.create_default_context(cafile=certificate)
@@ -38,7 +36,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def ask(self, path: str, body: object = None) -> tuple[int, Any]:
-        """Status and document; 0 and the reason where nothing answered."""
+        """Return status and document; 0 and the reason without an answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self._headers)

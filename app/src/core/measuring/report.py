@@ -1,5 +1,5 @@
-"""The report of the command: the device, the settings that follow, process-wide settings of torch, measurements and
-their ratios. Every figure is measured in this run, or null with the reason among the settings.
+"""The report of the command: the device, the settings that follow, measurements and their ratios. Every figure is
+measured in this run, or null with the reason among the settings.
 """
 
 from __future__ import annotations
@@ -29,87 +29,6 @@ from .products import (
 )
 from .sustained import Conditions, Sampler, Sustained, driver_of, measure_sustained, sustained_shape
 
-MATMUL = "float32_matmul_precision"
-TF32_ON, TF32_OFF = "high", "highest"
-# Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
-# PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF.
-EXPANDABLE = "expandable_segments:True"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A process-wide setting. `old` None: unknown. `applied` False: not requested, or impossible, see `reason`."""
-
-    name: str
-    old: str | bool | None
-    new: str | bool | None
-    applied: bool
-    reason: str
-
-
-def changes(profile: DeviceProfile, precision: Precision, *, apply: bool) -> list[Change]:
-    """Return what this process has and should have for an engine of this precision, and set it with `apply`. Call it
-    before TF32 is set and the card is used: torch raises when its old and new TF32 switches are mixed, and the
-    allocator keeps the memory it has."""
-    return [*_tf32(profile, precision, apply), *_cudnn(profile, apply), *_allocator(profile, apply)]
-
-
-def _tf32(profile: DeviceProfile, precision: Precision, apply: bool) -> Iterator[Change]:
-    import torch
-
-    old = _asked(torch.get_float32_matmul_precision)
-    if not profile.tf32:
-        yield Change(MATMUL, old, old, False, "this device has no TF32: the switch would change nothing")
-        return
-    wanted = precision == "tf32"
-    if apply:
-        set_tf32(profile, wanted)
-    reason = "products of fp32 numbers round them to 10 bits, as was asked for" if wanted else "fp32 is what it says"
-    yield Change(MATMUL, old, TF32_ON if wanted else TF32_OFF, apply, reason)
-
-
-def _cudnn(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
-    import torch
-
-    cudnn: Any = torch.backends.cudnn
-    applied = apply and profile.kind == "cuda"
-    old = bool(cudnn.benchmark)
-    if applied:
-        cudnn.benchmark = False
-    reason = "it tries convolutions for each new shape, and text encoders have none"
-    yield Change("cudnn.benchmark", old, False, applied, reason)
-
-
-def _allocator(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
-    import torch
-
-    name = "allocator"
-    if profile.kind != "cuda":
-        yield Change(name, None, None, False, "a CPU: torch's CUDA allocator is not used")
-        return
-    bindings: Any = torch._C
-    old = _asked(lambda: str(bindings._accelerator_getAllocatorSettings())) or None
-    if old is not None:
-        yield Change(name, old, old, False, "PYTORCH_ALLOC_CONF is set already and stays")
-        return
-    reason = "less fragmentation by batches of changing size; PYTORCH_ALLOC_CONF does the same from outside"
-    if apply:
-        try:
-            bindings._accelerator_setAllocatorSettings(EXPANDABLE)
-        except (RuntimeError, AttributeError) as error:
-            yield Change(name, old, EXPANDABLE, False, f"torch refuses: {str(error).splitlines()[0][:160]}")
-            return
-    yield Change(name, old, EXPANDABLE, apply, reason)
-
-
-def _asked(question: Callable[[], str]) -> str | None:
-    """Return None where torch does not say: older builds, or TF32 set by its newer interface."""
-    try:
-        return question()
-    except (RuntimeError, AttributeError):
-        return None
-
-
 T = TypeVar("T")
 MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
 QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
@@ -137,7 +56,6 @@ class Report:
     matmul: list[Matmul] = field(default_factory=list)
     embedding: list[Embedding] = field(default_factory=list)
     model: str | None = None
-    applied: list[Change] = field(default_factory=list)
     sustained: list[Sustained] = field(default_factory=list)
     clocks: Conditions | None = None
     ratios: list[Ratio] = field(default_factory=list)
@@ -155,13 +73,12 @@ class Report:
 class Plan:
     """What to measure: edges of square products (None: by kind of device), `seconds` of each sustained run, which the
     table of products does not exceed either (None: by kind of device), the model whose layers are multiplied and whose
-    vectors are computed. `apply` sets what `changes` proposes; `trace` is a file for a profile."""
+    vectors are computed. `trace` is a file for a profile."""
 
     sizes: tuple[int, ...] | None = None
     seconds: float | None = None
     device: str = "auto"
     model: str = MODEL
-    apply: bool = False
     trace: Path | None = None
 
 
@@ -193,7 +110,6 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
 
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)
-    report.applied = changes(profile, _chosen(report), apply=plan.apply)
     model = None
     try:
         try:
@@ -211,7 +127,7 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
             except EngineError as error:
                 report.settings.append(Setting("trace", None, first_line(error)))
     finally:
-        set_tf32(profile, _tf32_wanted(report.applied))
+        set_tf32(profile, False)
     report.ratios = list(ratios_of(profile, report))
     return report
 
@@ -220,11 +136,6 @@ def _chosen(report: Report) -> Precision:
     """Return the precision that the engine chooses."""
     value = next(each.value for each in report.settings if each.name == "precision")
     return next(each for each in PRECISIONS if each == value)
-
-
-def _tf32_wanted(applied: Sequence[Change]) -> bool:
-    """Return TF32 as it was before, or as it was applied."""
-    return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
 
 
 def _measure_products(

@@ -1,4 +1,4 @@
-"""The command line against the stand-in, through the real driver: the whole path and every refusal a database gives."""
+"""The command line against the emulator, through the real driver: the whole path and every refusal a database gives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Cli = Callable[..., Any]
 
 
 @contextmanager
-def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+def start_emulator(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Started as a person starts it; SIGTERM reaches it and ends it with 0."""
     command = [sys.executable, "-m", "app", "emulator", "--port", "0", "--data", str(folder / "data"), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
@@ -54,7 +54,7 @@ def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def sapdemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    with stand_in(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
+    with start_emulator(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
         yield greeting
 
 
@@ -65,7 +65,7 @@ def variables(greeting: dict[str, Any], prefix: str = "HANA_") -> dict[str, str]
 
 @pytest.fixture
 def hana(sapdemo: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Variables for the stand-in, the test embedder, and a schema of its own for the vectors."""
+    """Variables for the emulator, the test embedder, and a schema of its own for the vectors."""
     execute(sapdemo, 'CREATE SCHEMA "VECTORS"')
     yield variables(sapdemo) | {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__SCHEMA": "VECTORS"}
     execute(sapdemo, 'DROP SCHEMA "VECTORS" CASCADE')
@@ -102,7 +102,6 @@ def configure(folder: Path, text: str = MATERIALS) -> None:
     (folder / "owl-sap.toml").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.covers("sync", "status", "search", "verify")
 def test_the_whole_path(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     (first,) = cli("sync", "materials", "--json", **hana).json
@@ -137,7 +136,6 @@ def test_output_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     assert "chair" in cli(*table, "search", "materials", "swivel chair", **hana).out
 
 
-@pytest.mark.covers("sync", "status", "search", "verify", "doctor")
 def test_output_for_programs(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     """Not on a terminal: one JSON object per line with the keys of --json, and progress as such lines on stderr."""
     configure(tmp_path)
@@ -160,10 +158,9 @@ def lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.covers("emulator", "sync", "search")
 def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    with stand_in(tmp_path, "--sample") as other:
+    with start_emulator(tmp_path, "--sample") as other:
         both = hana | variables(other, "HANA_STORE_") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
         (report,) = cli("sync", "materials", "--json", **both).json
         assert report["upserted"] > 500
@@ -173,7 +170,6 @@ def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: d
         assert cli("doctor", **both).code == 0
 
 
-@pytest.mark.covers("sync", "search")
 def test_vectors_in_the_local_store(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     local = hana | {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
@@ -191,7 +187,6 @@ def test_a_filter_that_nothing_passes_says_what_there_is(cli: Cli, tmp_path: Pat
     assert "MTART, SPRAS" in run.err
 
 
-@pytest.mark.covers("status", "doctor", errors=True)
 def test_a_schema_that_is_not_there_is_told_and_is_no_empty_store(
     cli: Cli, tmp_path: Path, hana: dict[str, str]
 ) -> None:
@@ -220,7 +215,6 @@ def test_readiness_needs_the_stores_schema(sapdemo: dict[str, Any], hana: dict[s
         service.close()
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     run = cli("sync", "materials", **hana | {"HANA_PASSWORD": "canary-81"})
@@ -231,7 +225,6 @@ def test_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> Non
     assert [line for line in run.err.splitlines() if line.startswith("owl-sap:")] == run.err.strip().splitlines()
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -255,7 +248,6 @@ def test_what_does_not_fit_the_table(
     assert len(run.err.strip().splitlines()) == 1
 
 
-@pytest.mark.covers("sync", "search", "verify")
 def test_another_model_is_built_beside_the_one_that_serves(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     assert cli("sync", "materials", **hana).code == 0
@@ -268,7 +260,6 @@ def test_another_model_is_built_beside_the_one_that_serves(cli: Cli, tmp_path: P
     assert cli("status", "--json", **other).json[0]["generation"] == 1
 
 
-@pytest.mark.covers("sync", errors=True)
 def test_one_failure_does_not_stop_the_others(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     broken = MATERIALS.replace('"materials"', '"broken"').replace("V_MATERIALS", "NOPE")
     configure(tmp_path, broken + MATERIALS)
@@ -305,7 +296,6 @@ def small(sapdemo: dict[str, Any], tmp_path: Path) -> Iterator[None]:
     execute(sapdemo, "DROP SCHEMA SMALL CASCADE")
 
 
-@pytest.mark.covers("sync", errors=True)
 @pytest.mark.usefixtures("small")
 def test_a_bad_row_is_set_aside_and_the_others_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
     execute(sapdemo, f"INSERT INTO SMALL.T VALUES ('{'x' * 2500}', 'canary-82')")
@@ -318,7 +308,6 @@ def test_a_bad_row_is_set_aside_and_the_others_go_on(cli: Cli, sapdemo: dict[str
     assert cli("status", "--json", **hana).json[0]["quarantined"] == 1
 
 
-@pytest.mark.covers("sync", "verify", errors=True)
 @pytest.mark.usefixtures("small")
 def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
     assert cli("sync", "small", **hana).code == 0
@@ -334,7 +323,6 @@ def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, 
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.covers("sync", "plan", errors=True)
 def test_many_blank_rows_and_another_type_pause_with_the_reason(
     cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]
 ) -> None:
@@ -350,7 +338,6 @@ def test_many_blank_rows_and_another_type_pause_with_the_reason(
     assert (retyped.code, retyped.json[0]["paused"], retyped.json[0]["complete"]) == (1, "schema_changed", False)
 
 
-@pytest.mark.covers("sync")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(
     tmp_path: Path, hana: dict[str, str], cli: Cli, number: signal.Signals, code: int
@@ -378,7 +365,6 @@ def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(
     assert cli("verify", "materials", **hana).code == 0
 
 
-@pytest.mark.covers("doctor")
 def test_doctor_on_a_system_that_is_well(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     run = cli("doctor", "--json", **hana)
@@ -402,7 +388,6 @@ def test_doctor_leaves_nothing_in_the_schema(
     assert left == []
 
 
-@pytest.mark.covers("doctor", errors=True)
 def test_doctor_checks_the_columns_of_a_table(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path, MATERIALS.replace("{MAKTX}", "{MAKT}"))
     run = cli("doctor", "--json", **hana)
@@ -411,7 +396,6 @@ def test_doctor_checks_the_columns_of_a_table(cli: Cli, tmp_path: Path, hana: di
     assert "MAKTX" in check["detail"]
 
 
-@pytest.mark.covers("doctor", errors=True)
 @pytest.mark.parametrize("two_sections", [False, True])
 def test_doctor_tries_a_wrong_password_once(cli: Cli, tmp_path: Path, hana: dict[str, str], two_sections: bool) -> None:
     """Over all checks of the run, and for a store at the same place with the same user too. A proxy counts."""

@@ -1,0 +1,479 @@
+"""What all routes share: request bodies and how they are checked, threads for the calls of the service, JSON answers.
+
+pydantic reports each element of a body that does not fit. Two megabytes hold hundreds of thousands, and describing them
+all would stop the event loop for seconds, so lists are checked in slices and only the first faults are reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, is_dataclass
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import from_json
+from starlette.types import Receive, Scope, Send
+
+from app.src.access.rates import Rates
+from app.src.api.errors import MOST_FAULTS, ClientLeft, Crowded, TooMuch, Unprocessable
+from app.src.api.guard import caller, once_more
+from app.src.observe.checks import Readiness
+from app.src.service.service import Service
+from connector.cancellation import Cancellation, cancelled_by
+from connector.model import Vectors
+
+Result = TypeVar("Result")
+
+# -------------------------------------------------------------------------------------------------------------- bodies
+
+MOST_ITEMS = 65_536  # of one list; HANA's vectors have up to 65,000 numbers
+
+
+def few_faults(most: int) -> WrapValidator:
+    """Return a validator for a list of at most `most` items that reports only the first slice with faults."""
+
+    def checked(items: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(items, list) or len(items) <= MOST_FAULTS:
+            return check(items)
+        good: list[Any] = []
+        for start in range(0, len(items), MOST_FAULTS):
+            end = start + MOST_FAULTS
+            try:
+                good += check(items[start:end])
+            except ValidationError:
+                return check(items[:end])  # with the right positions
+        return good if len(items) <= most else check(items)
+
+    return WrapValidator(checked)
+
+
+FEW_FAULTS = few_faults(MOST_ITEMS)
+Texts = Annotated[list[str], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[str]")]
+Numbers = Annotated[list[int], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[int]")]
+ListsOfNumbers = Annotated[list[Numbers], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[list[int]]")]
+
+
+class Body(BaseModel):
+    """A request body. Strict: a number is not a string, a boolean not a number; floats are finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, given: Any) -> Any:
+        """Drop most unknown members; the others are still rejected."""
+        if not isinstance(given, dict) or len(given) <= MOST_FAULTS:
+            return given
+        unknown = islice((name for name in given if name not in cls.model_fields), MOST_FAULTS)
+        return {name: given[name] for name in cls.model_fields if name in given} | dict.fromkeys(unknown)
+
+
+def one_of_members(**given: dict[str, Any]) -> ConfigDict:
+    """Describe in OpenAPI that exactly one of these members must be given: their JSON Schema when present."""
+    return ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [name], "properties": {name: how}} for name, how in given.items()]}
+    )
+
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
+
+
+class DirectRoute(APIRoute):
+    """A fast route for an endpoint `(request: Request, body: SomeModel, **path_parameters: str) -> Response`. It checks
+    the body in one go and resolves no dependencies. A body that does not fit takes FastAPI's way to its error."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        content = await request.body()
+        body = self._checked(request, content)
+        if body is None:
+            await super().handle(scope, once_more(content, receive), send)
+            return
+        response = await self.endpoint(request=request, body=body, **scope["path_params"])
+        await response(scope, receive, send)
+
+    def _checked(self, request: Request, content: bytes) -> BaseModel | None:
+        """Return the model, or None for a body that is not JSON, has no JSON content type, or does not fit."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return None
+        assert self.body_field is not None
+        model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+        try:
+            # Accepts only JSON that the standard library's parser, which FastAPI uses, reads the same.
+            return model.model_validate(from_json(content))
+        except (ValueError, ValidationError):
+            return None
+
+
+def direct(routes: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    """Register an endpoint as a DirectRoute for POST."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        routes.add_api_route(path, endpoint, methods=["POST"], route_class_override=DirectRoute, **options)
+        return endpoint
+
+    return register
+
+
+class Json(Response):
+    """JSON written by orjson, which takes NumPy arrays and dataclasses."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError:
+            # orjson rejects unpaired surrogates and integers beyond 64 bits. Another writer may have stored them in a
+            # row's metadata, and one row must not hide all others.
+            text = json.dumps(content, default=_plain)
+            return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
+
+
+def _plain(part: Any) -> Any:
+    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part.tolist()
+
+
+# ----------------------------------------------------------------------------------------------- the queue for threads
+
+# Callers whose pace is kept; beyond it that of callers without a request is forgotten.
+MOST_CALLERS = 1_000
+_PACE_WEIGHT = 0.05  # of the last call in the mean: about twenty calls count
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """One caller's requests. `overdue`: since when the first of its requests waited that were refused for waiting too
+    long since it last got a thread. `pace`: mean seconds between the ends of its calls while it has calls."""
+
+    waiting: deque[Ticket] = field(default_factory=deque)
+    overdue: float | None = None
+    busy: int = 0
+    calls: int = 0
+    pace: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that waits for a thread since `since`; `start` is called when it gets one."""
+
+    caller: _Caller
+    start: Callable[[Ticket], object]
+    since: float
+    begun: float | None = None
+
+
+class FairQueue:
+    """Shares threads fairly among callers, on one event loop.
+
+    The next thread goes to the waiting caller with the fewest threads, and to the earliest request among equals. The
+    last free thread is for a caller without any, so no caller holds all of them.
+
+    A caller's request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of its
+    waiting requests times its pace, or how long its first request has waited where no call ends. The pace of a call is
+    its seconds divided by the caller's concurrent calls; a single call says nothing of what all threads could do, so
+    after a quiet time a burst is admitted with caution.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        max_wait: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        several_callers: bool = True,
+    ) -> None:
+        """Without `several_callers`, or with one thread, no thread is kept free."""
+        self._free = threads
+        self._kept = 1 if several_callers and threads > 1 else 0
+        self._max_wait, self._clock = max_wait, clock
+        self._callers: dict[str, _Caller] = {}
+
+    def enter(self, identity: str, start: Callable[[Ticket], object]) -> Ticket:
+        """Queue a request. `start` is called as soon as a thread is free, possibly now; then `finish` must follow, or
+        else `leave`. Raises Crowded for a request that would wait too long."""
+        if identity not in self._callers and len(self._callers) >= MOST_CALLERS:
+            self._callers = {name: each for name, each in self._callers.items() if each.waiting or each.busy}
+        caller = self._callers.setdefault(identity, _Caller())
+        now = self._clock()
+        since = caller.overdue or (caller.waiting[0].since if caller.waiting else now)
+        expected = len(caller.waiting) * caller.pace
+        first = not caller.waiting and (not caller.busy or self._may_begin(caller))
+        if not first and max(now - since, expected) > self._max_wait:
+            raise self._crowded(caller, now - since, expected)
+        ticket = Ticket(caller, start, now)
+        caller.waiting.append(ticket)
+        self._start_next()
+        return ticket
+
+    def finish(self, ticket: Ticket) -> None:
+        """Free the thread of a call that has ended."""
+        caller, begun = ticket.caller, ticket.begun
+        assert begun is not None
+        caller.calls += 1
+        pace = (self._clock() - begun) / caller.busy
+        caller.pace += (pace - caller.pace) * max(_PACE_WEIGHT, 1 / caller.calls)
+        caller.busy -= 1
+        self._free += 1
+        self._start_next()
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Remove a waiting request. Returns False, without effect, if it had a thread or has left."""
+        if ticket not in ticket.caller.waiting:
+            return False
+        ticket.caller.waiting.remove(ticket)
+        return True
+
+    def expire(self, ticket: Ticket) -> Crowded:
+        """Remove a request that still waits after `max_wait`, and return its refusal."""
+        self.leave(ticket)
+        caller = ticket.caller
+        caller.overdue = caller.overdue or ticket.since
+        return self._crowded(caller, max(self._clock() - ticket.since, self._max_wait), 0.0)
+
+    def _may_begin(self, caller: _Caller) -> bool:
+        return self._free > (self._kept if caller.busy else 0)
+
+    def _start_next(self) -> None:
+        while able := [each for each in self._callers.values() if each.waiting and self._may_begin(each)]:
+            caller = min(able, key=lambda each: (each.busy, each.waiting[0].since))
+            ticket = caller.waiting.popleft()
+            caller.overdue = None
+            ticket.begun = self._clock()
+            caller.busy += 1
+            self._free -= 1
+            ticket.start(ticket)
+
+    def _crowded(self, caller: _Caller, waited: float, expected: float) -> Crowded:
+        state = f"the next one has waited {waited:.0f} s"
+        if expected > waited:
+            state = f"{len(caller.waiting)} are waiting, so another would wait {expected:.1f} s"
+        return Crowded(
+            f"{caller.busy} of your requests are running, and {state}; the limit is {self._max_wait:g} s "
+            "(setting api.max_wait): try again later",
+            seconds=max(waited, expected),
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- executors
+
+READY_WITHIN = 5.0  # seconds that probes of readiness wait, as monitors do
+# Seconds after which a request's connection is watched: most work is done by then, and watching costs more.
+_WATCH_AFTER = 0.05
+
+
+class Executors:
+    """Runs the service's calls in bounded numbers of threads, so that waiting never blocks the event loop."""
+
+    def __init__(self, service: Service, rates: Rates | None = None) -> None:
+        self.service = service
+        self._rates = rates or Rates()
+        self.limits = service.settings.api
+        self._several_callers = service.access.configured
+        self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
+        self._queue = FairQueue(self.limits.threads, self.limits.max_wait, several_callers=self._several_callers)
+        # Writers wait for each other; at most half of the threads do.
+        self._writing = asyncio.Semaphore(max(1, self.limits.threads // 2))
+        # Health has its own thread: it must answer while all others wait for HANA.
+        self._health = ThreadPoolExecutor(1, "owl-sap-health")
+        self._probe: tuple[asyncio.Future[Readiness], Readiness] | None = None
+        # For job records and metrics, which need neither engine nor store, and must answer while HANA hangs.
+        self._quick = ThreadPoolExecutor(4, "owl-sap-look")
+        # Cancelling a statement is a request to HANA, which may not answer.
+        self._cancels = ThreadPoolExecutor(1, "owl-sap-cancel")
+
+    def close(self) -> None:
+        """Discard what still runs. Call it once no request is served any more."""
+        for threads in (self._threads, self._health, self._quick, self._cancels):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], Result], request: Request | None = None, *, writes: bool = False) -> Result:
+        """Return the result of `call`, run in a thread. Raises Crowded for a request that would wait too long, or did.
+
+        With `request`, `call` never runs if the client leaves before a thread is free: ClientLeft. A call that only
+        reads is interrupted when the client leaves later or the request times out. A call that `writes` goes on.
+        """
+        cancellation = Cancellation()
+        async with _unless_left(request):
+            try:
+                return await self._in_thread(call, request, cancellation, writes)
+            except asyncio.CancelledError:
+                if request is not None and not writes:
+                    cancellation.prevent()  # at once: the thread that cancels may still wait for HANA
+                    with suppress(RuntimeError):  # the service has ended
+                        self._cancels.submit(cancellation.cancel)
+                raise
+
+    async def _in_thread(
+        self, call: Callable[[], Result], request: Request | None, cancellation: Cancellation, writes: bool = False
+    ) -> Result:
+        if writes:
+            try:
+                async with asyncio.timeout(self.limits.max_wait):
+                    await self._writing.acquire()
+            except TimeoutError:
+                limit = f"the limit of {self.limits.max_wait:g} s (setting api.max_wait)"
+                why = f"as many requests as may are writing, and none ended within {limit}: try again later"
+                raise Crowded(why, seconds=self.limits.max_wait) from None
+        try:
+            ticket = await self._turn(request)
+        except BaseException:
+            if writes:
+                self._writing.release()
+            raise
+
+        def cancellable() -> Result:
+            with cancelled_by(cancellation):
+                return call()
+
+        def ended() -> None:
+            self._queue.finish(ticket)
+            if writes:
+                self._writing.release()
+
+        def tell(_: Future[Result]) -> None:
+            with suppress(RuntimeError):  # the service has ended
+                loop.call_soon_threadsafe(ended)
+
+        loop = asyncio.get_running_loop()
+        work = self._threads.submit(cancellable)
+        work.add_done_callback(tell)  # before the caller sees the result and sends its next request
+        return await asyncio.wrap_future(work)
+
+    async def _turn(self, request: Request | None) -> Ticket:
+        """Return the ticket that has got a thread. Raises Crowded."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        identity = caller(request).identity if request is not None and self._several_callers else ""
+        ticket = self._queue.enter(identity, lambda _: None if turn.done() else turn.set_result(None))
+        try:
+            if not turn.done():
+                async with asyncio.timeout(self.limits.max_wait):
+                    await turn
+        except BaseException as error:
+            if ticket.begun is not None:  # just before it was given up
+                self._queue.finish(ticket)
+            elif isinstance(error, TimeoutError):
+                raise self._queue.expire(ticket) from None
+            self._queue.leave(ticket)
+            raise
+        return ticket
+
+    async def probe(self) -> Readiness:
+        """Return readiness within READY_WITHIN seconds. Concurrent probes share one thread and its answer, so a probe
+        that hangs holds one thread only."""
+        if self._probe is None or self._probe[0].done():
+            readiness = Readiness()
+            work = asyncio.get_running_loop().run_in_executor(self._health, self.service.readiness.check, readiness)
+            self._probe = work, readiness
+        work, readiness = self._probe
+        await asyncio.wait((work,), timeout=READY_WITHIN)
+        if work.done():
+            return work.result()
+        late = readiness.unanswered(READY_WITHIN)
+        self.service.metrics.tell_ready(late.checks)  # the metrics show the same
+        return late
+
+    async def look(self, call: Callable[[], Result]) -> Result:
+        """Run a quick `call` that needs neither engine nor store."""
+        return await asyncio.get_running_loop().run_in_executor(self._quick, call)
+
+    def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
+        """Charge the caller for texts of these lengths: for what the model reads of each, or for the `whole` text
+        where it is cut into chunks. Raises RateExceeded. Thread-safe."""
+        if self._several_callers:
+            most = max(tokens, default=0) if whole else self.service.parts.engine.max_tokens
+            self._rates.spend(caller(request), sum(min(count, most) for count in tokens))
+
+    def check_texts(self, texts: list[str], *, name: str) -> None:
+        """Check the number, length and encoding of texts; `name` is the body's field. Raises Unprocessable, TooMuch."""
+        if not texts:
+            raise Unprocessable(f"{name} is empty", param=name)
+        if len(texts) > self.limits.max_inputs:
+            limit = self.limits.max_inputs
+            raise TooMuch(f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
+        limit = self.limits.max_text_chars
+        for position, text in enumerate(texts):
+            if len(text) > limit:
+                what = f"{name}[{position}] has {len(text)} characters"
+                raise TooMuch(f"{what}; at most {limit} (api.max_text_chars)", param=name)
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise Unprocessable(f"{name}[{position}] contains an unpaired surrogate", param=name) from None
+
+    async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
+        """Return the vectors of `texts`, which `queue` tokenises in a thread and queues for the engine.
+
+        Waiting in the engine's queue takes no thread. A full queue is refused before a thread is waited for. When the
+        client leaves, its texts leave the queue, even if it left while they were tokenised.
+        """
+        if (loaded := self.service.parts.embedder_if_loaded) is not None:
+            loaded.engine.check_room(texts)
+        queued: list[Future[Vectors]] = []
+        left = False
+
+        def queue_unless_left() -> Future[Vectors]:
+            queued.append(queue())
+            if left:
+                queued[0].cancel()
+            return queued[0]
+
+        try:
+            async with _unless_left(request):
+                return await asyncio.wrap_future(await self._in_thread(queue_unless_left, request, Cancellation()))
+        finally:
+            left = True  # before looking: the thread looks after it has queued, so one of them sees the other
+            for future in queued:
+                future.cancel()  # no effect on a finished one
+
+
+@asynccontextmanager
+async def _unless_left(request: Request | None) -> AsyncIterator[None]:
+    """Cancel the block if the client leaves, and raise ClientLeft. None: whoever leaves."""
+    if request is None:
+        yield
+        return
+    loop, task, left = asyncio.get_running_loop(), asyncio.current_task(), False
+    watches: list[asyncio.Task[None]] = []
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    timer = loop.call_later(_WATCH_AFTER, lambda: watches.append(loop.create_task(watch())))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise ClientLeft("the client closed the connection before the answer was ready") from None
+        raise
+    finally:
+        timer.cancel()
+        for each in watches:
+            each.cancel()
