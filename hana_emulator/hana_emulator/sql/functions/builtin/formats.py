@@ -158,7 +158,7 @@ _NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
 
 
 def write_number(value: Any, model: Any) -> str:
-    """Format a number by a model of 0, 9, ',', '.', a leading S (always a sign) or $; overflow gives ####, as in HANA."""
+    """Format a number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Overflow gives ####."""
     pattern = plain(model)
     if not _NUMBER_MODEL.fullmatch(pattern):
         raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this emulator)")

@@ -79,7 +79,7 @@ def occurrences(pattern: Any, flags: Any, text: Any, start: Any) -> int:
 
 
 def locate(pattern: Any, flags: Any, text: Any, start: Any, *place: Any) -> int:
-    """The 1-based start of a match; 0 without one. `place`: occurrence, group, and 1 for the position after the match."""
+    """The 1-based start of a match; 0 for none. `place`: occurrence, group, 1 for the position after the match."""
     occurrence, group, after = place
     chosen = _chosen(_matches(pattern, flags, plain(text), start), occurrence, group)
     if chosen is None:
