@@ -37,7 +37,7 @@ def test_types_values_and_ranges() -> None:
     assert sorted((str(value.value), value.count) for value in found["M"].values) == [("1", 1), ("1", 1), ("True", 1)]
     ranges = {name: (field.min, field.max) for name, field in found.items() if field.min is not None}
     assert ranges == {"N": (-2, 3), "D": ("2023-12-01", "2024-02-01")}
-    assert found["GONE"] == Field("GONE", "text", [], more=False)
+    assert found["GONE"] == Field("GONE", "text", [], more=False, min=None, max=None)
 
 
 def test_many_values_and_long_ones() -> None:

@@ -182,7 +182,7 @@ def test_an_engine_that_is_away(
 
     monkeypatch.setattr(service.parts.embedder.engine, "submit", broken)
     assert "canary-91" not in refusal(client.post(ROUTE, json={"input": "a"}), 500)["message"]
-    monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: closed([])))
+    monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: closed([])), raising=False)
     refusal(client.get("/v1/models"), 503)
 
 
@@ -218,7 +218,7 @@ def test_names_of_models(
 ) -> None:
     embedding = service.settings.embedding.model_copy(update={"model": configured})
     monkeypatch.setattr(service, "settings", service.settings.model_copy(update={"embedding": embedding}))
-    monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: served))
+    monkeypatch.setattr(service.parts.engine, "model", served)
     response = client.post(ROUTE, json={"input": "a", "model": asked})
     if known:
         assert response.json()["model"] == served
@@ -280,7 +280,7 @@ def test_a_chunked_body_that_grows_too_large(client: httpx.Client) -> None:
 def test_a_model_that_was_trained_to_be_cut(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EmbeddingEngine, "matryoshka", property(lambda self: (16, 32)))
+    monkeypatch.setattr(service.parts.engine, "matryoshka", (16, 32))
     texts = ["steel shaft of a pump", "office chair with wheels"]
     data = client.post(ROUTE, json={"input": texts, "dimensions": 32}).json()["data"]
     short = service.parts.engine.embed(texts)[:, :32]
@@ -288,7 +288,7 @@ def test_a_model_that_was_trained_to_be_cut(
     np.testing.assert_allclose([item["embedding"] for item in data], expected, atol=1e-6)
     error = refusal(client.post(ROUTE, json={"input": texts, "dimensions": 24}), 400)
     assert (error["param"], "16, 32" in error["message"]) == ("dimensions", True)
-    monkeypatch.setattr(EmbeddingEngine, "matryoshka", property(lambda self: range(1, 64)))
+    monkeypatch.setattr(service.parts.engine, "matryoshka", range(1, 64))
     assert len(client.post(ROUTE, json={"input": "steel", "dimensions": 24}).json()["data"][0]["embedding"]) == 24
 
 

@@ -98,10 +98,10 @@ def test_the_page_about_the_api(serve: Serve, open_page: Open) -> None:
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [320, 320]
     page.reload()
-    shape = page.locator("#HitBody")
+    shape = page.locator("#FoundHit")
     expect(shape).to_be_hidden()
     page.get_by_role("link", name="Shapes", exact=True).click()
-    page.evaluate("location.hash = '#HitBody'")
+    page.evaluate("location.hash = '#FoundHit'")
     expect(shape).to_be_visible()
     page.get_by_role("link", name="Console").click()
     expect(page.get_by_role("search")).to_be_visible()
