@@ -1,5 +1,5 @@
-"""The share of a search text's words that a row contains, without function words, with endings and compounds of English
-and German.
+"""Compute the share of a search text's words that a row contains, ignoring function words. Knows English and German
+endings and compounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDINGS = (
     *("ly", "ed", "er", "en", "es", "em"),
     *("e", "n", "s"),
 )
-"""The longest first."""
+"""Ordered by length, longest first."""
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5
@@ -51,16 +51,16 @@ def folded(word: str) -> str:
 
 
 FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
-"""Words of grammar rather than of content."""
+"""Grammatical words without content."""
 
 
 def content_words(text: str) -> tuple[str, ...]:
-    """Return the words of a search text without function words, unchanged; () where there are only those."""
+    """Return the words of a search text without function words, unchanged; () if no others remain."""
     return tuple(word for word in _words(text) if folded(word) not in FUNCTION_WORDS)
 
 
 def asked_words(text: str) -> tuple[str, ...]:
-    """Return `content_words`, or all words where there are none."""
+    """Return `content_words`, or all words if there are no content words."""
     return content_words(text) or tuple(_words(text))
 
 
@@ -69,23 +69,23 @@ def _words(text: str) -> list[str]:
 
 
 def parts_of(text: str) -> frozenset[str]:
-    """Return the distinct words of a text, folded; M-4711/2 is three."""
+    """Return the distinct words of a text, folded; M-4711/2 has three."""
     return frozenset(_PART.findall(folded(text)))
 
 
 class Coverage:
-    """The coverage of one search text by many rows. Each distinct word of the rows is compared once, because thousands
-    of candidates share most of their words. For one thread."""
+    """Compute the coverage of one search text by many rows. Cache each distinct word, because rows share most of their
+    words. Not thread-safe."""
 
     def __init__(self, asked: Sequence[str]) -> None:
-        """`asked`: `content_words`."""
+        """`asked`: the result of `content_words`."""
         self._asked = [parts_of(word) for word in asked]
         self._parts = frozenset[str]().union(*self._asked)
         self._answered: dict[str, frozenset[str]] = {}
 
     def of(self, text: str) -> float:
-        """Return the share of the asked words that is in `text`, from 0 to 1; 0 for no words. A word of several parts
-        (M-4711) counts when all of them are there."""
+        """Return the share of the asked words that `text` contains, from 0 to 1; 0 if no words were asked. A word of
+        several parts (M-4711) counts only if all its parts are present."""
         if not self._asked:
             return 0.0
         there: set[str] = set()
@@ -99,8 +99,8 @@ class Coverage:
 
 @lru_cache(maxsize=100_000)
 def related(asked: str, other: str) -> bool:
-    """Return whether two folded words match: by the same stem, or by a stem within a longer word. A number matches only
-    itself, with or without leading zeros."""
+    """Return whether two folded words match: same stem, or one stem inside a longer word. A number matches only itself,
+    with or without leading zeros."""
     if asked == other:
         return True
     if not (asked.isalpha() and other.isalpha()):
@@ -117,8 +117,8 @@ def related(asked: str, other: str) -> bool:
 
 @lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """Return the word without its ending where four letters remain: rough, but the same for both languages. A stemmer
-    for one language cuts the other's words wrongly, and the language of a search text is unknown."""
+    """Return the word without its ending if at least four letters remain. This simple rule serves both languages,
+    because the language of a search text is unknown."""
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
             return word[: -len(ending)]

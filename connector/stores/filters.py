@@ -39,18 +39,18 @@ MAX_DEPTH = 5
 MAX_TERMS = 100
 MAX_IN = 1000
 MAX_OPERANDS = 10_000
-"""In all; both databases bound the parameters of a statement at about 32,000."""
+"""Limit for a whole filter; both databases limit a statement to about 32,000 parameters."""
 MAX_TEXT = 5000
-"""Characters; NVARCHAR's limit in HANA."""
+"""In characters; the limit of NVARCHAR in HANA."""
 LONGEST_PIECE = 100
-"""Characters of a pattern from one % to the next: a database compares them at each place of a text."""
+"""In characters between two %: a database compares them at each position of a text."""
 
 
 # -------------------------------------------------------------------------------------------------------- the tree
 
 
 class Kind(Enum):
-    """The type of the given value; the field is read as the same type."""
+    """The type of the given value; the field is read as this type."""
 
     BOOLEAN = "boolean"
     NUMBER = "number"
@@ -78,8 +78,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """`where` (None: anything) among the rows that match `within`, which cannot fail. The others have no effect: they
-    do not match, and `where` does not fail at their values."""
+    """`where` (None: anything) restricted to the rows that match `within`, which cannot fail. Other rows never match,
+    and their values cannot make `where` fail."""
 
     within: Term | Group
     where: Term | Group | None
@@ -121,8 +121,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
 def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Term | Group | None:
     """Return the tree of a filter, None for no filter (`None` or `{}`).
 
-    `names` maps a source column to its name in the metadata, where the two differ; both may be used in filters.
-    Raises BadFilter whose message begins with the path of the fault (`$and[1].MTART`).
+    `names` maps a source column to its metadata name if the two differ; a filter may use either. Raises BadFilter; the
+    message starts with the path of the invalid part (`$and[1].MTART`).
     """
     if where is None or (isinstance(where, Mapping) and not where):
         return None
@@ -130,9 +130,8 @@ def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Term 
 
 
 def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, str] | None = None) -> Condition | None:
-    """Return the tree of `where` restricted to the rows of `within` (None: all). Each has the limits of `parse`. Raises
-    BadFilter, and ValueError for a `within` that is empty or might fail at a stored value.
-    """
+    """Return the tree of `where` restricted to the rows of `within` (None: all). The limits of `parse` apply to each.
+    Raises BadFilter, and ValueError if `within` is empty or could fail on a stored value."""
     asked = parse(where, names)
     if within is None:
         return asked
@@ -143,7 +142,7 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
 
 
 def compared(where: Filter | None, names: Mapping[str, str] | None = None) -> list[Term]:
-    """Return the comparisons of a filter; arguments and errors as `parse`."""
+    """Return the comparisons of a filter. Arguments and errors as in `parse`."""
     condition = parse(where, names)
     return [] if condition is None else list(terms(condition))
 
@@ -266,7 +265,7 @@ def _unknown_operator(path: str, operator: Any) -> BadFilter:
 
 
 def _shown(value: Any) -> str:
-    """Return the type of a wrong value, never the value, which may be confidential."""
+    """Return the type of an invalid value. The value itself may be confidential."""
     match value:
         case None:
             return "null"
@@ -286,7 +285,7 @@ def _shown(value: Any) -> str:
 
 # ---------------------------------------------------------------------------------------- reading values, in Python
 
-# A run of digits can be matched in one way only: with two, a long run that does not match takes quadratic time.
+# Keep this pattern unambiguous: otherwise a long run of digits that does not match takes quadratic time.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
 _WORD = re.compile(r"[^\W_]+")
@@ -294,7 +293,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Unreadable(ValueError):
-    """A stored value is not of the filter's kind."""
+    """A stored value cannot be read as the filter's kind."""
 
 
 def read_number(text: str) -> float:
@@ -323,8 +322,8 @@ def _read_date(text: str) -> str:
 
 @lru_cache(maxsize=16)
 def _spaced(text: str) -> str:
-    """Return the words of a text, each between blanks, which no word holds; "" without any. Remembered for the next
-    condition of the same filter: a hundred of them may look at one text."""
+    """Return the words of a text, each between blanks; "" if there are none. Cached, because many conditions of one
+    filter may read the same text."""
     words = _WORD.findall(text.casefold())
     return f" {' '.join(words)} " if words else ""
 
@@ -336,7 +335,7 @@ def contains(phrase: str, text: str) -> bool:
 
 
 def like(pattern: str, text: str) -> bool:
-    """SQL's LIKE without escape. Each piece is taken where it first fits, without going back."""
+    """Match SQL's LIKE without an escape character. Take each piece at its first match, without backtracking."""
     first, *pieces = (".".join(map(re.escape, piece.split("_"))) for piece in pattern.split("%"))
     between = "".join(f"(?>.*?{piece})" for piece in pieces[:-1])
     last = f".*{pieces[-1]}" if pieces else ""
@@ -365,7 +364,7 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    """Whether one record fits: what both compilers are tested against. Raises BadFilter as a store would."""
+    """Return whether one record matches. Both compilers are tested against this function. Raises BadFilter."""
     try:
         return _holds(condition, metadata)
     except Unreadable:
@@ -392,8 +391,8 @@ def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must offer as
-    columns, under the names that `projection` gives (HANA's SCORE takes columns only)."""
+    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must select as
+    columns, named by `projection`, because HANA's SCORE takes only columns."""
 
     sql: str
     parameters: tuple[Any, ...]
@@ -401,7 +400,7 @@ class Compiled:
 
     @property
     def projection(self) -> str:
-        """The columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
+        """Return the columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
         return ", ".join(f'{_json_value(name)} AS "META_{place}"' for place, name in enumerate(self.projected))
 
 
@@ -416,7 +415,7 @@ def _joined(condition: Term | Group, compiled: Callable[[Term], str]) -> str:
 
 
 def _plain_term(term: Term, field: str, value: str) -> str:
-    """Return a shape that both databases share, given how to read the field and how to write a value."""
+    """Return SQL that both databases accept. `field` reads the field, `value` formats the given value."""
     if not term.values:
         return f"{field} IS {'NOT ' if term.operator == '$ne' else ''}NULL"
     match term.operator:
@@ -440,7 +439,7 @@ _HANA_VALUES = {
 
 
 def to_hana(condition: Condition) -> Compiled:
-    """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
+    """Return the WHERE of langchain-hana's HanaDB, over column VEC_META."""
     if not isinstance(condition, Guarded):
         return _in_hana(condition, None)
     within = _in_hana(condition.within, None)
@@ -451,8 +450,8 @@ def to_hana(condition: Condition) -> Compiled:
 
 
 def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
-    """HANA evaluates the parts of a WHERE in any order. So a term that can fail at a value of another kind reads no
-    value of a row outside `within`: neither its result nor its failure depends on those rows."""
+    """Guard each term that can fail, because HANA evaluates a WHERE in any order. Such a term reads no value of a row
+    outside `within`, so those rows affect neither its result nor its errors."""
     projected = tuple(sorted({term.field for term in terms(condition) if term.operator == "$contains"}))
     parameters: list[Any] = []
 
@@ -490,7 +489,7 @@ _GLOB = str.maketrans({"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"})
 
 
 def register(connection: sqlite3.Connection) -> None:
-    """The functions that `to_sqlite` relies on. They give NULL for NULL."""
+    """Register the functions that `to_sqlite` uses. They return NULL for NULL."""
 
     def strict(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *values: None if None in values else function(*values)
@@ -500,12 +499,12 @@ def register(connection: sqlite3.Connection) -> None:
 
 
 def is_unreadable(error: sqlite3.Error) -> bool:
-    """Whether SQLite failed because a stored value could not be read as the filter's kind."""
+    """Return whether SQLite failed because a stored value could not be read as the filter's kind."""
     return isinstance(error, sqlite3.OperationalError) and "user-defined function raised exception" in str(error)
 
 
 def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
-    """A condition over the JSON in `column`, for a connection that went through `register`."""
+    """Return a condition over the JSON in `column`, for a connection prepared by `register`."""
     parameters: list[Any] = []
 
     def compiled(term: Term) -> str:
@@ -527,5 +526,5 @@ def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
         return Compiled(sql, tuple(parameters))
     within = _joined(condition.within, compiled)
     where = "1" if condition.where is None else _joined(condition.where, compiled)
-    # The order of an AND is SQLite's to choose; of a CASE it is not: `where` is never evaluated outside.
+    # SQLite may reorder an AND but not a CASE, so `where` is never evaluated for rows outside `within`.
     return Compiled(f"CASE WHEN {within} THEN {where} ELSE 0 END", tuple(parameters))

@@ -1,4 +1,4 @@
-"""Generations of a collection: the rules that every store applies the same way, over rows of its state table."""
+"""Generations of a collection: rules shared by all stores, over rows of their state tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from connector.model import Generation, GenerationState, Recipe, is_generation
 from connector.stores.records import ModelStamp, recipe_of, same_spec
 
 Row = TypeVar("Row", "GenerationRow", Generation)
-DROPPED = ""  # the fingerprint of a generation whose deletion has begun: no model has it
+DROPPED = ""  # the fingerprint of a generation whose deletion has started; no model has this fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRow:
-    """One generation as its store's state table has it. `name`: NAME, or NAME@N when it is not active. `spec`: the
-    recipe as JSON. `highest`: the highest number when an older generation was dropped."""
+    """One generation in the store's state table. `name`: NAME@N, or NAME for the active one. `spec`: the recipe as
+    JSON. `highest`: the highest number, set when an older generation was dropped."""
 
     name: str
     table: str
@@ -58,9 +58,8 @@ class GenerationRow:
 def resumable(
     collection: str, rows: Sequence[GenerationRow], stamp: ModelStamp, recipe: Recipe
 ) -> GenerationRow | None:
-    """Return the newest unfinished generation of this model: the next sync heals a changed recipe in place. Else the
-    newest retired one of this model and recipe; one of another recipe is kept to switch back to. Raises
-    UnknownCollection when none is active."""
+    """Return the newest unfinished generation of this model; the next sync applies a changed recipe to it. Otherwise
+    return the newest retired generation of this model and recipe. Raises UnknownCollection if none is active."""
     if not any(row.state == "active" for row in rows):
         raise UnknownCollection(f"the store has no collection {collection!r}; `sync` creates it")
     newest_first = sorted((row for row in rows if row.stamp == stamp), key=lambda row: -row.number)
@@ -74,7 +73,7 @@ def resumable(
 
 
 def free_number(rows: Sequence[GenerationRow]) -> int:
-    """Return a number that no generation of the collection has or had."""
+    """Return a number that no generation of the collection has or ever had."""
     return max((max(row.number, row.highest or 0) for row in rows), default=0) + 1
 
 
@@ -101,7 +100,7 @@ def droppable(collection: str, rows: Sequence[GenerationRow], number: int) -> Ge
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What a switch changes: `target` becomes active, `retiring` are retired, all with lease epoch `epoch`."""
+    """The changes of a switch: `target` becomes active, `retiring` become retired, all get lease epoch `epoch`."""
 
     target: GenerationRow
     retiring: list[GenerationRow]
@@ -109,7 +108,7 @@ class Switch:
 
     @classmethod
     def to(cls, collection: str, rows: Sequence[GenerationRow], number: int) -> Switch | None:
-        """Return None when that generation is active already. Raises UnknownGeneration, GenerationRefused."""
+        """Return None if that generation is already active. Raises UnknownGeneration, GenerationRefused."""
         target = numbered(collection, rows, number)
         if target.state == "active":
             return None
@@ -117,7 +116,7 @@ class Switch:
             raise GenerationRefused(
                 f"generation {number} of {collection!r} was being dropped; drop it again to finish that"
             )
-        epoch = max(row.epoch for row in rows) + 1  # no earlier lease of either name has it
+        epoch = max(row.epoch for row in rows) + 1  # above every earlier lease of either name
         return cls(target, [row for row in rows if row.state == "active"], epoch)
 
 

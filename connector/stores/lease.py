@@ -15,7 +15,7 @@ from connector.model import Lease
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Seconds. `ttl`: how long a lease outlives a worker that died; `renew` well below it; `poll` while waiting."""
+    """Seconds. `ttl`: how long a lease outlives a crashed worker; `renew`: well below `ttl`; `poll`: while waiting."""
 
     ttl: float = 30.0
     renew: float = 8.0
@@ -26,18 +26,18 @@ DEFAULT_TIMES = LeaseTimes()
 
 
 class LeaseTable(Protocol):
-    """How a store keeps leases; every call is a transaction of its own, by the store's clock."""
+    """Stores leases. Each call is one transaction and uses the store's clock."""
 
     def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
-        """The new epoch, or the name of the owner that holds it. An expired lease is taken over."""
+        """Return the new epoch, or the name of the current owner. Takes over an expired lease."""
         ...
 
     def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        """False when another worker has taken it over."""
+        """Return False if another worker has taken the lease over."""
         ...
 
     def release_lease(self, lease: Lease) -> None:
-        """Free it, and let no write follow under the old epoch."""
+        """Release the lease and reject later writes with its epoch."""
         ...
 
 
@@ -73,7 +73,7 @@ def _take(table: LeaseTable, collection: str, owner: str, wait: float, times: Le
 
 
 def _keep(table: LeaseTable, lease: Lease, times: LeaseTimes, done: threading.Event) -> None:
-    """Renew until done or lost. A failed attempt is repeated soon; if all fail the lease expires, and writes notice."""
+    """Renew until done or lost, retrying failures. If all fail, the lease expires and writes raise LeaseLost."""
     pause = times.renew
     while not done.wait(pause):
         try:

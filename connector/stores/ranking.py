@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from connector.model import Hit
 
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
-"""The score added to the cosine of a row with all words of the search text, and how steeply it falls when words are
-missing: half the words give an eighth. Chosen on one half of benchmarks/queries (docs/search.md)."""
+"""The score gained by a row with all words of the search text, and its exponent: half the words give an eighth. Tuned
+on one half of benchmarks/queries (docs/search.md)."""
 FEWEST_ROWS = 100
-"""With fewer rows their common part cannot be separated from their content."""
+"""With fewer rows, the backdrop cannot be separated from the content."""
 
 
 def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Return each row (n, d) with length 1; zeros for one without a direction."""
+    """Return the rows (n, d) scaled to length 1; zeros for rows without a direction."""
     rows = vectors.astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     usable = np.isfinite(lengths) & (lengths > 1e-9)
@@ -38,7 +38,7 @@ class Backdrop:
 
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> Backdrop | None:
-        """Return that of a sample (n, d); None for fewer than FEWEST_ROWS and for equal rows. Costs n * d * d."""
+        """Return the backdrop of a sample (n, d); None for fewer than FEWEST_ROWS or equal rows. Costs n * d * d."""
         if len(vectors) < FEWEST_ROWS:
             return None
         rows = vectors.astype(np.float64)
@@ -47,7 +47,7 @@ class Backdrop:
         return cls(mean, directions[:, -1]) if values[-1] > 1e-9 else None
 
     def without(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """Return the rest of each row (n, d) as unit vectors; zeros where nothing is left."""
+        """Return each row (n, d) without the backdrop, as unit vectors; zeros if nothing remains."""
         rest = np.asarray(vectors, np.float64) - self.mean
         rest -= np.outer(rest @ self.direction, self.direction)
         return units(rest)
@@ -56,7 +56,7 @@ class Backdrop:
 def closeness(
     query: NDArray[np.float32], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
 ) -> NDArray[np.float64]:
-    """Return the cosine of each unit vector (n, d) with the query (d,), without the backdrop."""
+    """Return the cosine of each unit vector (n, d) with the query (d,), both without the backdrop."""
     rows, asked = vectors.astype(np.float64), query.astype(np.float64)
     if backdrop is not None:
         rows, asked = backdrop.without(vectors), backdrop.without(query[None, :])[0]
@@ -68,8 +68,8 @@ def blend(
     candidates: Sequence[Hit], close: Sequence[float] | NDArray[np.float64], covered: Sequence[float]
 ) -> list[Hit]:
     """Return each document once, by its best chunk. The score is closeness + WORDS_WEIGHT * coverage ** WORDS_POWER;
-    ties by id, then by chunk. A sum of scores on a common scale keeps their distances, which ranks lose: Bruch, Gai and
-    Ingber, "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
+    ties by id, then by chunk. Unlike ranks, a sum of scores keeps distances: Bruch, Gai and Ingber, "An analysis of
+    fusion functions for hybrid retrieval", TOIS 2023."""
     scored = [
         replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
         for hit, near, share in zip(candidates, close, covered, strict=True)
@@ -81,12 +81,12 @@ def blend(
 
 
 def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, balance: float) -> list[int]:
-    """Return the places of up to `k` candidates in the order chosen: each time the one with the greatest
-    balance * relevance - (1 - balance) * (its greatest cosine with one already chosen); the first by relevance alone,
-    ties by place. Carbonell and Goldstein, "The use of MMR", SIGIR 1998.
+    """Return the positions of up to `k` candidates in the order chosen. Each step picks the greatest balance *
+    relevance - (1 - balance) * (greatest cosine with a chosen one). The first is by relevance alone; ties by position.
+    Carbonell and Goldstein, "The use of MMR", SIGIR 1998.
 
-    `relevance` (n,) should lie in cosine's range; `vectors` (n, d) of any length, zeros being similar to nothing;
-    `balance` from 0 (only different) to 1 (only relevant). Takes k * n * d multiplications.
+    `relevance` (n,) should be in cosine's range. `vectors` (n, d) may have any length; zeros are similar to nothing.
+    `balance`: 0 (only different) to 1 (only relevant). Costs k * n * d multiplications.
     """
     count = len(relevance)
     if not count or k < 1:
@@ -105,11 +105,11 @@ def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, ba
 
 
 PERSISTENCE = 0.9
-"""Of rank-biased overlap: how likely a reader is to look at the next rank. The first ten ranks then have 86 % of it."""
+"""Probability that a reader continues to the next rank. The first ten ranks then have 86 % of the weight."""
 
 
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return the share of ids common to two rankings, from 0 to 1; 1 for two empty ones."""
+    """Return the share of ids common to two rankings, from 0 to 1; 1 if both are empty."""
     longest = max(len(first), len(second))
     return len(set(first) & set(second)) / longest if longest else 1.0
 

@@ -32,20 +32,20 @@ from connector.model import (
 from connector.protocols import Embedder
 
 FOREIGN = "record:"
-"""Prefix of the id of a foreign record, which has no key; its number follows."""
+"""Prefix of a foreign record's id, which has no key; its number follows."""
 LONGEST_ID = 2000
-"""Of a document, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
+"""Of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
 UNIT_TOLERANCE = 1e-3
-"""A stored vector's length may differ from 1 by this much (half precision stays within it)."""
+"""Allowed difference of a stored vector's length from 1; half precision stays within it."""
 MAX_MODEL = 200
 _ALIKE = frozenset({str, int, bool, type(None)})
-"""What orjson writes exactly as `json` does."""
+"""Types that orjson writes exactly as `json` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStamp:
-    """The model of a collection's vectors. `id` is for people and MODEL_ID; the fingerprint identifies the model."""
+    """The model of a collection's vectors. `id` is the readable MODEL_ID; the fingerprint identifies the model."""
 
     id: str
     fingerprint: str
@@ -80,7 +80,7 @@ def metadata_text(metadata: Mapping[str, Scalar]) -> str:
 
 
 def metadata_of(text: object) -> dict[str, Any]:
-    """Return the stored JSON object; {} for anything else, which other programs may have written."""
+    """Return the stored JSON object; {} for anything else, because other programs may write metadata."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -97,7 +97,7 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
         )
     vectors = np.ascontiguousarray(vectors, dtype="<f4")
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    bad = np.flatnonzero(~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).tolist()  # a NaN length is not <= anything
+    bad = np.flatnonzero(~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).tolist()  # `<=` is false for NaN
     if bad:
         reason = RowRejected("its vector is not finite or not of length 1")
         what = f"{len(bad)} of {len(vectors)} vectors are not finite or not of length 1"
@@ -106,8 +106,8 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
 
 
 def checked_metadata(changes: ChangeSet) -> list[str]:
-    """Return the metadata of `chunks` and then of `metadata_only` as JSON. Raises RowsRejected, by positions in that
-    order, for values without a JSON form and for texts with an unpaired surrogate."""
+    """Return the metadata of `chunks`, then of `metadata_only`, as JSON. Raises RowsRejected, with positions in that
+    order, for values without a JSON form and texts with an unpaired surrogate."""
     written: list[str] = []
     refused: dict[int, RowRejected] = {}
     for position, chunk in enumerate((*changes.chunks, *changes.metadata_only)):
@@ -125,7 +125,7 @@ def checked_metadata(changes: ChangeSet) -> list[str]:
 
 
 def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:
-    """Return a query vector of length 1. Raises ConfigurationError when it has another dimension or no direction."""
+    """Return a query vector of length 1. Raises ConfigurationError for a wrong dimension or no direction."""
     query = np.asarray(vector, dtype=np.float64)
     if query.shape != (dimension,):
         raise ConfigurationError(
@@ -138,12 +138,12 @@ def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float3
 
 
 def vector_text(vector: NDArray[np.float32]) -> str:
-    """Return HANA's text form of a vector, with enough digits to restore the same float32."""
+    """Return HANA's text form of a vector, with enough digits to restore the same float32 values."""
     return "[" + ",".join(map(repr, vector.tolist())) + "]"
 
 
 def fvecs(vectors: Vectors) -> list[bytes]:
-    """Return each row in HANA's binary form: little-endian int32 dimension, then float32s. One pass over all rows."""
+    """Return each row in HANA's binary form: dimension as little-endian int32, then float32s."""
     count, dimension = vectors.shape
     words = np.empty((count, dimension + 1), dtype="<i4")
     words[:, 0] = dimension
@@ -153,7 +153,7 @@ def fvecs(vectors: Vectors) -> list[bytes]:
 
 
 def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
-    """Read a vector in HANA's binary form; None when it does not have `dimension`."""
+    """Return a vector from HANA's binary form; None unless it has `dimension`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
     raw = bytes(data)
@@ -163,12 +163,12 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
 
 
 CHECKPOINT_LENGTH = 5000
-"""Characters: the column of the state table."""
+"""In characters; the column of the state table has this length."""
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
-    """Return a checkpoint as JSON without the time of the last sync, which the store's clock gives. Leaves out column
-    types, then key columns, where the text would be too long."""
+    """Return a checkpoint as JSON without the time of the last sync, which the store's clock sets. Omits column types,
+    then key columns, if the text would be too long."""
     values: dict[str, Any] = {"rows_read": checkpoint.rows_read, "empty": checkpoint.empty, "source": checkpoint.source}
     if checkpoint.last_full is not None:
         values["last_full"] = checkpoint.last_full.isoformat()
@@ -199,8 +199,8 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
 
 
 def to_compare_whole(text: str | None) -> str | None:
-    """Return a checkpoint's text with which the next run compares everything: a change log that is consumed once may
-    have been consumed for another generation."""
+    """Return a checkpoint's text that makes the next run compare everything. The change log may have been consumed for
+    another generation."""
     if not text:
         return text
     values = {name: value for name, value in json.loads(text).items() if name not in ("mark", "last_full")}
@@ -208,7 +208,7 @@ def to_compare_whole(text: str | None) -> str | None:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return it as JSON without the collection's name, which changes with a switch."""
+    """Return the recipe as JSON without the collection's name, which a switch changes."""
     spec = recipe.spec
     kept = {
         "source": asdict(spec.source),
@@ -241,13 +241,13 @@ def recipe_of(collection: str, text: str | None) -> Recipe | None:
 
 
 def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:
-    """Return whether a stored recipe builds the same texts and metadata from the rows."""
+    """Return whether a stored recipe produces the same texts and metadata."""
     known = recipe_of(collection, stored)
     return known is not None and json.loads(recipe_text(known))["spec"] == json.loads(recipe_text(recipe))["spec"]
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
-    """Return the time with zone UTC, where it has none."""
+    """Return the time, with zone UTC if it has none."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
@@ -261,9 +261,9 @@ def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
     return list(best.values())
 
 
-# A sample is those rows whose numbers, multiplied by the golden ratio, have the smallest fractions: Fibonacci hashing
-# (Knuth, The Art of Computer Programming, volume 3, section 6.4), in integers of 64 bits that every database has. Any
-# share of them lies evenly over all numbers, and in step with no period that rows may come in.
+# A sample has the rows whose numbers, multiplied by the golden ratio, have the smallest fractions: Fibonacci hashing
+# (Knuth, The Art of Computer Programming, volume 3, section 6.4), in 64-bit integers. Any share of the rows is evenly
+# spread, even if rows are periodic.
 SPREAD_MODULUS = 2**31 - 1
 SPREAD_FACTOR = 1_327_217_885
 """SPREAD_MODULUS divided by the golden ratio."""
@@ -271,7 +271,7 @@ SPREAD_FACTOR = 1_327_217_885
 
 @dataclass(frozen=True, slots=True)
 class AskedIds:
-    """The documents and, by number, the foreign records that ids name. Impossible ids are left out."""
+    """Documents, and foreign records by number, that the given ids name. Impossible ids are omitted."""
 
     documents: list[str]
     foreign: list[int]
@@ -284,7 +284,7 @@ class AskedIds:
 
 
 def _may_be_id(id_: str) -> bool:
-    """An id that no column can hold is not bound: a database may reject the whole query for it."""
+    """Return whether a column can hold the id. A database may reject a whole query that binds one it cannot hold."""
     try:
         units = len(id_.encode("utf-16-le")) // 2
     except UnicodeEncodeError:
@@ -293,6 +293,6 @@ def _may_be_id(id_: str) -> bool:
 
 
 def in_order_of(ids: Sequence[str], found: Iterable[StoredText]) -> list[StoredText]:
-    """Sort by row in the order of `ids`, then by number."""
+    """Sort by the order of `ids`, then by number."""
     places = {id_: place for place, id_ in reversed(list(enumerate(ids)))}
     return sorted(found, key=lambda text: (places[text.id], text.number))

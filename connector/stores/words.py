@@ -1,4 +1,4 @@
-"""The words of a search text, the same for every store. Only letters and digits are left, so no query syntax."""
+"""Split a search text into words, for every store. Only letters and digits remain, so there is no query syntax."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_WORDS = 16
-"""Words of one text that are searched; further ones are ignored."""
+"""Words of one text that are searched; others are ignored."""
 MAX_LENGTH = 200
 """Characters of one word."""
 COMMON_FROM = 1000
-"""Below so many texts every word counts."""
+"""In a smaller collection every word counts."""
 COMMON_SHARE = 0.2
-"""A word in a larger share of the texts says little and costs most: "the", "der"."""
+"""A word in a larger share of the texts adds little and costs most: "the", "der"."""
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
 _SHORTEST_PADDED = 3
@@ -29,14 +29,14 @@ _PART = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and its spellings. Each is one or more parts of letters and digits separated by a blank, to be found as
-    adjacent whole words."""
+    """One word and its spellings. Each spelling is one or more parts of letters and digits, separated by a blank, that
+    must be found as adjacent whole words."""
 
     alternatives: tuple[str, ...]
 
 
 def words(text: str) -> tuple[Word, ...]:
-    """Return the distinct words of `text` in order, at most MAX_WORDS; () without letters and digits."""
+    """Return the distinct words of `text` in order, at most MAX_WORDS; () if it has no letters or digits."""
     found: dict[str, Word] = {}
     for piece in _BETWEEN.split(unicodedata.normalize("NFC", text)):
         word = " ".join(_PART.findall(piece[:MAX_LENGTH]))
@@ -48,7 +48,7 @@ def words(text: str) -> tuple[Word, ...]:
 
 
 def _alternatives(word: str) -> tuple[str, ...]:
-    """A number may be stored, and searched, with or without leading zeros."""
+    """Return spellings with and without leading zeros, because a number may be stored or searched with either."""
     if not (word.isascii() and word.isdigit()):
         return (word,)
     plain = word.lstrip("0") or "0"
@@ -58,8 +58,8 @@ def _alternatives(word: str) -> tuple[str, ...]:
 
 
 def as_key_value(number: str) -> tuple[str, ...]:
-    """Return the forms, one of which a row's id (a JSON array) contains when this number (letters and digits) is a
-    value of its key: a text with or without leading zeros, or an integer."""
+    """Return the forms in which a row's id (a JSON array) may contain this number (letters and digits) as a key value:
+    text with or without leading zeros, or an integer."""
     texts = tuple(f'"{each}"' for each in _alternatives(number))
     plain = number.lstrip("0")
     if not (plain.isascii() and plain.isdigit()):
@@ -68,19 +68,19 @@ def as_key_value(number: str) -> tuple[str, ...]:
 
 
 def weight(count: int, texts: int) -> float:
-    """Return the most that a word adds to a score when `count` of `texts` texts hold it: k1 + 1 times BM25's inverse
-    document frequency, in the form that is never below 0."""
+    """Return the most that a word found in `count` of `texts` texts adds to a score: k1 + 1 times BM25's inverse
+    document frequency, in the form that is never negative."""
     return math.log1p((texts - count + 0.5) / (count + 0.5)) * (SATURATION + 1)
 
 
 def most_common(texts: int) -> int:
-    """Return in how many of `texts` texts a word may occur that is worth a search."""
+    """Return the largest number of `texts` texts that a word worth searching may occur in."""
     return texts if texts < COMMON_FROM else int(texts * COMMON_SHARE)
 
 
 def worth_it(found: Sequence[Word], counts: Sequence[int], texts: int) -> list[int]:
-    """Return the places of the words to search, when `counts` of `texts` texts contain them: without common ones,
-    unless all are common."""
+    """Return the positions of the words to search, given that `counts` of `texts` texts contain them. Omits common
+    words unless all are common."""
     limit = most_common(texts)
     rare = [place for place in range(len(found)) if counts[place] <= limit]
     return rare or list(range(len(found)))

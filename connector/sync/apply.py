@@ -1,5 +1,5 @@
-"""Write documents: cut them into chunks, embed these, apply change sets. Rows that the engine or the store rejects go
-to quarantine, and the others go on.
+"""Write documents: chunk and embed them, apply change sets. Rows that the engine or the store rejects go to quarantine;
+the others continue.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from connector.sync.embedding import Embedded, TextEmbedder, Vector
 from connector.sync.options import StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
-GROW_AFTER = 8  # successful change sets after which an overloaded store gets twice as much again
-_NAMED_ROUNDS = 3  # how often the rows that a store names are trusted to be all; after that the rest is halved
+GROW_AFTER = 8  # successful change sets after which the limit doubles again for an overloaded store
+_NAMED_ROUNDS = 3  # rounds in which the rows that a store names are taken as complete; then halve the rest
 
 
 @dataclass(slots=True)
 class Written:
-    """`upserted`: document ids. `undone`: rows of `extra.metadata_only` that the store rejected; they are in
-    `quarantined`, too."""
+    """`upserted`: document ids. `undone`: rows of `extra.metadata_only` that the store rejected; also in
+    `quarantined`."""
 
     upserted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The store to write to, and the lease. `afresh`: attempts at rejected rows are counted from one again."""
+    """The store to write to, and the lease. `afresh`: count attempts at rejected rows from one."""
 
     store: VectorStore
     lease: Lease
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A document with chunks and vectors. `digest`: of the row as it was read."""
+    """A document with chunks and vectors. `digest`: of the row as read."""
 
     id: str
     chunks: list[Chunk]
@@ -65,7 +65,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What a change set says of one document beside chunks."""
+    """The entries of a change set for one document, without chunks."""
 
     id: str
     changes: ChangeSet = field(default_factory=ChangeSet)
@@ -86,7 +86,7 @@ _Piece = Ready | _Rest
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Documents whose every chunk has a vector, and the rows that the engine rejected."""
+    """Documents with a vector for every chunk, and the rows that the engine rejected."""
 
     ready: list[Ready]
     refused: list[QuarantinedRow]
@@ -101,21 +101,21 @@ class DocumentWriter:
         self._embed = TextEmbedder(embedder, clock)
         self._renderer = renderer
         self._clock = clock
-        # Chunks that a change set may have: fewer while the store is overloaded, more again afterwards.
+        # The largest number of chunks per change set; lowered while the store is overloaded.
         self._limit = CHUNKS_PER_APPLY
         self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
-        """Replace what the store holds of `documents`; `extra` is applied first, in a transaction of its own.
+        """Replace the stored versions of `documents`; apply `extra` first, in its own transaction.
 
-        A document that the engine or the store rejects is quarantined, and what the store held of it is removed.
-        Infrastructure errors are raised, and everything not yet applied is untouched in the store. While the store is
-        overloaded, change sets are smaller; raises Overloaded when a single document is too much.
+        A document that the engine or the store rejects is quarantined, and its stored version is removed.
+        Infrastructure errors are raised, and work not yet applied leaves the store unchanged. An overloaded store gets
+        smaller change sets. Raises Overloaded if a single document is too large.
         """
         return self.apply(self.prepare(documents), extra)
 
     def prepare(self, documents: Sequence[Document]) -> Prepared:
-        """Cut and embed, without the store."""
+        """Chunk and embed without accessing the store."""
         if not documents:
             return Prepared([], [], Embedded())
         with self._clock("tokenize", len(documents)):
@@ -134,7 +134,7 @@ class DocumentWriter:
         return prepared
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
-        """Store `extra`, what was prepared, and `closing`, each in a transaction of its own. An empty `closing` still
+        """Store `extra`, the prepared documents, and `closing`, each in its own transaction. An empty `closing` still
         checks the lease."""
         embedded = prepared.embedded
         written = Written([], [], embedded.embedded_texts, embedded.reused_texts, embedded.tokens)
@@ -150,7 +150,7 @@ class DocumentWriter:
         return written
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Delete what the store holds of these documents."""
+        """Delete the stored versions of these documents."""
         self._write_extra(ChangeSet(deleted=list(ids)), Written())
 
     def _apply(self, changes: ChangeSet, items: int) -> None:
@@ -164,10 +164,10 @@ class DocumentWriter:
             self._write_pieces(_by_document(extra), written)
 
     def _write_pieces(self, pieces: Sequence[_Piece], written: Written) -> None:
-        """Apply the pieces in order, as many at a time as the store takes.
+        """Apply the pieces in order, as many at a time as the store accepts.
 
-        When the store rejects rows, those that it names are tried alone and the others together. Where it names none,
-        or not all, halves are tried until each bad row is alone.
+        If the store rejects rows, try the rows that it names alone and the others together. If it names none, or not
+        all, halve until each bad row is alone.
         """
         stack: list[tuple[Sequence[_Piece], int]] = [(pieces, 0)] if pieces else []
         while stack:
@@ -195,7 +195,7 @@ class DocumentWriter:
                 written.upserted += [piece.id for piece in part if isinstance(piece, Ready)]
 
     def _fitting(self, pieces: Sequence[_Piece]) -> int:
-        """How many of the pieces fit one change set; at least one."""
+        """Return how many pieces fit one change set; at least one."""
         weight = 0
         for count, piece in enumerate(pieces):
             weight += piece.weight
@@ -210,7 +210,7 @@ class DocumentWriter:
             self._streak = 0
 
     def _reject(self, piece: _Piece, error: RowRejected, written: Written) -> None:
-        """Quarantine a piece that was rejected alone. Raises the error where no data of the row was to be written."""
+        """Quarantine a piece that was rejected alone. Raises the error if the piece writes no data of the row."""
         if isinstance(piece, _Rest):
             if not piece.changes.metadata_only:
                 raise error
@@ -227,13 +227,13 @@ class DocumentWriter:
 
 
 def with_vectors(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chunk]:
-    """The chunks with a digest of the vector at the end of their hash, so that `verify` notices a changed vector."""
+    """Return the chunks with the vector's digest appended to their hash; `verify` detects a changed vector by it."""
     pairs = zip(chunks, vectors, strict=True)
     return [replace(chunk, content_hash=chunk.content_hash + vector_digest(vector)) for chunk, vector in pairs]
 
 
 def entries(changes: ChangeSet) -> int:
-    """How many entries a change set has beside chunks."""
+    """Count a change set's entries other than chunks."""
     return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
 
 
@@ -247,7 +247,7 @@ def _merged(pieces: Sequence[_Piece]) -> ChangeSet:
 
 
 def _by_document(changes: ChangeSet) -> list[_Rest]:
-    """Divide a change set without chunks: what it says of one document stays together."""
+    """Split a change set without chunks by document."""
     pieces: dict[str, _Rest] = {}
 
     def of(id_: str) -> ChangeSet:
@@ -265,7 +265,7 @@ def _by_document(changes: ChangeSet) -> list[_Rest]:
 
 
 def _named(pieces: Sequence[_Piece], error: RowRejected) -> set[int]:
-    """The positions of the pieces that the store says are bad."""
+    """Return the positions of the pieces that the store names as bad."""
     if not isinstance(error, RowsRejected):
         return set()
     chunks = [place for place, piece in enumerate(pieces) if isinstance(piece, Ready) for _ in piece.chunks]

@@ -1,4 +1,4 @@
-"""Decide what happens to one document: compare what it should be with the hashes that the store has of it. Pure."""
+"""Decide what to do with one document: compare it with its stored hashes. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TEXT, _META, _ROW, _VECTOR = slice(0, 8), slice(8, 16), slice(16, 24), slice(24
 
 
 class Action(Enum):
-    ADD = "add"  # embed it; nothing of it is stored
+    ADD = "add"  # embed it; it is not stored
     REPLACE = "replace"  # embed it again: text, chunking or model changed, or chunks are damaged
     METADATA = "metadata"  # write metadata and hash; the vectors stay
-    REHASH = "rehash"  # it renders the same from a row that was read differently: write the hash
+    REHASH = "rehash"  # same rendering, but the row was read differently: write the hash
     KEEP = "keep"
     REMOVE = "remove"  # an empty row that is stored
     IGNORE = "ignore"  # an empty row that is not stored
@@ -26,13 +26,13 @@ class Action(Enum):
 
     @property
     def changes(self) -> bool:
-        """Whether text or metadata in the store change, or stop being stored."""
+        """Return whether stored text or metadata changes or is removed."""
         return self not in (Action.KEEP, Action.REHASH, Action.IGNORE)
 
 
 def decide(stored: Sequence[bytes | None], document: Document) -> Action:
-    """`stored`: the hashes of its stored chunks 0, 1, 2 ..., None for a chunk that is missing or doubled; empty when
-    nothing is stored."""
+    """Return the action. `stored`: hashes of its stored chunks 0, 1, 2 ..., None for a missing or duplicate chunk;
+    empty if nothing is stored."""
     if document.empty:
         return Action.REMOVE if stored else Action.IGNORE
     if not stored:
@@ -50,8 +50,8 @@ def decide(stored: Sequence[bytes | None], document: Document) -> Action:
 
 
 def decide_again(written: bytes | None, document: Document) -> Action:
-    """As `decide`, for a document that this run has changed already. `written`: `content_digest` of what it wrote; None
-    when it removed the document."""
+    """Return the action for a document that this run already changed. `written`: `content_digest` of what the run
+    wrote; None if it removed the document."""
     if document.empty:
         return Action.IGNORE if written is None else Action.REMOVE
     return Action.KEEP if written == content_digest(document) else Action.REPLACE
@@ -62,7 +62,7 @@ def content_digest(document: Document) -> bytes:
 
 
 def rehashed(stored: Sequence[bytes | None], document: Document) -> list[Chunk]:
-    """The chunks to write for METADATA and REHASH: new metadata and hash, no text; the vector's digest is kept."""
+    """Return the chunks to write for METADATA and REHASH: new metadata and hash, no text. Keeps the vector's digest."""
     return [
         Chunk(
             document.id,

@@ -1,4 +1,4 @@
-"""Collections that clients write: documents with ids of their own, each call one transaction."""
+"""Write the documents of clients: they have their own ids, and each call is one transaction."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _CHECKPOINT = Checkpoint(key=KEY, mark=WRITTEN)
 
 @dataclass(frozen=True, slots=True)
 class NewDocument:
-    """`id` None: a new UUID. `metadata`: JSON values, nested up to MAX_DEPTH levels; filters see texts, numbers and
-    booleans on the first level."""
+    """`id` None: a new UUID. `metadata`: JSON values, at most MAX_DEPTH levels deep. Filters see texts, numbers and
+    booleans of the first level."""
 
     id: str | None
     text: str
@@ -43,8 +43,8 @@ class NewDocument:
 
 @dataclass(slots=True)
 class Put:
-    """`ids` in the order of the documents. Counts in documents: `upserted` were written, `unchanged` were stored with
-    the same content already. An id that was given twice counts once, with its last document."""
+    """`ids` in the order of the documents. Counts of documents: `upserted` were written, `unchanged` had the same
+    content. An id given twice counts once, with its last document."""
 
     ids: list[str]
     upserted: int = 0
@@ -57,12 +57,12 @@ class Put:
 
 
 def stored_id(given: str) -> str:
-    """Return the store's id of the document that clients call `given`. Raises RowRejected above 2000 characters."""
+    """Return the store's id of a client's document id. Raises RowRejected above 2000 characters."""
     return document_id((given,))
 
 
 def given_id(stored: str) -> str:
-    """The reverse of `stored_id`. Raises ValueError for any other id."""
+    """Invert `stored_id`. Raises ValueError for other ids."""
     values = parse_id(stored)
     if len(values) != 1 or not isinstance(values[0], str):
         raise ValueError("this id does not belong to a collection that clients write")
@@ -70,7 +70,7 @@ def given_id(stored: str) -> str:
 
 
 def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
-    """Return the store's ids of the rows that users see under these ids; impossible ids are left out."""
+    """Return the store's ids of rows by the ids that users see; omits impossible ids."""
     if not spec.written_by_clients:
         return list(shown)
     found = []
@@ -83,8 +83,8 @@ def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
 
 
 def readable_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
-    """As `stored_ids`, with the ids of foreign rows. A client's document may have the id of a foreign row, so both are
-    returned, the document first."""
+    """Return `stored_ids` and the ids of foreign rows. If a document and a foreign row share an id, return both, the
+    document first."""
     if not spec.written_by_clients:
         return list(shown)
     return [stored for id_ in shown for stored in (*stored_ids(spec, [id_]), *_foreign_ids([id_]))]
@@ -95,7 +95,7 @@ def _foreign_ids(shown: Sequence[str]) -> list[str]:
 
 
 def shown_id(spec: CollectionSpec, stored: str) -> str:
-    """Return the id that users see; of a foreign row the store's own."""
+    """Return the id that users see; for a foreign row the store's own."""
     return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored
 
 
@@ -104,8 +104,8 @@ def shown_id(spec: CollectionSpec, stored: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How to take a collection's lease for one write: the owner's name, and how many seconds to wait. Threads that
-    share `lock` wait on it instead of polling for the lease."""
+    """How to take a collection's lease for one write: owner name and seconds to wait. Threads that share `lock` wait on
+    it instead of polling for the lease."""
 
     owner: str = "documents"
     wait: float = 10.0
@@ -113,7 +113,7 @@ class Turn:
 
     @contextmanager
     def taken(self, store: VectorStore, collection: str) -> Iterator[Lease]:
-        """Raises LeaseLost when other writers keep it longer than `wait`."""
+        """Hold the lease. Raises LeaseLost if other writers keep it for more than `wait` seconds."""
         if not self.lock.acquire(timeout=self.wait):
             raise LeaseLost(
                 f"collection {collection!r} is being written by other requests and did not become free within "
@@ -127,11 +127,11 @@ class Turn:
 
 
 class Documents:
-    """Writes documents of one collection. Thread-safe; other processes may write, too, because every write takes the
-    collection's lease for a moment."""
+    """Writes documents of one collection. Thread-safe. Other processes may write too, because every write takes the
+    lease briefly."""
 
     def __init__(self, spec: CollectionSpec, store: VectorStore, embedder: Embedder, turn: Turn) -> None:
-        """Raises ConfigurationError for a chunk size that the model does not take."""
+        """Raise ConfigurationError for a chunk size that the model does not support."""
         self._spec = spec
         self._store = store
         self._embedder = embedder
@@ -139,11 +139,11 @@ class Documents:
         self._turn = turn
 
     def put(self, documents: Sequence[NewDocument]) -> Put:
-        """Store all of them in one transaction, or none, replacing those with the same ids. Unchanged documents are not
-        written, and where only metadata differ nothing is embedded.
+        """Store all documents in one transaction, or none, replacing those with the same ids. Writes no unchanged
+        documents; embeds nothing if only metadata differ.
 
-        Raises BadDocument for the first that cannot be stored (empty text or id, metadata that JSON cannot hold, no
-        finite vector), LeaseLost when another writer keeps the collection too long, ModelMismatch, WrongOrigin.
+        Raises BadDocument for the first invalid document (empty text or id, metadata without JSON form, no finite
+        vector), LeaseLost if another writer keeps the lease too long, ModelMismatch, WrongOrigin.
         """
         ids = [str(uuid.uuid4()) if each.id is None else each.id for each in documents]
         wanted: dict[str, tuple[int, Document]] = {}
@@ -166,8 +166,8 @@ class Documents:
         return Document(stored_id(id_), given.text, given.metadata, text_digest, meta_digest)
 
     def _write(self, wanted: Mapping[str, tuple[int, Document]], put: Put) -> None:
-        """Embed before taking the lease, by what is stored then; under the lease compare again, and embed what another
-        writer has changed in between."""
+        """Embed before taking the lease. Under the lease compare again, and embed what other writers changed in
+        between."""
         name, vectors = self._spec.name, _Vectors(self._embedder, self._chunker, put)
         vectors.embed(wanted[id_] for id_, (action, _) in self._actions(wanted).items() if action.embeds)
         with self._turn.taken(self._store, name) as lease:
@@ -205,7 +205,7 @@ class Documents:
             raise BadDocument(message, index=-1) from None
 
     def _actions(self, wanted: Mapping[str, tuple[int, Document]]) -> dict[str, tuple[Action, list[Chunk]]]:
-        """By id, with the chunks to write where only metadata differ."""
+        """Return actions by id, with the chunks to write if only metadata differ."""
         index = StoredIndex(self._store.stored(self._spec.name, list(wanted)))
         found = {}
         for (id_, (_, document)), position in zip(wanted.items(), index.positions(list(wanted)).tolist(), strict=True):
@@ -216,7 +216,7 @@ class Documents:
 
 
 class _Vectors:
-    """The chunks and vectors of documents; each text is embedded once."""
+    """The chunks and vectors of documents. Embeds each text once."""
 
     def __init__(self, embedder: Embedder, chunker: Chunker, put: Put) -> None:
         self._embed = TextEmbedder(embedder, StageClock())
@@ -225,7 +225,7 @@ class _Vectors:
         self.ready: dict[str, tuple[list[Chunk], list[Vector]]] = {}
 
     def embed(self, documents: Iterable[tuple[int, Document]]) -> None:
-        """Raises BadDocument for a text without a finite vector."""
+        """Embed documents. Raises BadDocument for a text without a finite vector."""
         new = [(index, each) for index, each in documents if each.id not in self.ready]
         if not new:
             return
@@ -241,8 +241,8 @@ class _Vectors:
 
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:
-    """Delete the documents with these ids in one transaction and return how many there were. Raises LeaseLost as
-    `Documents.put`, and WrongOrigin, having deleted nothing, for the id of a foreign row."""
+    """Delete these documents in one transaction and return their number. Raises LeaseLost as `Documents.put`, and
+    WrongOrigin for a foreign row's id, without deleting anything."""
     status = store.status(spec.name)
     known = stored_ids(spec, list(dict.fromkeys(ids)))
     if status is None or not known:
@@ -320,7 +320,7 @@ def _is_json(value: object) -> bool:
 
 
 def _too_deep(value: object) -> bool:
-    """Whether a value is nested deeper than MAX_DEPTH; without recursion, which deep values would exhaust."""
+    """Return whether a value is nested deeper than MAX_DEPTH. Not recursive: deep values overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -1,4 +1,4 @@
-"""Embed texts for a run: each distinct text once, without those that the engine rejects."""
+"""Embed texts for a run: each distinct text once, except those that the engine rejects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from connector.stores.records import UNIT_TOLERANCE
 from connector.sync.options import StageClock
 
 Vector = NDArray[np.float32]
-_ENTRY_BYTES = 256  # memory of one cached vector beside its numbers: array, key, place in the table (measured)
+_ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
 _PROBE = "a plain word"
 
 
 class VectorCache:
-    """Vectors by text, bounded in bytes, the least recently used dropped first. Not thread-safe."""
+    """Cache vectors by text, limited in bytes; drops the least recently used. Not thread-safe."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
@@ -57,7 +57,7 @@ class VectorCache:
 
 @dataclass(slots=True)
 class Embedded:
-    """`vectors` by `VectorCache.key`, only finite ones of length 1. `tokens`: of the texts that were computed."""
+    """`vectors` by `VectorCache.key`, all finite and of length 1. `tokens`: of newly computed texts."""
 
     vectors: dict[bytes, Vector] = field(default_factory=dict)
     embedded_texts: int = 0
@@ -65,7 +65,7 @@ class Embedded:
     tokens: int = 0
 
     def vector(self, text: str) -> Vector | None:
-        """None when the engine gave no finite unit vector for the text."""
+        """Return the vector; None if the engine gave no finite unit vector."""
         return self.vectors.get(VectorCache.key(text))
 
 
@@ -78,8 +78,8 @@ class TextEmbedder:
         self._cache = VectorCache()
 
     def __call__(self, texts: Sequence[str]) -> Embedded:
-        """Raises infrastructure errors, and TextsNotEmbeddable when the engine gives no vector to any text, not even to
-        a plain word: then the engine is at fault, not the texts."""
+        """Embed texts. Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any
+        text, including a plain word: then the engine is at fault."""
         known: dict[bytes, Vector] = {}
         fresh: dict[bytes, str] = {}
         for text in texts:
@@ -93,11 +93,11 @@ class TextEmbedder:
         if fresh and not embedded:
             self._check_engine(len(fresh))
         for key, vector in embedded.items():
-            self._cache.put(key, vector.copy())  # a view would keep the whole window's matrix alive
+            self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
 
     def _embed(self, texts: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
-        """The vectors that the store would accept, by key, and the number of tokens."""
+        """Return the vectors that the store accepts, by key, and the number of tokens."""
         if not texts:
             return {}, 0
         with self._clock("embed", len(texts)):
@@ -119,7 +119,7 @@ class TextEmbedder:
 
     def _check_engine(self, count: int) -> None:
         try:
-            # As a document: vectors of queries may come from a cache filled before the engine failed.
+            # Embed it as a document: query vectors may come from a cache filled before the engine failed.
             healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
         except TextsNotEmbeddable:
             healthy = False
@@ -133,4 +133,4 @@ class TextEmbedder:
 
 def _are_units(vectors: Vectors) -> list[bool]:
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    return [bool(near) for near in np.abs(lengths - 1.0) <= UNIT_TOLERANCE]  # a NaN length is not <= anything
+    return [bool(near) for near in np.abs(lengths - 1.0) <= UNIT_TOLERANCE]  # `<=` is false for NaN

@@ -1,4 +1,4 @@
-"""Find the active, building and retired generations of a collection, and compare the answers of two."""
+"""Find the active, building and retired generations of a collection, and compare the results of two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
 
 DEPTH = 10
-SAMPLED_FROM = 20_000  # records, the oldest ones, that sample texts are drawn from
+SAMPLED_FROM = 20_000  # sample texts come from this many of the oldest records
 _SEED = 11
 
 
@@ -28,12 +28,12 @@ def is_of(generation: Generation, stamp: ModelStamp) -> bool:
 
 
 def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
-    """Return the generation that a sync with this model continues, as `Generations.begin` chooses it."""
+    """Return the generation that a sync with this model continues. Same rule as `Generations.begin`."""
     return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
 
 
 def last_retired(generations: Sequence[Generation]) -> Generation | None:
-    """Return the one that was active before."""
+    """Return the previously active generation."""
     retired = [each for each in generations if each.retired is not None and each.state == "retired"]
     return max(retired, key=lambda each: (each.retired, each.number), default=None)
 
@@ -55,7 +55,7 @@ def _newest(generations: Iterable[Generation]) -> Generation | None:
 
 
 def needs_another(store: VectorStore, collection: str, generations: Sequence[Generation], stamp: ModelStamp) -> bool:
-    """Return whether the active one has rows of another model, with which vectors must not be mixed."""
+    """Return whether the active generation has rows of another model; vectors of two models must not be mixed."""
     serving = active(generations)
     if serving is None or is_of(serving, stamp):
         return False
@@ -66,8 +66,8 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
 def filled_by_sync(
     store: VectorStore, spec: CollectionSpec, embedder: Embedder
 ) -> tuple[CollectionSpec, VectorStore | None]:
-    """Return what a sync would compare with the source: the spec with the name of the generation it would fill, and the
-    store; None when it would begin a new generation."""
+    """Return what a sync would compare with the source: the spec named after the generation to fill, and the store;
+    None if it would begin a new generation."""
     stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
     building = building_for(found, stamp)
     if building is not None:
@@ -101,14 +101,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A generation with the model for its queries."""
+    """A generation and the model for its queries."""
 
     generation: Generation
     embedder: Embedder
 
 
 def compare(store: VectorStore, collection: str, serving: Side, other: Side, texts: Sequence[str]) -> Comparison:
-    """Search both for each text. Raises TextsNotEmbeddable for a text without a vector."""
+    """Search both generations for each text. Raises TextsNotEmbeddable for a text without a vector."""
     alike = []
     for text in texts:
         first, second = (_found(store, side, text) for side in (serving, other))
@@ -135,7 +135,7 @@ def _found(store: VectorStore, side: Side, text: str) -> list[str]:
 
 
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
-    """Return up to `count` different stored texts, chosen at random but always the same."""
+    """Return up to `count` different stored texts, chosen at random with a fixed seed."""
     texts: dict[str, None] = {}
     for page in store.records(name) if count else ():
         texts |= {record.text: None for record in page if record.id is not None and record.text}

@@ -1,4 +1,4 @@
-"""What every run over a collection takes and returns: source, store and embedder; options; progress; the report."""
+"""Input and output shared by all runs over a collection: source, store, embedder; options; progress; report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from connector.protocols import Embedder, Observer, Source
 from connector.stores.store import VectorStore
 
 STAGES = ("read", "render", "tokenize", "embed", "apply")
-Stop = Callable[[], bool]  # called between pages; True ends the run early and keeps what is done
+Stop = Callable[[], bool]  # called between pages; True ends the run early and keeps finished work
 
 
 def never() -> bool:
@@ -21,7 +21,7 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where rows come from, where vectors go, and the embedder between them."""
+    """The source, the store, and the embedder between them."""
 
     source: Source
     store: VectorStore
@@ -30,7 +30,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The observer of a run, and the check that may end it early."""
+    """The observer of a run, and a check that can end the run early."""
 
     observer: Observer | None = None
     stop: Stop = never
@@ -46,12 +46,12 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
+    """`max_deletes`: the largest share of stored documents that one run may delete. `lease_wait`: seconds.
 
-    `window`: how many changed documents are embedded together; a large window gives the engine batches of texts of
-    similar length. `readers`: threads that read a large table at once, each a range of keys. `full`: compare every row,
-    whatever the change method. `accept_schema`: continue although a column in use changed its type since the last sync.
-    `max_attempts`: after so many, a row in quarantine is skipped until its content changes or it is retried by hand.
+    `window`: changed documents to embed together; a large window allows batches of similar lengths. `readers`: threads
+    that read a large table, one key range each. `full`: compare every row, regardless of the method. `accept_schema`:
+    continue although a used column changed its type. `max_attempts`: attempts after which a quarantined row is skipped
+    until its content changes or it is retried by hand.
     """
 
     page_rows: int = 1000
@@ -104,7 +104,7 @@ class SyncReport:
 
 
 class StageClock:
-    """Seconds that each stage was busy, reported to an observer as they pass. Thread-safe."""
+    """Seconds that each stage was busy, reported to an observer at once. Thread-safe."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)

@@ -1,4 +1,4 @@
-"""The threads of a run: readers work ahead of the run, and what the run puts is embedded, then written, in order."""
+"""The threads of a run: readers fetch pages ahead; the pipeline embeds and writes work in order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from connector.protocols import Source
 from connector.sync.apply import DocumentWriter, Prepared, Written, entries
 
 T = TypeVar("T")
-MAX_BYTES = 32 << 20  # may wait before a stage; each stage holds one more item in its hands
-_MAX_WORKS, _MAX_PREPARED = 1, 2  # more would gain nothing, and a stopped run first finishes what waits
-_OVERHEAD_BYTES = 1000  # of a document or chunk beside its text and vector: objects, digests, metadata
-_LEAVE_SECONDS = 2.0  # how long to wait for threads when leaving early; one that hangs does so inside a library
+MAX_BYTES = 32 << 20  # bytes that may wait before a stage; each stage also holds one item
+_MAX_WORKS, _MAX_PREPARED = 1, 2  # more would gain nothing and delay a stop, because waiting work is finished first
+_OVERHEAD_BYTES = 1000  # of a document or chunk besides text and vector: objects, digests, metadata
+_LEAVE_SECONDS = 2.0  # how long to wait for threads when leaving early; a blocked thread is inside a library
 
 
 class Closed(Exception):
@@ -28,7 +28,7 @@ class Closed(Exception):
 
 
 class Channel(Generic[T]):
-    """A queue between threads, bounded in bytes and items. An item larger than `max_bytes` passes alone."""
+    """A queue between threads, limited in bytes and items. An item above `max_bytes` passes alone."""
 
     def __init__(self, max_bytes: int, max_items: int, senders: int = 1) -> None:
         self._max_bytes = max_bytes
@@ -41,8 +41,8 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T, size: int) -> None:
-        """Wait for room and add an item of `size` bytes. Raises Closed when the receiver or another sender has failed
-        or left."""
+        """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender failed or
+        left."""
         with self._changed:
             self._changed.wait_for(lambda: self._given_up() or self._has_room(size))
             if self._given_up():
@@ -52,8 +52,8 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> T:
-        """Wait for an item. Raises a sender's error after the items before it, and Closed when all senders have ended
-        or `close` was called."""
+        """Wait for an item. After all items, raises a sender's error, or Closed if all senders ended or `close` was
+        called."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
             if not self._waiting:
@@ -64,14 +64,14 @@ class Channel(Generic[T]):
             return item
 
     def end(self, error: BaseException | None = None) -> None:
-        """Called once by each sender. An error also stops the other senders."""
+        """End one sender; each sender calls this once. An error also stops the other senders."""
         with self._changed:
             self._senders -= 1
             self._error = self._error or error
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop what waits and stop both sides."""
+        """Drop waiting items and stop both sides."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -86,7 +86,7 @@ class Channel(Generic[T]):
 
 
 def _start(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)  # a process that must end does not wait for it
+    thread = threading.Thread(target=work, name=name, daemon=True)  # a daemon must not delay the end of the process
     thread.start()
     return thread
 
@@ -98,11 +98,11 @@ def _leave(threads: Sequence[threading.Thread]) -> None:
 
 
 class ReadAhead(Generic[T]):
-    """The items of several iterators, each read in a thread of its own and each in its order, mixed as they come.
+    """The items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
 
-    Reading starts with the first `next`; one item of each iterator may wait. An iterator's error is raised after its
-    items. `size` gives an item's bytes, roughly; `busy` receives the seconds that reading each item took, in the thread
-    that read it. A context manager: leaving it ends the threads.
+    Reading starts with the first `next`; one item per iterator may wait. An iterator's error is raised after its items.
+    `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. A
+    context manager: leaving it ends the threads.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class ReadAhead(Generic[T]):
 
 
 def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
-    """`source.pages`, read while the caller works on the pages before."""
+    """Return `source.pages`, read ahead while the caller processes earlier pages."""
     return ReadAhead([source.pages(query, page_rows)], size_of_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Written together: `extra` first, then `documents`, then `closing` (the checkpoint). Each of `done` is called in
-    the writing thread once all of that, and everything put before it, is stored."""
+    """Work to write: `extra`, then `documents`, then `closing` (the checkpoint). The writing thread calls each `done`
+    once this and all earlier work is stored."""
 
     documents: Sequence[Document]
     extra: ChangeSet
@@ -171,14 +171,14 @@ class Work:
 
 
 class Pipeline:
-    """Embeds and writes work in the order in which one thread puts it. Not thread-safe.
+    """Embed and write work in the order of `put`. Not thread-safe.
 
     The first error of either stage ends the run: nothing put after it is written, and `put`, `check` and `finish` raise
-    it. Work put before the failing piece is still written where possible.
+    it. Work put before the failing piece is still written if possible.
     """
 
     def __init__(self, writer: DocumentWriter, count: Callable[[Written], None], *, max_bytes: int = MAX_BYTES) -> None:
-        """`count` receives everything that was written, in the thread that puts."""
+        """`count` receives everything written, in the thread that calls `put`."""
         self._writer = writer
         self._count = count
         self._works: Channel[Work] = Channel(max_bytes, _MAX_WORKS)
@@ -190,7 +190,7 @@ class Pipeline:
         self._failing = threading.Lock()
 
     def put(self, work: Work) -> None:
-        """Wait while the stages are busy. Raises the error of this or an earlier piece of work."""
+        """Wait while the stages are busy. Raises the error of this or earlier work."""
         self.check()
         if not self._threads:
             self._threads = [_start("sync-embed", self._embed), _start("sync-apply", self._apply)]
@@ -217,7 +217,7 @@ class Pipeline:
         self.check()
 
     def close(self) -> None:
-        """Drop what waits and end the threads. Safe to call twice."""
+        """Drop waiting work and end the threads. Safe to call twice."""
         self._works.close()
         self._prepared.close()
         _leave(self._threads)

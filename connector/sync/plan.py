@@ -1,4 +1,4 @@
-"""Say what a sync would do, and how long it might take: read source and store, render, decide, count tokens; write
+"""Predict what a sync would do and how long it might take: read source and store, render, decide, count tokens. Writes
 nothing.
 """
 
@@ -37,7 +37,7 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """`max_deletes` as in SyncOptions. `measure_seconds`: how long to embed for the estimate; None: no estimate."""
+    """`max_deletes`: as in SyncOptions. `measure_seconds`: time to embed for the estimate; None: no estimate."""
 
     page_rows: int = 1000
     max_deletes: float = 0.2
@@ -136,11 +136,11 @@ class _Pass:
         self._clock = StageClock()
         self._plan = Plan(collection)
         self._workload = _Workload()
-        self._emptied = 0  # stored rows that are blank now; the deletion limit counts them
+        self._emptied = 0  # stored rows that are now blank; they count toward the deletion limit
         self._languages: set[str] = set()
 
     def __call__(self, source: Source, store: VectorStore | None, languages: Sequence[str]) -> Plan:
-        """`languages`: the language columns."""
+        """Return the plan. `languages`: the language columns."""
         start = time.perf_counter()
         self._index = _stored(self._plan.collection, store, self._embedder)
         total = source.count(self._renderer.query)
@@ -173,7 +173,7 @@ class _Pass:
         self._workload.add([len(of_document) for of_document in chunks], texts, tokens, self._embedder.max_tokens)
 
     def _documents(self, rows: Sequence[Row]) -> dict[str, Document]:
-        """By id, as in a sync: the last row of each key, without those that cannot be rendered."""
+        """Return documents by id, as in a sync: the last row of each key, without rows that cannot be rendered."""
         documents: dict[str, Document] = {}
         for row in rows:
             try:
@@ -212,8 +212,8 @@ class _Pass:
             self._estimate(seconds, self._options.measure_seconds)
 
     def _estimate(self, read_seconds: float, measure_seconds: float) -> None:
-        """Reading will take as long again; embedding is estimated by tokens. Writing is not included, because a plan
-        must not write to measure it."""
+        """Estimate reading by the time just taken, and embedding by tokens. Excludes writing, because a plan must not
+        write to measure it."""
         counted = self._plan
         if not counted.tokens:
             counted.estimated_seconds = round(read_seconds, 3)
@@ -228,7 +228,7 @@ class _Pass:
 
 
 def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> StoredIndex:
-    """Return what is stored. Raises ModelMismatch where a sync would."""
+    """Return the stored index. Raises ModelMismatch if a sync would."""
     status = None if store is None else store.status(collection)
     if store is None or status is None:
         return StoredIndex([])
@@ -241,7 +241,7 @@ def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> S
 
 
 class _Workload:
-    """What must be embedded, as digests and counts, with a few texts to measure with."""
+    """The texts to embed, as digests and counts, with a few samples to measure."""
 
     def __init__(self) -> None:
         self.chunked = 0
@@ -273,7 +273,7 @@ class _Workload:
             self._keep(text)
 
     def _keep(self, text: str) -> None:
-        """Reservoir sampling: each text has the same chance."""
+        """Keep a sample by reservoir sampling: each text has the same chance."""
         self._seen += 1
         if len(self.some_texts) < _MEASURED_TEXTS:
             self.some_texts.append(text)
@@ -281,7 +281,7 @@ class _Workload:
             self.some_texts[place] = text
 
     def distinct(self) -> tuple[int, int]:
-        """Return the tokens of distinct chunks, and how many rows have the text of an earlier row."""
+        """Return the tokens of distinct chunks, and the number of rows that repeat the text of an earlier row."""
         if not self._chunks:
             return 0, 0
         _, first = np.unique(np.concatenate(self._chunks), return_index=True)
@@ -295,7 +295,7 @@ class _Workload:
 
 
 def _row_digests(digests: Sequence[bytes], chunks: Sequence[int]) -> NDArray[np.bytes_]:
-    """One digest a row: equal for rows of equal chunks."""
+    """Return one digest per row, equal for rows with equal chunks."""
     parts = iter(digests)
     rows = []
     for count in chunks:
@@ -312,7 +312,7 @@ class _Samples:
         self._wanted = [total * number // count for number in range(count)]
 
     def offer(self, row: int, text: str) -> None:
-        """`row`: its number, from 0."""
+        """Offer the text of row number `row`, from 0."""
         if self._due(row) and text and text not in self.texts:
             self.texts.append(text)
 
@@ -322,7 +322,7 @@ class _Samples:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Tokens a second: of all that was measured, and of single batches."""
+    """Tokens per second: in total, and of single batches."""
 
     mean: float
     slowest: float
@@ -330,7 +330,7 @@ class _Speed:
 
 
 def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Speed | None:
-    """Embed the texts in growing batches, repeatedly, for `seconds` at most, after one to warm up. None when nothing
+    """Embed the texts repeatedly in growing batches, for at most `seconds` after a warm-up. Return None if nothing
     could be embedded."""
     tokens, busy = 0, 0.0
     rates: list[float] = []

@@ -1,4 +1,4 @@
-"""Rows in quarantine: name them, retry them, drop their entries."""
+"""Quarantined rows: find, retry and drop their entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from connector.sync.apply import DocumentWriter, Target
 from connector.sync.options import Ends, StageClock, SyncOptions, Watch
 from connector.sync.run import take_lease
 
-GivenKey = Mapping[str, Any] | Sequence[Any]  # a key as users write it: some values by column, or all in key order
+GivenKey = Mapping[str, Any] | Sequence[Any]  # as users write it: some values by column, or all in key order
 Plain = bool | int | float | str | None
 
 
@@ -26,8 +26,8 @@ Plain = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row in quarantine as users see it. `key`: by column name; {"digest": ...} for a key too long to store.
-    `given_up`: syncs skip the row until its content changes or it is retried."""
+    """A quarantined row as users see it. `key`: by column name; {"digest": ...} if too long to store. `given_up`: syncs
+    skip the row until its content changes or it is retried."""
 
     id: str
     key: Mapping[str, Plain]
@@ -44,7 +44,7 @@ class Entry:
 
 
 def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Entry:
-    """`columns`: names of the key columns, () if unknown. `max_attempts` as in SyncOptions."""
+    """Return the entry. `columns`: names of the key columns, () if unknown. `max_attempts`: as in SyncOptions."""
     seen = None if row.last_seen is None else row.last_seen.isoformat()
     values = parse_id(row.id)
     key: dict[str, Plain] = {"digest": str(values[0])} if _by_digest(row.id) else named_key(values, columns)
@@ -52,20 +52,20 @@ def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Ent
 
 
 def named_key(values: Sequence[Value], columns: Sequence[str]) -> dict[str, Plain]:
-    """Return key values by column name; by position where the names are unknown."""
+    """Return key values by column name, or by position if the names are unknown."""
     names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
     return {name: plain(value) for name, value in zip(names, values, strict=True)}
 
 
 def plain(value: Value) -> Plain:
-    """Return a key value as JSON; types that JSON lacks become text."""
+    """Return a key value as JSON; types without a JSON form become text."""
     if isinstance(value, bytes):
         return value.hex()
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[Entry]:
-    """Return the entries with these keys, in their order; None: all. Raises UnknownKey for a key that fits none."""
+    """Return the entries with these keys, in their order; None: all. Raises UnknownKey for a key without an entry."""
     if wanted is None:
         return list(entries)
     ids: set[str] = set()
@@ -84,7 +84,7 @@ def _fits(key: Mapping[str, Plain], wanted: GivenKey) -> bool:
 
 
 def _same(value: Plain, wanted: Any) -> bool:
-    """A column has one type, so 5 and "5" are the same key. NULL equals only NULL."""
+    """Return whether two key values are equal. A column has one type, so 5 equals "5". NULL equals only NULL."""
     if value is None or wanted is None:
         return value is wanted
     return value == wanted or str(value) == str(wanted)
@@ -134,9 +134,9 @@ class RetryReport:
 def retry(
     spec: CollectionSpec, ends: Ends, ids: Sequence[str] | None, options: SyncOptions, watch: Watch | None = None
 ) -> RetryReport:
-    """Read the quarantined rows again by key, and render, embed and store them as a sync does; `ids` None: all of them.
+    """Read quarantined rows (`ids` None: all) again by key, then render, embed and store them as a sync does.
 
-    Rows that succeed, and rows that are gone or empty now, leave quarantine. Raises as `sync`.
+    Rows that succeed, are gone or are now empty leave quarantine. Raises as `sync`.
     """
     watch = watch or Watch()
     start = time.perf_counter()
@@ -163,7 +163,7 @@ class _Retry:
         self._writer = DocumentWriter(Target(ends.store, lease, afresh=True), ends.embedder, renderer, StageClock())
 
     def __call__(self, ids: Sequence[str] | None, size: int, watch: Watch) -> RetryReport:
-        # Read under the lease, so that rows which another worker has released are not tried again.
+        # Read under the lease, to skip rows that another worker has released.
         there = [row.id for row in self._ends.store.quarantine(self._lease.collection)]
         wanted = there if ids is None else [id_ for id_ in there if id_ in set(ids)]
         for start in range(0, len(wanted), size):
@@ -195,7 +195,7 @@ class _Retry:
         report.tokens += written.tokens
 
     def _key(self, id_: str) -> Key | None:
-        """None for an entry from before a change of the key: no row has it now."""
+        """Return the key; None if the entry predates a change of the key columns, so no row matches."""
         values = tuple(parse_id(id_))
         return values if len(values) == len(self._renderer.key) else None
 
@@ -209,7 +209,7 @@ class _Retry:
             id_ = quarantine_id(row.key)
             self._report.quarantined += 1
             extra.quarantined.append(QuarantinedRow(id_, "render", str(error), digest=self._renderer.row_digest(row)))
-            extra.released.append(id_)  # so that its attempts count from one again
+            extra.released.append(id_)  # released so that its attempts restart at one
             extra.deleted.append(id_)
             return
         if document.empty:
@@ -228,8 +228,8 @@ def _by_digest(id_: str) -> bool:
 
 
 def drop(store: VectorStore, collection: str, ids: Sequence[str], options: SyncOptions) -> int:
-    """Drop these entries and return how many there were. The next sync tries the rows again. Raises LeaseLost while
-    another worker holds the collection."""
+    """Drop these entries and return their number. The next sync retries the rows. Raises LeaseLost while another worker
+    holds the collection."""
     with store.lease(collection, options.owner, options.lease_wait) as lease:
         there = {row.id for row in store.quarantine(collection)}
         found = [id_ for id_ in ids if id_ in there]

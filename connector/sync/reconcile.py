@@ -1,7 +1,7 @@
-"""One run over a feed: rows become documents, `decide` compares them with the store, the pipeline embeds and writes.
+"""Run over a feed: rows become documents, `decide` compares them with the store, the pipeline embeds and writes.
 
-`FullRun` compares every row with everything stored; `PartialRun` looks up only the rows that the feed gives. A crash at
-any instruction is healed by the next run.
+`FullRun` compares every row with everything stored; `PartialRun` looks up only the rows of the feed. The next run
+repairs the effects of a crash at any point.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from connector.sync.options import Ends, StageClock, SyncOptions, SyncReport, Wa
 from connector.sync.pipeline import Pipeline, ReadAhead, Work
 from connector.sync.stored_index import StoredIndex
 
-FREE_DELETES = 10  # rows that may lose their vectors by turning blank, or in a repair, whatever their share
-WINDOW_BYTES = 8 << 20  # of texts that are embedded together, however few they are
+FREE_DELETES = 10  # rows that may lose vectors by becoming blank, or in a repair, regardless of their share
+WINDOW_BYTES = 8 << 20  # limit of the texts embedded together
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run over `feed` under `lease`. `checkpoint`: of the run before. `columns`: type by name of the columns in
-    use. `began`: UTC, by the source."""
+    """One run over `feed` under `lease`. `checkpoint`: of the previous run. `columns`: types of the used columns by
+    name. `began`: UTC, by the source's clock."""
 
     ends: Ends
     renderer: Renderer
@@ -52,14 +52,14 @@ class Task:
 
 
 def reconcile(task: Task) -> SyncReport:
-    """Make the store agree with what the feed gives. Raises SchemaChanged when the table changes while it is read."""
+    """Make the store match the feed. Raises SchemaChanged if the table changes while it is read."""
     run = FullRun(task) if task.feed.complete else PartialRun(task)
     return run()
 
 
 @dataclass(slots=True)
 class _Window:
-    """What was decided since the last piece of work went to the pipeline."""
+    """Decisions since the last work was put into the pipeline."""
 
     documents: dict[str, Document] = field(default_factory=dict)  # to embed, by id
     text_bytes: int = 0
@@ -81,10 +81,10 @@ class _Run(ABC):
         )
         self._pipeline = Pipeline(self._writer, self._count)
         self._window = _Window()
-        # Entries that no row of this run has touched yet.
+        # Entries whose rows this run has not processed yet.
         self._quarantine = {row.id: row for row in task.ends.store.quarantine(task.lease.collection)}
         self._skipped = 0
-        # Content digests that this run has written, by id, None for a removed document; empty in a full run.
+        # Content digests written by this run, by id; None for a removed document. Empty in a full run.
         self._written: dict[str, bytes | None] = {}
 
     def __call__(self) -> SyncReport:
@@ -95,7 +95,7 @@ class _Run(ABC):
             if not self._report.stopped:
                 self._finish()
         except Exception:
-            with suppress(Exception):  # raise the first error; what was put before it is still stored
+            with suppress(Exception):  # raise the first error; earlier work is still stored
                 self._pipeline.finish()
             raise
         finally:
@@ -159,7 +159,7 @@ class _Run(ABC):
             window.done.append(batch.done)
 
     def _by_id(self, rows: Sequence[Row]) -> dict[str, Row]:
-        """The last version of each key. Rows whose key cannot be an id go to quarantine."""
+        """Return the last version of each key. Quarantine rows whose key cannot be an id."""
         found: dict[str, Row] = {}
         for row in rows:
             try:
@@ -173,7 +173,7 @@ class _Run(ABC):
         return found
 
     def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
-        """The rows that were not stored from this content, by their row digests: only these need to be rendered."""
+        """Return the rows whose row digest differs from the stored one; only these need rendering."""
         if self._feed.trusts_tokens:
             same = index.same_rows(positions, self._renderer.row_digests(rows.values()))
         else:
@@ -194,7 +194,7 @@ class _Run(ABC):
         return changed
 
     def _load(self, rows: Mapping[str, Row], load: Callable[[Sequence[Key]], Sequence[Row]]) -> dict[str, Row]:
-        """Read the rows behind keys and tokens. A row that has disappeared counts as superseded."""
+        """Read the rows behind keys and tokens. A deleted row counts as superseded."""
         with self._clock("read", len(rows)):
             found = load([row.key for row in rows.values()])
         loaded = {id_: row for row in found if (id_ := document_id(row.key)) in rows}
@@ -209,7 +209,7 @@ class _Run(ABC):
         again = id_ in self._written
         action = decide_again(self._written[id_], document) if again else decide(stored, document)
         if action.embeds:
-            self._quarantine.pop(id_, None)  # released when it is written; until then its attempts count
+            self._quarantine.pop(id_, None)  # released when the row is written; until then its attempts count
             self._window.documents[id_] = document
             self._window.text_bytes += getsizeof(document.text)
             return action
@@ -226,7 +226,7 @@ class _Run(ABC):
         return action
 
     def _supersede(self, id_: str) -> bool:
-        """Drop an earlier version of the document that was read in this run and is not written yet."""
+        """Drop an earlier version of the document that this run read but has not written yet."""
         was_pending = self._window.documents.pop(id_, None) is not None
         self._report.superseded += was_pending
         return was_pending
@@ -234,7 +234,7 @@ class _Run(ABC):
     # ------------------------------------------------------------------------------------------------ quarantine
 
     def _skip(self, id_: str, row: Row) -> bool:
-        """Whether the row failed too often with this content to be tried again. It stays in quarantine."""
+        """Return whether the row failed too often with this content. It then stays in quarantine."""
         entry = self._quarantine.get(id_)
         if entry is None or not entry.given_up(self._options.max_attempts):
             return False
@@ -256,7 +256,7 @@ class _Run(ABC):
         self._window.changes.deleted.append(id_)
 
     def _release(self, id_: str, was_pending: bool = False) -> None:
-        """`was_pending`: its entry was taken out to be released when the row is written, which will not happen now."""
+        """Release the entry. `was_pending`: its release was planned for a write that will not happen now."""
         if self._quarantine.pop(id_, None) is not None or was_pending:
             self._window.changes.released.append(id_)
 
@@ -266,12 +266,12 @@ class _Run(ABC):
         window, self._window = self._window, _Window()
         mark = window.mark
         if mark is None and self._report.paused:
-            # Before entries of a log are deleted, the checkpoint must say that the next run compares everything.
+            # Before log entries are deleted, the checkpoint must say that the next run compares everything.
             mark = self._task.checkpoint.mark
         closing = None if mark is None else ChangeSet(checkpoint=self._checkpoint(mark), partial=True)
         documents = list(window.documents.values())
         if window.done and not (documents or window.changes or closing):
-            closing = ChangeSet()  # writes nothing, but fails when the lease is lost
+            closing = ChangeSet()  # writes nothing, but fails if the lease is lost
         for document in documents:
             self._note(document.id, content_digest(document))
         if documents or window.changes or closing is not None:
@@ -286,7 +286,7 @@ class _Run(ABC):
         report.tokens += written.tokens
 
     def _finish(self) -> None:
-        """After a feed that came to its end: delete what the source no longer has, and move the checkpoint."""
+        """Finish a complete feed: delete what the source no longer has, and advance the checkpoint."""
         schema.check_unchanged(self._ends.source, self._renderer.query.table, self._task.columns)
         released = self._delete_unseen()
         if self._skipped:
@@ -318,31 +318,31 @@ class _Run(ABC):
 
     @abstractmethod
     def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        """An index that has what the store holds of these documents, and perhaps more."""
+        """Return an index that contains at least what the store holds of these documents."""
 
     @abstractmethod
     def _note(self, id_: str, digest: bytes | None) -> None:
-        """This content was sent to the store; None: the document was removed."""
+        """Record content that was sent to the store; None: the document was removed."""
 
     @abstractmethod
     def _rejected(self, id_: str) -> None:
-        """The document goes to quarantine, and what is stored of it is removed."""
+        """Handle a document that is quarantined; its stored version is removed."""
 
     @abstractmethod
     def _remove_blank(self, id_: str, position: int) -> None:
-        """The row of a stored document is blank now."""
+        """Handle a stored document whose row is now blank."""
 
     @abstractmethod
     def _gone(self, id_: str, position: int) -> None:
-        """The feed says that the source no longer has this row."""
+        """Handle a row that the feed reports as deleted."""
 
     @abstractmethod
     def _delete_unseen(self) -> list[str]:
-        """Delete what a complete feed did not give. Return the ids whose quarantine entries go away."""
+        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
 
 
 class FullRun(_Run):
-    """Compare every row of the source with everything stored. Deletions come last, when their share is known."""
+    """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -353,7 +353,7 @@ class FullRun(_Run):
         return self._index
 
     def _note(self, id_: str, digest: bytes | None) -> None:
-        """A full comparison gives each key once, and remembering every written row would cost memory."""
+        """Record nothing: a full comparison gives each key once, and a record per row would cost memory."""
 
     def _rejected(self, id_: str) -> None:
         self._index.mark_seen(self._index.positions([id_]))
@@ -363,7 +363,7 @@ class FullRun(_Run):
         self._index.mark_unseen(position)
 
     def _gone(self, id_: str, position: int) -> None:
-        """Nothing to do: a row that was not seen is deleted at the end."""
+        """Do nothing: rows not seen are deleted at the end."""
 
     def _delete_unseen(self) -> list[str]:
         index, report = self._index, self._report
@@ -374,7 +374,7 @@ class FullRun(_Run):
         if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
             report.paused = "max_deletes"
         elif unseen:
-            ids: dict[str, None] = {}  # the index has digests only, so the ids come from the store once more
+            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
             for page in self._ends.store.stored(self._lease.collection):
                 ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
             ordered, size = list(ids), self._options.page_rows
@@ -386,8 +386,8 @@ class FullRun(_Run):
 
 
 class PartialRun(_Run):
-    """Compare the rows that the feed gives with what the store holds of them. The deletion limit pauses the run, and
-    the next one, which compares everything, decides by exact numbers."""
+    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
+    everything and decides by exact numbers."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -424,8 +424,8 @@ class PartialRun(_Run):
         self._note(id_, None)
 
     def _may_delete(self, count: int, free: int) -> bool:
-        """Whether `count` deletions are within the limit. Counting the stored rows costs a pass over the store, so that
-        is done only when the count of the last full comparison is too small."""
+        """Return whether `count` deletions are within the limit. Counting stored rows scans the store, so first try the
+        count of the last full comparison."""
         if self._report.paused is None and count > max(free, self._limit):
             status = self._ends.store.status(self._lease.collection)
             self._limit = self._options.max_deletes * (0 if status is None else status.rows)

@@ -18,7 +18,7 @@ from connector.sync.reconcile import Task, reconcile
 
 __all__ = ["Ends", "Stop", "SyncOptions", "SyncReport", "Watch", "never", "sync", "take_lease"]
 
-_LEASE_SLICE_SECONDS = 1.0  # how often a run that waits for another worker's lease asks whether to stop
+_LEASE_SLICE_SECONDS = 1.0  # how often a run that waits for a lease checks whether to stop
 
 
 def sync(
@@ -30,16 +30,16 @@ def sync(
 ) -> SyncReport:
     """Bring the collection up to date with its source.
 
-    Raises configuration errors before anything is written, and a lost connection after what was already applied, which
-    the next run builds on. `stop` is called once a page; when it returns True the run finishes the work in hand and
-    reports `stopped`. A source that differs from the last sync pauses the collection.
+    Raises configuration errors before writing anything. A lost connection leaves applied work in place, and the next
+    run continues from it. `stop` is called once per page; when it returns True, the run finishes the work in hand and
+    reports `stopped`. A changed source pauses the collection.
     """
     options, watch = options or SyncOptions(), Watch(observer, stop)
     try:
         return _sync(spec, ends, options, watch)
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
-    except SchemaChanged as error:  # while reading: the rows read before are stored, nothing was deleted
+    except SchemaChanged as error:  # while reading: earlier rows are stored, nothing was deleted
         return SyncReport(spec.name, paused="schema_changed", complete=False, notes=[str(error)])
 
 
@@ -76,7 +76,7 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
     if report.upserted:
         try:
             ends.store.optimise(spec.name)
-        except DatabaseError as error:  # the index only makes searches faster
+        except DatabaseError as error:  # the index only speeds up searches
             report.notes.append(f"the rows are stored, but the search index was not built: {error}")
     return report
 
@@ -84,8 +84,8 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
 def take_lease(
     held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, watch: Watch
 ) -> Lease | None:
-    """Return the collection's lease, held until `held` ends; None when asked to stop while another worker had it. After
-    a wait the observer has received the events `waiting` and `owned`."""
+    """Return the collection's lease, held until `held` ends; None if stopped while another worker had it. After a wait
+    the observer has received the events `waiting` and `owned`."""
     deadline = time.monotonic() + options.lease_wait
     waiting = False
     while True:

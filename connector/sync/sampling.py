@@ -1,4 +1,4 @@
-"""Sample texts from a whole table, as a sync would embed them, without reading all of it."""
+"""Sample texts from a whole table, as a sync would embed them, without reading every row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from connector.model import CollectionSpec, Document, KeyRange, Row
 from connector.protocols import Embedder, Source
 
 PARTS = 32  # ranges of keys that are read in a large table
-SPARE = 2  # rows read for each wanted text: some are blank or alike
-FARTHEST = 16  # rows read for each wanted text, at most: nearly all rows may be blank
+SPARE = 2  # rows to read per wanted text: some are blank or duplicates
+FARTHEST = 16  # the most rows to read per wanted text: nearly all may be blank
 _SEED = 23
 
 
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
     """Return up to `count` different texts of chunks, in key order, always the same for the same rows.
 
-    Reads `SPARE` rows for each text, spread over the table, and up to `FARTHEST` where rows are blank or alike. Rows
-    that cannot be rendered are skipped.
-
-    Raises what a sync would before it writes.
+    Reads `SPARE` rows per text, spread over the table, and up to `FARTHEST` if rows are blank or duplicates. Skips rows
+    that cannot be rendered. Raises what a sync would raise before writing.
     """
     if count < 1:
         return []
@@ -43,7 +41,7 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     return _evenly([list(part.texts) for part in parts], count)
 
 
-PREVIEWED = 200  # rows that a preview renders, about
+PREVIEWED = 200  # approximate number of rows that a preview renders
 _PLACES = 8  # ranges of keys that a preview reads
 
 
@@ -57,9 +55,9 @@ class SampledText:
 
 @dataclass(slots=True)
 class Preview:
-    """How a template renders some rows. `sampled`: rows that were read, of which `empty` have no text and `unreadable`
-    could not be rendered. `histogram`: rows with text by tokens; `chunked`: rows that would be cut into several chunks;
-    `truncated`: rows that would still lose text."""
+    """A template's results for some rows. `sampled`: rows read; `empty`: without text; `unreadable`: not renderable.
+    `histogram`: rows with text by tokens; `chunked`: rows cut into several chunks; `truncated`: rows that would still
+    lose text."""
 
     samples: list[SampledText] = field(default_factory=list)
     histogram: dict[str, int] = field(default_factory=dict)
@@ -71,11 +69,8 @@ class Preview:
 
 
 def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> Preview:
-    """Render about PREVIEWED rows from the whole table, always the same for the same rows; a table of up to twice as
-    many is read completely. Costs HANA one count and a few pages.
-
-    Raises what a sync would before it writes.
-    """
+    """Render about PREVIEWED rows from the whole table, always the same for the same rows. Reads a table of up to twice
+    as many rows completely. Costs HANA one count and a few pages. Raises what a sync would raise before writing."""
     renderer = Renderer(spec, source.describe(spec.source), embedder)
     rows = source.count(renderer.query)
     whole = rows <= SPARE * PREVIEWED
@@ -109,7 +104,7 @@ def _measure(found: Preview, renderer: Renderer, documents: Sequence[Document], 
 
 
 def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
-    """Different texts, evenly spaced."""
+    """Return different texts, evenly spaced."""
     distinct = list({each.text: each for each in texts}.values())
     if len(distinct) <= count:
         return distinct
@@ -117,7 +112,7 @@ def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
 
 
 class _Part:
-    """A range of keys, read step by step. `texts`: of the rows so far, in key order."""
+    """A key range, read step by step. `texts`: of the rows so far, in key order."""
 
     def __init__(self, renderer: Renderer, source: Source, part: KeyRange | None) -> None:
         self._renderer = renderer
@@ -138,7 +133,7 @@ class _Part:
 
 
 def _evenly(texts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """As many of each part; where a part has too few, more of the others."""
+    """Return equally many of each part; if a part has too few, more of the others."""
     chosen = dict.fromkeys(text for part in texts for text in _some(part, -(-count // len(texts))))
     others = dict.fromkeys(text for part in texts for text in part if text not in chosen)
     wanted = set(_some(list(chosen), count)) | set(_some(list(others), max(0, count - len(chosen))))
@@ -146,7 +141,7 @@ def _evenly(texts: Sequence[Sequence[str]], count: int) -> list[str]:
 
 
 def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Document | None]:
-    """None for a row that cannot be rendered."""
+    """Yield documents; None for a row that cannot be rendered."""
     for page in pages:
         for row in page:
             try:
@@ -156,7 +151,7 @@ def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Docum
 
 
 def _some(texts: Sequence[str], count: int) -> list[str]:
-    """A random choice, always the same, in order."""
+    """Return a reproducible random choice, in order."""
     if len(texts) <= count:
         return list(texts)
     places = sorted(random.Random(_SEED).sample(range(len(texts)), count))

@@ -1,4 +1,4 @@
-"""Has the source changed since the last sync? A collection whose table or columns changed pauses; nothing is lost."""
+"""Detect changes of the source's table or columns since the last sync. They pause the collection; no data is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITTEN: Mapping[str, Any] = {"method": "documents"}  # the mark of a collection
 
 
 def check_origin(collection: str, checkpoint: Checkpoint) -> None:
-    """Raises WrongOrigin for a collection that clients have written: a sync would delete all its documents."""
+    """Raise WrongOrigin for a collection that clients have written: a sync would delete all its documents."""
     if checkpoint.mark == WRITTEN:
         raise WrongOrigin(
             f'"{collection}" holds documents that clients wrote (documents = true); a sync would delete them. Use '
@@ -37,7 +37,7 @@ def check_origin(collection: str, checkpoint: Checkpoint) -> None:
 
 
 def columns_in_use(renderer: Renderer, table: Table, spec: CollectionSpec) -> dict[str, str]:
-    """Return type by name of the columns that a sync reads."""
+    """Return the types of the columns that a sync reads, by name."""
     query = renderer.query
     watermark = [name for name in (spec.changes.column,) if name is not None]
     return _types(table, dict.fromkeys((*query.key, *query.columns, *watermark)))
@@ -48,12 +48,12 @@ def _types(table: Table, columns: Iterable[str]) -> dict[str, str]:
 
 
 def was_synced(checkpoint: Checkpoint, source: TableRef) -> bool:
-    """Return whether this table was read to its end before. If not, a missing table is an error in the settings."""
+    """Return whether an earlier sync read this whole table. If not, a missing table is a configuration error."""
     return checkpoint.last_sync is not None and checkpoint.source == str(source)
 
 
 def retyped(now: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
-    """Return a phrase for each column whose type differs from that of the last sync."""
+    """Return a phrase for each column whose type changed since the last sync."""
     return [
         f"{name} was {checkpoint.columns[name]} and is {kind}"
         for name, kind in now.items()
@@ -62,15 +62,15 @@ def retyped(now: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
 
 
 def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
-    """Return a clause about a key that differs from that of the stored rows; "" when it is the same."""
+    """Return a clause about a key that differs from that of the stored rows; "" if equal."""
     if not checkpoint.key or tuple(checkpoint.key) == tuple(now):
         return ""
     return f"the key was {', '.join(checkpoint.key)} at the last sync and is {', '.join(now)} now"
 
 
 def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
-    """Return the table and the renderer of its rows. Raises SyncPaused where an earlier sync could read what is missing
-    now, ConfigurationError where none could."""
+    """Return the table and the renderer of its rows. Raises SyncPaused if something that an earlier sync read is
+    missing, ConfigurationError if no sync could read it."""
     try:
         table = ends.source.describe(spec.source)
     except UnknownTable as error:
@@ -105,7 +105,7 @@ def _mentions(spec: CollectionSpec, column: str) -> bool:
 
 
 def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Checkpoint) -> None:
-    """Raises SyncPaused where a column in use changed its type."""
+    """Raise SyncPaused if a used column changed its type."""
     if was_synced(checkpoint, spec.source) and (changed := retyped(columns, checkpoint)):
         raise _paused(
             f"{spec.source} has changed: {'; '.join(changed)}. Nothing was read; check `owl-sap plan "
@@ -114,10 +114,10 @@ def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Ch
 
 
 def check_key(key: Sequence[str], checkpoint: Checkpoint, store: VectorStore, name: str) -> None:
-    """Raises SyncPaused where rows are stored by another key: every row would be stored a second time."""
+    """Raise SyncPaused if rows are stored by another key: every row would be stored twice."""
     other = other_key(key, checkpoint)
     if other and (status := store.status(name)) is not None and status.rows:
-        name = name.partition("@")[0]  # of a generation that is being built
+        name = name.partition("@")[0]  # of a generation being built
         raise _paused(
             f"{other}: all {status.rows} stored rows would be written again under new ids and the old ones deleted. "
             f"Nothing was read. If this is expected: owl-sap sync {name} --full --max-deletes 1, or, without a gap for "
@@ -126,7 +126,7 @@ def check_key(key: Sequence[str], checkpoint: Checkpoint, store: VectorStore, na
 
 
 def check_unchanged(source: Source, table: TableRef, columns: Mapping[str, str]) -> None:
-    """Raises SchemaChanged where the table no longer has these columns with these types."""
+    """Raise SchemaChanged unless the table has these columns with these types."""
     try:
         now = _types(source.describe(table), columns)
     except UnknownTable as error:
@@ -137,15 +137,15 @@ def check_unchanged(source: Source, table: TableRef, columns: Mapping[str, str])
 
 @contextmanager
 def pausing_on_source_change(plan: ReadPlan, ends: Ends, checkpoint: Checkpoint, lease: Lease) -> Iterator[None]:
-    """Turn errors about missing tables, columns and logs into SyncPaused where the last run, with the same settings,
-    could read them: then the source changed, not the configuration."""
+    """Turn errors about missing tables, columns and logs into SyncPaused if the last run, with the same settings, could
+    read them: the source changed, not the configuration."""
     spec = plan.spec
     try:
         yield
     except LogMissing as error:
         if (checkpoint.mark or {}).get("method") != "log":
             raise
-        # Changes made without a log are found by comparing everything once the log is back.
+        # Once the log is back, a full comparison finds the changes made without it.
         without_mark = ChangeSet(checkpoint=replace(checkpoint, mark=None, last_full=None), partial=True)
         ends.store.apply(lease, without_mark)
         raise SyncPaused(str(error), reason="log_missing") from None
@@ -157,7 +157,7 @@ def pausing_on_source_change(plan: ReadPlan, ends: Ends, checkpoint: Checkpoint,
 
 
 def _has_changed(plan: ReadPlan, source: Source, error: UnknownTable | UnknownColumn) -> bool:
-    """Whether the source lacks something, and not the store. A column that only `where` names cannot be looked up."""
+    """Return whether the source lacks something. Columns named only in `where` cannot be looked up."""
     try:
         table = source.describe(plan.spec.source)
     except UnknownTable:

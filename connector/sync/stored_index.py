@@ -1,5 +1,5 @@
-"""An in-memory index of what the store holds, by digests of document ids. Two databases sort differently, so source and
-store are compared by these digests instead of by merging sorted keys.
+"""An in-memory index of the store's content by digests of document ids. Two databases sort differently, so compare
+source and store by digests instead of merging sorted keys.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from connector.document.document import fold
 from connector.model import StoredChunk
 
-_KEY = np.dtype([("high", "<u8"), ("low", "<u8")])  # 16 bytes as two numbers: five times as fast to search as bytes
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8")])  # 16 bytes as two numbers, which are searched five times as fast
 _HASH_BYTES = 32
 _HASH = np.dtype(f"V{_HASH_BYTES}")
 _NO_ROW = 0
 
 
 def id_digest(document_id: str) -> bytes:
-    """Return 16 bytes; two ids collide with even odds only among 2**64 documents."""
+    """Return 16 bytes; a collision reaches even odds at about 2**64 documents."""
     return blake2b(document_id.encode(), digest_size=16).digest()
 
 
 class StoredIndex:
-    """Identity and content hash of our stored chunks: 52 bytes a chunk and 33 a document, whatever the texts.
+    """Ids and content hashes of our stored chunks: 52 bytes per chunk and 33 per document.
 
     `StoredIndex(store.stored(name))` reads the store once. `seen` marks the documents that the source still has.
     """
@@ -46,17 +46,17 @@ class StoredIndex:
         self.seen: NDArray[np.bool_] = np.zeros(len(self._high), dtype=np.bool_)
 
     def __len__(self) -> int:
-        """Documents, not chunks."""
+        """Count documents, not chunks."""
         return len(self._high)
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the position of each id, -1 where the store has none."""
+        """Return the position of each id; -1 if not stored."""
         if not ids or not len(self._high):
             return np.full(len(ids), -1, dtype=np.int64)
         wanted = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
         high, low = wanted["high"], wanted["low"]
         found = np.searchsorted(self._high, high).astype(np.int64)
-        while True:  # documents that share the upper half are very rare: step over them one by one
+        while True:  # documents that share the upper half are very rare: step over them singly
             inside = np.minimum(found, len(self._high) - 1)
             alike = (found < len(self._high)) & (self._high[inside] == high)
             further = alike & (self._low[inside] < low)
@@ -65,7 +65,7 @@ class StoredIndex:
             found[further] += 1
 
     def _row_digests(self) -> NDArray[np.uint64]:
-        """By document; _NO_ROW for one with missing or doubled chunks."""
+        """Return digests by document; _NO_ROW for missing or duplicate chunks."""
         if not len(self._high):
             return np.empty(0, np.uint64)
         words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
@@ -78,7 +78,7 @@ class StoredIndex:
         return np.where(whole, words[starts] ^ folds, np.uint64(_NO_ROW)).astype(np.uint64)
 
     def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
-        """Return for each row digest whether the document at that position is intact and was written from that row."""
+        """Return, per row digest, whether the document at that position is intact and was written from that row."""
         if not len(self._high) or not len(positions):
             return np.zeros(len(positions), dtype=np.bool_)
         given = np.frombuffer(b"".join(digests), dtype="<u8")
@@ -92,7 +92,7 @@ class StoredIndex:
         self.seen[position] = False
 
     def unseen(self, ids: Sequence[str]) -> list[str]:
-        """Return those of `ids` that are in the index and were not marked as seen."""
+        """Return the `ids` that are in the index and not marked as seen."""
         positions = self.positions(ids)
         return [id_ for id_, position in zip(ids, positions, strict=True) if position >= 0 and not self.seen[position]]
 
@@ -115,7 +115,7 @@ def _columns(
         keys.append(np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY))
         numbers.append(np.array(page_numbers, dtype=np.int32))
         if set(map(len, page_hashes)) != {_HASH_BYTES}:
-            # A damaged hash must not shift its neighbours; cut or filled, it simply differs.
+            # A damaged hash must not shift its neighbours; padded or cut, it differs.
             page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
         hashes.append(np.frombuffer(b"".join(page_hashes), dtype=_HASH))
     return np.concatenate(keys), np.concatenate(numbers), np.concatenate(hashes)

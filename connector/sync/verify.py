@@ -1,5 +1,5 @@
-"""Verify a collection: every live source row is stored once, with the vector of its current text. Finds rows that are
-missing, stale, orphaned, duplicated or damaged, and repairs exactly those on request.
+"""Verify a collection: every source row is stored once, with the vector of its current text. Finds missing, stale,
+orphaned, duplicate or damaged rows and repairs exactly those on request.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from connector.sync.schema import check_origin, other_key
 from connector.sync.stored_index import id_digest
 
 NORM_TOLERANCE = 1e-3
-COSINE_FLOOR = 0.999  # between a stored vector and its text embedded again; fp16 against fp32 stays above it
+COSINE_FLOOR = 0.999  # minimum cosine of a stored vector and its text embedded again; fp16 against fp32 stays above it
 SAMPLE = 32
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """Counts in source rows, as found. `rows`: distinct source rows stored; `foreign`: records of other programs.
+    """Counts of source rows, as found. `rows`: distinct stored source rows; `foreign`: records of other programs.
 
-    `ok`: no drift is left, after the repair if there was one. `repaired`: rows rewritten or removed. `paused`: None, or
-    why a repair was not carried out. `stopped`: ended early on request, so the result proves nothing.
+    `ok`: no drift remains, after the repair if any. `repaired`: rows rewritten or removed. `paused`: None, or why a
+    repair was not done. `stopped`: ended early on request, so the result is incomplete.
     """
 
     collection: str
@@ -70,12 +70,12 @@ def verify(
     """Compare the whole collection with its source.
 
     Reads the store once, then the source once. Checks every stored text, metadata, hash, model and vector, and embeds
-    `SAMPLE` stored texts again. `repair` rewrites wrong rows, deletes orphans, and compares again; `ok` is the result
-    of that. It deletes neither more than `max_deletes` of the rows (and more than `FREE_DELETES`) nor anything when the
-    source is empty: `paused` is then `max_deletes` or `source_empty`, and a sync with a higher limit deletes them. It
-    changes nothing where the rows were stored by another key (`schema_changed`).
+    `SAMPLE` stored texts again. `repair` rewrites wrong rows, deletes orphans, and compares again; `ok` is that result.
+    If deletions exceed both `max_deletes` and `FREE_DELETES`, or the source is empty, nothing is deleted: `paused` is
+    `max_deletes` or `source_empty`, and a sync with a higher limit deletes them. Rows stored by another key are not
+    changed (`schema_changed`).
 
-    `watch` is asked once a page whether to stop; rows repaired by then stay repaired. Raises as `sync` does.
+    `watch` is asked once per page whether to stop; earlier repairs remain. Raises as `sync` does.
     """
     options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
@@ -87,7 +87,7 @@ def verify(
         if lease is None:
             return VerifyReport(spec.name, stopped=True)
         checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
-        if other_key(renderer.key, checkpoint):  # every row would be written a second time; sync decides about that
+        if other_key(renderer.key, checkpoint):  # would write every row twice; sync decides about that
             report = _Audit(ends, renderer, options, watch)(spec.name)
             report.paused = "schema_changed" if report.drift else None
             return report
@@ -99,7 +99,7 @@ def verify(
 
 
 class _Audit:
-    """One comparison. With a lease it also repairs what it finds."""
+    """One comparison. With a lease it also repairs."""
 
     def __init__(
         self, ends: Ends, renderer: Renderer, options: SyncOptions, watch: Watch, lease: Lease | None = None
@@ -159,8 +159,7 @@ class _Audit:
         self._repair()
 
     def _check(self, document: Document, chunks: Sequence[Chunk]) -> None:
-        """Count what is wrong with one document. Empty rows are not checked, so their stored documents count as
-        orphaned."""
+        """Count the faults of one document. Ignores empty rows, so their stored documents count as orphaned."""
         report = self._report
         records = self._stored.documents.pop(id_digest(document.id), None)
         if records is None:
@@ -205,8 +204,8 @@ class _Audit:
 
 @dataclass(slots=True)
 class _Record:
-    """A stored record without text and vector. `other_model`: the store names another model than the collection's.
-    `unlike_model`: the model gives another vector for the stored text; meaningless when that text is wrong."""
+    """A stored record without text and vector. `other_model`: its model differs from the collection's. `unlike_model`:
+    the model gives another vector for the stored text; meaningless if that text is wrong."""
 
     number: int
     content_hash: bytes
@@ -228,7 +227,7 @@ class _Stored:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def add(self, page: Sequence[StoredRecord], model: str | None) -> None:
-        """`model`: the collection's, by the store's own record."""
+        """Add records. `model`: the collection's, by the store's own record."""
         for stored in page:
             if stored.id is None:
                 self.foreign += 1
@@ -239,7 +238,7 @@ class _Stored:
                 self._maybe_sample(record, stored.text, stored.vector)
 
     def _maybe_sample(self, record: _Record, text: str, vector: np.ndarray) -> None:
-        """Reservoir sampling: every record has the same chance."""
+        """Sample by reservoir sampling: every record has the same chance."""
         self._sampled_from += 1
         if len(self._sample) < SAMPLE:
             self._sample.append((record, text, vector))
@@ -278,16 +277,16 @@ def _judge(stored: StoredRecord, model: str | None) -> _Record:
 
 
 def _sound(vector: np.ndarray | None, digest: bytes) -> bool:
-    """Whether it has the right dimension, is finite, of length 1, and the vector that was written."""
+    """Return whether the vector has the right dimension, is finite, of length 1, and matches its digest."""
     if vector is None or not bool(np.isfinite(vector).all()):
         return False
-    if abs(float(np.linalg.norm(vector.astype(np.float64))) - 1.0) > NORM_TOLERANCE:  # 1e37 squared is no float32
+    if abs(float(np.linalg.norm(vector.astype(np.float64))) - 1.0) > NORM_TOLERANCE:  # 1e37 squared exceeds float32
         return False
     return len(digest) != 32 or digest[24:] == vector_digest(vector)
 
 
 def _stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Record]) -> bool:
-    """Whether the stored chunks, without doubled ones, differ from the document's."""
+    """Return whether the stored chunks, ignoring duplicates, differ from the document's."""
     by_number = {record.number: record for record in records}
     if sorted(by_number) != list(range(len(chunks))):
         return True

@@ -1,5 +1,5 @@
-"""How close vectors are to reference vectors of the same texts: cosines, shared nearest neighbours, and the gate that
-decides whether a quantised model may serve. Calibration, the gate and the benchmarks all compare here.
+"""Compare vectors with reference vectors of the same texts: cosines, shared nearest neighbours, and the accuracy gate
+that decides whether a quantised model may serve.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from .backends import Vectors
 
 NEIGHBOURS = 10
-_TIE = 1e-6  # exact scores nearer than this are one score: of two equally good neighbours either may be found
+_TIE = 1e-6  # exact scores closer than this are equal: either neighbour is right
 _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`overlap`: the share of each text's nearest other texts that are found too, on average."""
+    """`overlap`: mean share of a text's nearest other texts that are found, too."""
 
     mean_cosine: float
     least_cosine: float
@@ -27,9 +27,9 @@ class Agreement:
 
 def agreement(found: Vectors, exact: Vectors, neighbours: int = NEIGHBOURS) -> Agreement:
     """Compare (n, d) arrays row by row; lengths are ignored. A row that is zero or not finite in either has cosine -1.
-    With fewer than `neighbours` other texts all of them count; with none the overlap is 1.
 
-    A found neighbour is right if it scores, by the reference vectors, at least as high as the last true one.
+    A found neighbour is right if its reference score is at least that of the last true neighbour. With fewer than
+    `neighbours` other texts all of them count; with none the overlap is 1.
     """
     ours, theirs = _unit(found), _unit(exact)
     cosines = np.einsum("ij,ij->i", ours, theirs)
@@ -61,13 +61,13 @@ def _unit(vectors: Vectors) -> NDArray[np.float64]:
     return unit
 
 
-LEAST_TEXTS = 32  # with fewer texts a share of neighbours says nothing
+LEAST_TEXTS = 32  # with fewer texts a share of neighbours means little
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a candidate must reach. `int8_share`: the share of the linear layers' multiplications in 8 bits; with few, a
-    model is not worth an index of its own."""
+    """Minimum figures of a candidate. `int8_share`: of the linear layers' multiplications in 8 bits; with few, a model
+    is not worth its own index."""
 
     mean_cosine: float = 0.99
     overlap: float = 0.90
@@ -77,8 +77,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`worst_cosine`: of all texts. `overlap`: see `Agreement`. `reason`: for people, names every bar that was
-    missed."""
+    """The result of a comparison. `overlap`: see `Agreement`. `reason`: for people, with every bar that was missed."""
 
     accepted: bool
     reason: str
@@ -94,7 +93,7 @@ class Verdict:
         return asdict(self)
 
     def by(self, bar: Bar) -> Verdict:
-        """Judge the same figures by another bar. A verdict without figures stays refused."""
+        """Return the verdict by another bar. Without figures it stays refused."""
         if self.mean_cosine is None or self.worst_cosine is None or self.overlap is None:
             return self
         missed = []
@@ -128,9 +127,9 @@ class Verdict:
 
 
 def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, bar: Bar | None = None) -> Verdict:
-    """Compare (n, d) arrays row by row, of distinct texts. `int8_share` None: not checked.
+    """Compare (n, d) arrays of distinct texts row by row. `int8_share` None: not checked.
 
-    A candidate with a row that is zero or not finite is refused, however high its mean is.
+    Refuses a candidate with any row that is zero or not finite.
     """
     bar = bar or Bar()
     if exact.shape != candidate.shape or exact.ndim != 2:

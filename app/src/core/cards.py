@@ -1,7 +1,6 @@
-"""NVIDIA's cards and the published builds of torch that run on them, as data with their sources.
+"""NVIDIA's cards and the published builds of torch that run on them, with sources. Never imports torch.
 
-A card is found by the name that its driver gives. A card needs a build with kernels for its compute capability, and a
-driver that is new enough and still knows the card. Never imports torch.
+A build must have kernels for the card's compute capability, and the driver must be new enough and still support it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal, get_args
 from .nvml import DRIVER_FLOORS
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]  # of an engine
-Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]  # of a card's products; no engine computes in fp8
+Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]  # of a card; no engine uses fp8
 Capability = tuple[int, int]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -25,7 +24,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """A rate measured over time, TFLOP/s (INT8: TOPS). `source`: by whom, and on what."""
+    """A measured sustained rate, TFLOP/s (INT8: TOPS). `source`: workload and publication."""
 
     rate: float
     source: str
@@ -35,7 +34,7 @@ class Sustained:
 class Card:
     """Dense rates of a GPU: TFLOP/s (INT8: TOPS), memory bandwidth in GB/s. No sparsity figures.
 
-    `unread`: formats whose figure was not seen in a source. `sustained` is empty if no measurement is known.
+    `unread`: formats whose figure was not checked in a source. `sustained` is empty without a known measurement.
     """
 
     capability: Capability
@@ -72,7 +71,7 @@ CARDS: Mapping[str, Card] = {
     "NVIDIA H200": Card((9, 0), _HOPPER, 4800),
     "NVIDIA B200": Card((10, 0), _BLACKWELL, 8000, frozenset({"fp32", "tf32", "int8"})),
 }
-# PCIe boards of these have other rates than the SXM ones above; better no figure than a wrong one.
+# Boards with other rates than those above: they get no figure.
 _OTHER_RATES = ("pcie", "nvl", "a10g", "mig")
 
 
@@ -87,14 +86,14 @@ def card_of(name: str, capability: Capability) -> Card | None:
 
 # -------------------------------------------------------------------------------------------------- builds of torch
 
-# Below this compute capability, the last driver branch that knows the card: R580 for Maxwell, Pascal and Volta.
+# Compute capability, last driver branch for cards below it: R580 for Maxwell, Pascal and Volta.
 LAST_DRIVER: tuple[tuple[Capability, int], ...] = (((7, 5), 580),)
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build of torch for Linux. `torch`: the newest release that pyproject.toml takes. `last`: the last release with
-    this build, None if there is no end yet. `index`: where pip finds it, None for PyPI."""
+    """A build of torch for Linux. `torch`: newest release that pyproject.toml allows; `last`: last release with this
+    build, None if not announced; `index`: pip's index, None for PyPI."""
 
     torch: str
     cuda: str
@@ -104,7 +103,7 @@ class Build:
 
     @property
     def driver(self) -> int:
-        """Oldest driver branch that runs it."""
+        """Return the oldest driver branch that runs the build."""
         return next(floor for cuda, floor in DRIVER_FLOORS if int(self.cuda.partition(".")[0]) >= cuda)
 
     @property
@@ -115,7 +114,7 @@ class Build:
 _CUDA_12_6 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 _CUDA_12_8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-# Read out of the wheels; that cu126 ends with 2.14: pytorch issues 190355, 190385. Best first.
+# From the wheels, best first. The end of cu126 with 2.14: pytorch issues 190355, 190385.
 BUILDS: tuple[Build, ...] = (
     Build("2.13", "13.0", _CUDA_13),
     Build("2.13", "12.6", _CUDA_12_6, "https://download.pytorch.org/whl/cu126", last="2.14"),
@@ -130,12 +129,12 @@ def builds_for(capability: Capability, driver: int | None = None) -> list[Build]
 
 
 def driver_ceiling(capability: Capability) -> int | None:
-    """Return the newest driver branch that still knows the card; None if no branch has dropped it."""
+    """Return the newest driver branch that supports the card; None if all newer ones do."""
     return next((branch for below, branch in LAST_DRIVER if capability < below), None)
 
 
 def what_to_install(capability: Capability, driver: int | None = None) -> str:
-    """Return one sentence without a full stop: the command, and the drivers it works with."""
+    """Return one sentence without a full stop: the install command and its drivers."""
     builds = builds_for(capability, driver)
     if not builds:
         older = builds_for(capability)
@@ -157,7 +156,7 @@ def _drivers(build: Build, capability: Capability) -> str:
 def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
     """Return whether a torch built for these architectures (`sm_75`, `compute_90` ...) runs on the capability.
 
-    It needs a cubin of the same major and no higher minor version, or PTX of any lower one. True without a list.
+    A cubin needs the same major and no higher minor version, PTX any version up to it. True for an empty list.
     """
     if not built_for:
         return True
@@ -172,7 +171,7 @@ def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """`cuda`: the version it was built for; None for a build for the CPU or another maker's cards."""
+    """The installed torch. `cuda`: the version it was built for; None for a build without CUDA."""
 
     version: str
     cuda: str | None

@@ -1,7 +1,4 @@
-"""A cross-encoder from a folder: scores how well a text answers a query.
-
-Offline only, safetensors only, never code from a folder.
-"""
+"""A cross-encoder from a folder: score how well a text answers a query. Offline and safetensors only, no model code."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _BATCH = 32
 
 
 def check_folder(folder: Path) -> None:
-    """Check without loading. Raises ModelNotFound, ModelUnsupported."""
+    """Check a folder without loading. Raises ModelNotFound, ModelUnsupported."""
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"cross-encoder {folder.name!r}: no folder with a config.json")
     if not (folder / "model.safetensors").is_file() and not (folder / "model.safetensors.index.json").is_file():
@@ -55,7 +52,7 @@ class CrossEncoding:
             )
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the score of each text; more is better, the scale is the model's own."""
+        """Return the score of each text; higher is better, the scale depends on the model."""
         pairs = [(query, text) for text in texts]
         with self._lock:
             found = self._model.predict(pairs, batch_size=_BATCH, show_progress_bar=False, convert_to_numpy=True)

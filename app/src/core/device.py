@@ -1,7 +1,7 @@
-"""What a device can compute in, which precision the engine uses on it, and why.
+"""Capabilities of a device, and the precision that the engine uses on it, with the reason.
 
-Facts come from the device itself (compute capability, instructions) and from published figures (`cards`). Importing
-this module never imports torch; only `detect` does.
+Facts come from the device (compute capability, instructions) and published figures (`cards`). Only `detect` imports
+torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .cards import torch_build as torch_build
 Kind = Literal["cpu", "cuda"]
 
 ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
-# Compute capability from which products of a format run on tensor cores: NVIDIA, TensorRT support matrix.
+# Lowest compute capability with tensor cores for a format: NVIDIA, TensorRT support matrix.
 TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "fp16": (7, 0),
     "int8": (7, 2),
@@ -37,7 +37,7 @@ TENSOR_CORES_FROM: Mapping[Format, Capability] = {
 }
 
 
-# Our name -> the flags in Linux' /proc/cpuinfo, any one set of them. The last four are ARM's.
+# Our name -> sets of flags in Linux' /proc/cpuinfo, of which one suffices. The last four are ARM's.
 INSTRUCTIONS: Mapping[str, tuple[frozenset[str], ...]] = {
     "avx2": (frozenset({"avx2"}),),
     "avx512": (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),),
@@ -60,8 +60,8 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes` is its total memory (0: unknown); `peaks` is empty for an unlisted device.
-    `instructions` are a CPU's, by the names of `INSTRUCTIONS`."""
+    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device; `instructions`: a CPU's,
+    as named in `INSTRUCTIONS`."""
 
     kind: Kind
     name: str
@@ -80,7 +80,7 @@ class DeviceProfile:
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
-        """A GPU as its driver describes it; rates are filled in where the card is listed."""
+        """Return a GPU as its driver describes it, with published rates if the card is listed."""
         card = card_of(name, capability)
         found = cls("cuda", name, index, capability, memory_bytes)
         if card is None:
@@ -89,19 +89,19 @@ class DeviceProfile:
 
     @classmethod
     def of_card(cls, name: str, memory_gib: int = 16) -> DeviceProfile:
-        """A listed card without having one: for tests and for `what would you do on ...`."""
+        """Return the profile of a listed card without having one, for tests and previews."""
         return cls.cuda(name, CARDS[name].capability, memory_gib << 30)
 
     @property
     def tensor_core_formats(self) -> tuple[Format, ...]:
-        """The formats whose matrix products run on tensor cores; fp8 too, which no engine here computes in."""
+        """Return the formats with tensor cores, also fp8, which no engine uses."""
         if self.capability is None:
             return ()
         return tuple(each for each in FORMATS if self.capability >= TENSOR_CORES_FROM.get(each, (99, 0)))
 
     @property
     def tensor_cores(self) -> frozenset[Precision]:
-        """The precisions of engines whose matrix products run on tensor cores."""
+        """Return the engine precisions with tensor cores."""
         return frozenset(each for each in PRECISIONS if each in self.tensor_core_formats)
 
     @property
@@ -110,16 +110,16 @@ class DeviceProfile:
 
     @property
     def attention(self) -> str:
-        """The fastest kernel torch's scaled_dot_product_attention has here (sdp_utils.cpp), with a padding mask."""
+        """Return torch's fastest attention kernel with a padding mask on this device."""
         return self.attention_kernels("fp16", masked=True)[0]
 
     def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
-        """Return what torch's scaled_dot_product_attention has here, the one it prefers first: pytorch's sdp_utils.cpp.
-        Whether it is right and fast here is tried when a model is loaded (`backends/torch/packed.py`)."""
+        """Return the kernels of torch's scaled_dot_product_attention, in its order of preference (sdp_utils.cpp).
+        Loading a model tests them (`backends/torch/packed.py`)."""
         if self.capability is None:
             return ("cpu flash", "math")
         half = precision in ("fp16", "bf16")
-        found: list[str] = []  # the upper end, 12.1, is as far as any card goes today
+        found: list[str] = []  # torch's upper limit, 12.1, includes all current cards
         if half and not masked and self.capability >= (8, 0):
             found = ["cudnn", "flash"] if self.capability[0] in (9, 10) else ["flash"]
         if self.capability >= (5, 0) and (precision != "bf16" or self.capability >= (8, 0)):
@@ -128,7 +128,7 @@ class DeviceProfile:
 
     @property
     def builds(self) -> list[Build]:
-        """Published builds of torch with kernels for this card, best first; none for a CPU, which runs every build."""
+        """Return torch's published builds for this card, best first; [] for a CPU, which runs every build."""
         return [] if self.capability is None else builds_for(self.capability)
 
     @property
@@ -136,21 +136,21 @@ class DeviceProfile:
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
 
     def padding_multiple(self, precision: Precision) -> int:
-        """Sequence lengths are padded to this. Tensor cores are efficient when M, N, K are multiples of 16 bytes
-        (NVIDIA, Matrix Multiplication Background guide); other units gain nothing from padding."""
+        """Return the multiple to pad sequence lengths to. Tensor cores are efficient if M, N, K are multiples of 16
+        bytes (NVIDIA, Matrix Multiplication Background guide); other units do not gain."""
         if precision not in self.tensor_cores:
             return 1
         return {"tf32": 4, "int8": 16}.get(precision, 8)
 
     def peak(self, precision: Format) -> float | None:
-        """Dense peak in TFLOP/s (INT8: TOPS); None where no published figure applies."""
+        """Return the dense peak in TFLOP/s (INT8: TOPS); None without a published figure."""
         return self.peaks.get(precision)
 
 
-# ---------------------------------------------------------------------------------------------------- which precision
+# ---------------------------------------------------------------------------------------------------------- precision
 
 
-BF16_PAYS = 1.3  # gain from which a CPU computes in bf16: with bf16 instructions it is about 2, else far below 1
+BF16_PAYS = 1.3  # gain from which a CPU uses bf16; with bf16 instructions it is about 2, else far below 1
 
 
 def choose_precision(
@@ -158,8 +158,8 @@ def choose_precision(
 ) -> tuple[Precision, str]:
     """Return the precision to compute in, and the reason. Raises DeviceError for an unsupported precision.
 
-    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/torch/linears.py`). It is
-    called only if that decides; without it a CPU uses fp32.
+    `bf16_gain` measures a CPU's speed in bf16 relative to fp32 (`backends/torch/linears.py`). It is called only if
+    needed; without it a CPU uses fp32.
     """
     if requested == "auto":
         return _automatic_on_card(profile) if profile.capability else _automatic_on_cpu(bf16_gain)
@@ -192,7 +192,7 @@ def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision,
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
-    if profile.capability is None:  # whether int8 works on a CPU is tried when a model is loaded
+    if profile.capability is None:  # loading a model tests whether int8 works on a CPU
         slow = precision in ("fp16", "tf32")
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
     if precision == "int8":
@@ -214,7 +214,7 @@ def _dotted(profile: DeviceProfile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One choice, as doctor, `/v1/info` and the benchmark show it. `value` None: not available; `reason` says why."""
+    """One choice, as doctor, `/v1/info` and the benchmark show it. `value` None: not available, see `reason`."""
 
     name: str
     value: str | int | float | bool | None
@@ -228,10 +228,10 @@ def settings_of(
     requested: str = "auto",
     chosen: tuple[Precision, str] | None = None,
 ) -> list[Setting]:
-    """Return what the engine chooses on this device, and why.
+    """Return the engine's choices on this device, with reasons. Raises DeviceError for an unsupported precision.
 
-    `requested` is `embedding.precision`; `bf16_gain` is as in `choose_precision`. `chosen` is the precision of a loaded
-    engine, and its reason: then nothing is chosen or measured. Raises DeviceError for an unsupported precision.
+    `requested`: `embedding.precision`; `bf16_gain`: see `choose_precision`. `chosen`: precision and reason of a loaded
+    engine; with it nothing is measured.
     """
     precision, reason = chosen or choose_precision(profile, requested, bf16_gain)
     multiple = profile.padding_multiple(precision)
@@ -280,7 +280,7 @@ def _tf32(profile: DeviceProfile, precision: Precision) -> str:
     return f"off: not used with {precision}, and rows computed again in fp32 are exact"
 
 
-# ---------------------------------------------------------------------------------------------------- asking the device
+# ------------------------------------------------------------------------------------------------------------ detection
 
 
 def detect(device: str = "auto") -> DeviceProfile:
@@ -317,7 +317,7 @@ def detect(device: str = "auto") -> DeviceProfile:
 def _cpu() -> DeviceProfile:
     try:
         cpuinfo = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # only Linux has it
+    except OSError:  # exists on Linux only
         cpuinfo = ""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -328,10 +328,7 @@ def _cpu() -> DeviceProfile:
 
 
 def instructions_of(cpuinfo: str) -> tuple[str, ...]:
-    """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo, in that order.
-
-    A virtual machine may hide some. Whether they pay is measured when a model is loaded (`backends/torch/linears.py`).
-    """
+    """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo. A virtual machine may hide some."""
     flags = set((_cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or "").split())
     return tuple(name for name, ways in INSTRUCTIONS.items() if any(way <= flags for way in ways))
 

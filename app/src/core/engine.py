@@ -17,10 +17,10 @@ from .memory import MemoryLimits
 from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher, squares
 from .tokens import piece_spans
 
-# A large call is queued in parts of so much, each tokenised while the parts before it are computed.
+# A large call is queued in parts of this size, each tokenised while earlier parts are computed.
 REQUEST_TEXTS = 2048
 REQUEST_CHARACTERS = 1 << 20
-QUEUED_PARTS = 2  # of one call, beside the one that is tokenised
+QUEUED_PARTS = 2  # of one call, besides the part being tokenised
 
 
 class Engine(Protocol):
@@ -34,25 +34,25 @@ class Engine(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Longest text in tokens, without special tokens; longer ones are cut."""
+        """Return the longest text in tokens, without special tokens; longer texts are cut."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that decides vectors; differs if vectors would."""
+        """Return an id of everything that determines the vectors."""
         ...
 
     def embed(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Vectors:
         """Return float32 (n, dimension): row i for text i, finite and, unless `normalize` is off, of length 1.
 
         Texts above `max_tokens` are cut. Identical texts are computed once. Without `lane` a small call is interactive,
-        a larger one bulk. An interrupted call leaves the queue. Raises NonFinite naming every text without a vector,
+        a larger one bulk. An interrupted call leaves the queue. Raises NonFinite with all texts that have no vector,
         OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed.
         """
         ...
 
     def embed_counted(self, texts: Sequence[str], lane: Lane | None = None) -> tuple[Vectors, list[int]]:
-        """Return the vectors, and the tokens of each whole text as `count_tokens` does."""
+        """Return the vectors, and the token count of each whole text."""
         ...
 
     def submit(
@@ -63,38 +63,38 @@ class Engine(Protocol):
         normalize: bool = True,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
-        """Tokenise and queue; the future has the result and the errors of `embed`, and may be cancelled.
+        """Tokenise and queue; the future has the result and errors of `embed`, and may be cancelled.
 
-        `counted` gets the tokens of each whole text before they are queued; its exceptions reach the caller.
+        `counted` gets the token counts of the whole texts before they are queued; its exceptions reach the caller.
         """
         ...
 
     def check_room(self, texts: Sequence[str]) -> None:
-        """Raise EngineOverloaded if these texts would be refused now, as far as that shows without tokenising."""
+        """Raise EngineOverloaded if it is certain without tokenising that these texts would be refused now."""
         ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each whole text, without special tokens."""
+        """Return the token count of each whole text, without special tokens."""
         ...
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
         """Return substrings of at most `max_tokens` tokens that together cover `text`.
 
-        Each begins up to `overlap` tokens before the end of the one before. Cuts are at white space, else at words.
+        Each begins up to `overlap` tokens before the end of the previous one. Cuts are at white space, else at words.
         """
         ...
 
     def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
-        """Set how many seconds a request may wait before it is refused (None: any), and the queue's observer."""
+        """Set the queue's observer, and the seconds above which a request is refused (None: no limit)."""
         ...
 
     def stalled(self) -> float:
-        """Return for how many seconds a batch has been in progress without any result; 0.0 if none is."""
+        """Return the seconds that a batch has been in progress without any result; 0.0 if none is in progress."""
         ...
 
     @property
     def deaths(self) -> int:
-        """How often the computing thread ended unexpectedly since it last computed a batch."""
+        """Return how often the computing thread ended unexpectedly since it last computed a batch."""
         ...
 
     def close(self) -> None:
@@ -103,8 +103,7 @@ class Engine(Protocol):
 
 
 class EmbeddingEngine:
-    """The `Engine` of one device. `path`: how vectors are computed, as in ModelInfo; `matryoshka`: shorter lengths that
-    the model was trained to be cut to."""
+    """The `Engine` of one device. `path` and `matryoshka`: see ModelInfo."""
 
     def __init__(
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -115,8 +114,8 @@ class EmbeddingEngine:
         self.precision, self.precision_reason = info.precision, info.precision_reason
         self.path, self.path_reason = info.path, info.path_reason
         self.profile = backend.profile
-        # All float precisions are one family: their vectors agree to cosine 0.999 and better, so a collection built on
-        # a GPU serves a CPU. int8 is another family, and so is each calibrated graph. Contains no path and no device.
+        # All float precisions are one family: their vectors agree to a cosine of 0.999, so a collection built on a GPU
+        # serves a CPU. int8 is another family, and so is each calibrated graph.
         family = info.variant or ("int8" if info.precision == "int8" else "float")
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
         self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
@@ -128,7 +127,7 @@ class EmbeddingEngine:
 
     @property
     def token_budget(self) -> int:
-        """Tokens of one batch, now."""
+        """Return the current token budget of a batch."""
         return self.memory.token_budget
 
     # -- vectors
@@ -165,12 +164,12 @@ class EmbeddingEngine:
             np.empty((len(unique), self.dimension), dtype=np.float32),
             self._queue.clock(),
             finish=partial(_result, rows, normalize),
-            bounded=lane != "bulk",  # a caller waits, even if the request is too large for the interactive lane
+            bounded=lane != "bulk",  # a caller waits, even if the request goes to the bulk lane by its size
         )
         return self._queue.add(request)
 
     def _computed(self, texts: Sequence[str], lane: Lane | None) -> tuple[Vectors, NDArray[np.intp]]:
-        """Return vectors as computed, and the tokens of each text, cut and with special ones."""
+        """Return raw vectors, and the token count of each cut text with special tokens."""
         self._runner.check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths = np.zeros(len(texts), dtype=np.intp)
@@ -211,13 +210,13 @@ class EmbeddingEngine:
         return [text[begin:stop] for begin, stop in self.piece_spans(text, max_tokens, overlap)]
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
-        """Yield where the pieces of `split` are: first character, one after the last."""
+        """Yield the first character of each piece of `split`, and one after its last."""
         self._runner.check_open()
         count = self._backend.count
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, lambda piece: count([piece])[0])
 
     def _whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return tokens as `count_tokens` does; only texts that may have been cut are tokenised again."""
+        """Return token counts as `count_tokens` does; only texts that may have been cut are tokenised again."""
         whole = lengths - self._backend.info.special_tokens
         full = np.flatnonzero(whole >= self.max_tokens).tolist()
         if full:
@@ -235,7 +234,7 @@ class EmbeddingEngine:
             self._queue.refuse_if_crowded("interactive")  # without the lock: queueing checks again
 
     def queued(self, lane: Lane) -> tuple[int, int]:
-        """Return the texts and tokens that wait, without those being computed."""
+        """Return the number of waiting texts and tokens, without those being computed."""
         return self._queue.queued(lane)
 
     def stalled(self) -> float:
@@ -266,14 +265,14 @@ def _strings(texts: Sequence[str]) -> list[str]:
 
 
 def _unique(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the distinct texts, and for each text the position of its own among them."""
+    """Return the distinct texts, and for each text its position among them."""
     places: dict[str, int] = {}
     rows = np.fromiter((places.setdefault(text, len(places)) for text in _strings(texts)), np.intp, len(texts))
     return list(places), rows
 
 
 def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vectors:
-    """Return a row for each text from the vectors of the distinct texts. Raises NonFinite."""
+    """Expand the vectors of the distinct texts to a row for each text. Raises NonFinite."""
     lengths = squares(vectors)
     good = np.isfinite(lengths) & (lengths > 0)
     if not good.all():
@@ -284,7 +283,7 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
 
 
 def _parts(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return where the parts of a large call begin and end."""
+    """Return the begin and end of each part of a large call."""
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):
         characters += len(text)

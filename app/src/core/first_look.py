@@ -1,5 +1,6 @@
-"""`python -m app.src.core.first_look DEVICE PRECISION`: does torch compute on this device, and in which precision would
-it? One JSON document. A process of its own, so that a driver that hangs holds nobody up. Loads no model.
+"""`python -m app.src.core.first_look DEVICE PRECISION`: test torch on the device and print its precision as JSON.
+
+A separate process, so that a hanging driver blocks no caller. Loads no model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """`{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError."""
     profile = detect(device)
     chosen = next(each for each in settings_of(profile, requested=precision) if each.name == "precision")
     _compute(profile)
@@ -19,7 +20,7 @@ def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
 
 
 def _compute(profile: DeviceProfile) -> None:
-    """A small product: a card that torch lists may still have no kernels, or a context that cannot be made."""
+    """Compute a small product: a card that torch lists may still lack kernels or fail to create a context."""
     import torch
 
     try:

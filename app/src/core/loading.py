@@ -1,7 +1,4 @@
-"""Load an engine: choose the backend for a model and a device.
-
-torch and ONNX Runtime are imported only if the model needs them.
-"""
+"""Load an engine: choose the backend for a model and a device. torch and ONNX Runtime are imported if needed."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions(TorchOptions):
-    """How to load an engine; `model` may be hash:N, too.
+    """How to load an engine; `model` may also be hash:N.
 
-    `memory_fraction` and `reserve_mb` bound the GPU memory used. `onnx`: how the model runs in ONNX Runtime; None: it
-    never does. On a card only, and without effect on vectors: `preallocate` computes one largest batch at loading,
-    `profiling` shows the engine's steps as NVTX ranges (Nsight Systems).
+    `memory_fraction` and `reserve_mb` limit the GPU memory. `onnx`: use of ONNX Runtime, None for never. On a card,
+    without effect on vectors, `preallocate` computes one largest batch at loading, and `profiling` shows the engine's
+    steps as NVTX ranges (Nsight Systems).
     """
 
     memory_fraction: float = 0.8
@@ -41,7 +38,7 @@ class EngineOptions(TorchOptions):
 
 
 def load_engine(options: EngineOptions) -> EmbeddingEngine:
-    """Load a model. torch is imported only when the model needs it. Raises EngineError with what to do."""
+    """Load a model. Raises EngineError with what to do."""
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
         return EmbeddingEngine(HashingBackend(options.model), limits)
@@ -59,8 +56,8 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
 
 
 def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
-    """Load the model in torch, or as a graph if that is wanted. A graph that fails is replaced by torch with a float
-    precision (on a CPU with the requested one); the log and `path_reason` give the reason."""
+    """Load the model in torch, or as a graph if requested. If no graph can serve, use torch, on a card in precision
+    auto instead of int8; the log and `path_reason` give the reason."""
     int8_on_card = options.precision == "int8" and _on_card(options.device)  # torch has 8-bit layers on CPUs only
     if options.onnx is None or not (options.onnx.enabled or int8_on_card):
         return TorchBackend.load(options)
@@ -79,13 +76,13 @@ def _on_card(device: str) -> bool:
     try:
         return detect(device).kind == "cuda"
     except DeviceError:
-        return False  # loading raises this error, too
+        return False  # loading raises the same error
 
 
 def preallocate(engine: EmbeddingEngine) -> int:
     """Compute one largest batch of longest texts on a card, and return its tokens; 0 on a CPU.
 
-    torch's allocator keeps the memory, and a budget that does not fit is halved now, not during a sync.
+    torch keeps the memory, and a budget that is too large is halved now instead of during a sync.
     """
     if engine.profile.kind == "cpu":
         return 0

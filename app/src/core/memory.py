@@ -1,7 +1,6 @@
-"""How many tokens go into one batch: from free memory and the cost of a token, halved when memory runs out. What else
-lives on the device is booked here, so that batches leave it room.
+"""The token budget of a batch, from free memory and the memory cost of a token; halved when memory runs out.
 
-Knows the device profile and numbers of bytes; never a model, never torch.
+Other data on the device, such as a matrix to search, books its memory here.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from dataclasses import dataclass
 
 from .device import ELEMENT_BYTES, Capability, DeviceProfile, Precision, detect
 
+# all-MiniLM-L6-v2, fp32, two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 % (padding, caches).
 CPU_TOKENS = 1024
-"""Measured with all-MiniLM-L6-v2 in fp32 on two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 %
-to padding and to the caches."""
 LEAST_TOKENS = 64
-MOST_TOKENS = 131_072
-"""Of a batch on any card, so that every tensor of it has fewer than 2**31 numbers."""
-TILE = 128
-"""Rows and columns of the result that one multiprocessor works on at a time in cuBLAS' half-precision kernels."""
+MOST_TOKENS = 131_072  # on any card, so that every tensor has fewer than 2**31 numbers
+TILE = 128  # rows and columns that one multiprocessor computes at a time in cuBLAS' half-precision kernels
+# Tiles per multiprocessor from which a card counts as full: the last, partly filled wave wastes 3 % on average. Larger
+# batches gain nothing and delay other requests.
 WAVES = 16
-"""Tiles for each multiprocessor from which a card counts as full: the last, part-filled wave of 16 wastes 3 % on
-average. More tokens would gain nothing and keep whoever comes meanwhile waiting."""
+# Of the data-centre card of each compute capability (P100, P4, V100, T4, A100, A10, L4, H100, B200; the RTX 5090 for
+# 12.0), for profiles without their own number.
 MULTIPROCESSORS: Mapping[Capability, int] = {
     (6, 0): 56,
     (6, 1): 20,
@@ -35,26 +33,19 @@ MULTIPROCESSORS: Mapping[Capability, int] = {
     (10, 0): 148,
     (12, 0): 170,
 }
-"""Of the data-centre card of each compute capability (P100, P4, V100, T4, A100, A10, L4, H100, B200; the RTX 5090 of
-12.0), for a profile that does not say how many it has."""
 OTHER_MULTIPROCESSORS = 80
-RECOVER_AFTER = 64
-"""Full batches without trouble after which a shrunken budget grows by an eighth."""
-RETRY_AFTER = 16_384
-"""Full batches without trouble after which a size that ran out of memory after having recovered is tried again."""
+RECOVER_AFTER = 64  # successful full batches after which a reduced budget grows by an eighth
+RETRY_AFTER = 16_384  # successful full batches after which a size that failed after a recovery is tried again
+# Share of the budget from which a batch counts as full. Batches that the planner closed for lack of room exceed it,
+# because texts come longest first.
 FULL_SHARE = 0.5
-"""Of the budget, from which a batch says that the budget fits: every batch that the planner ended for want of room
-holds more than that, for its texts come longest first."""
-BOOKABLE_SHARE = 0.5
-"""Of the usable memory, what others than batches may book at most."""
-HEADROOM = 1.25
-"""Times the measured cost of a token: the allocator rounds up to 2 MiB and leaves gaps between batches of other
-sizes."""
+BOOKABLE_SHARE = 0.5  # of the usable memory, for all bookings together
+HEADROOM = 1.25  # times the measured cost: the allocator rounds up to 2 MiB and leaves gaps between batches
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of an encoder that decide what a token costs."""
+    """The sizes of an encoder that determine the memory cost of a token."""
 
     hidden: int
     intermediate: int
@@ -62,16 +53,15 @@ class ModelShape:
     max_tokens: int
 
     def bytes_per_token(self, precision: Precision) -> int:
-        """Upper estimate of the activations one padded token needs at once: hidden states (residual, norm, Q, K, V,
-        output), the wide layer twice (before and after GELU), and one row of attention scores in case the kernel
-        materialises them."""
+        """Return an upper estimate of one padded token's activations: hidden states (residual, norm, Q, K, V, output),
+        the wide layer before and after GELU, and a row of attention scores if the kernel materialises them."""
         element = ELEMENT_BYTES[precision]
         return element * (8 * self.hidden + 2 * self.intermediate + self.heads * self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What a batch takes of a card's memory at its peak: `fixed_bytes`, and so much for each token."""
+    """Peak memory of a batch on a card: `fixed_bytes`, and `token_bytes` for each token."""
 
     token_bytes: float
     fixed_bytes: int = 0
@@ -80,15 +70,13 @@ class TokenCost:
         return max(0, int((size - self.fixed_bytes) / self.token_bytes))
 
 
+# Sizes of the two trial batches. Both exceed those in CUDA graphs, whose memory is allocated when they are recorded.
 PROBE_TOKENS = (8192, 24_576)
-"""Of the two batches whose peaks tell what a token costs; both larger than any that is replayed from a CUDA graph,
-whose memory was taken when it was recorded."""
 
 
 def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> TokenCost | None:
-    """The line through the peaks of a small and of a larger batch, and HEADROOM; `peak_bytes(tokens)` runs one and says
-    by how much memory grew meanwhile. None where they tell nothing: the larger one took no more, or less than
-    `least_token_bytes` for each token more, as when it found its memory among what was taken before."""
+    """Return the line through the peaks of a small and a larger batch, plus HEADROOM. `peak_bytes(tokens)` runs a batch
+    and returns by how many bytes memory grew. None if the slope is below `least_token_bytes`: memory was reused."""
     small, large = PROBE_TOKENS
     peaks = peak_bytes(small), peak_bytes(large)
     slope = (peaks[1] - peaks[0]) / (large - small)
@@ -98,8 +86,8 @@ def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> T
 
 
 def full_tokens(profile: DeviceProfile, hidden: int) -> int:
-    """Tokens from which the narrowest product of an encoder, (tokens, hidden), fills a card: WAVES tiles for each
-    multiprocessor. T4, hidden size 384: 27,264; 1024: 10,240. H100: 90,112; 33,792."""
+    """Return the tokens from which an encoder's narrowest product, (tokens, hidden), fills a card: WAVES tiles for each
+    multiprocessor. Hidden size 384 or 1024: 27,264 or 10,240 on a T4, 90,112 or 33,792 on an H100."""
     known = profile.multiprocessors or MULTIPROCESSORS.get(profile.capability or (0, 0), OTHER_MULTIPROCESSORS)
     columns = -(-hidden // TILE)
     rows = known * WAVES / columns
@@ -108,7 +96,7 @@ def full_tokens(profile: DeviceProfile, hidden: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """`fraction` of the device's memory that this process may use, `reserve_bytes` left free for others."""
+    """`fraction`: of the device's memory, for this process; `reserve_bytes` stay free for other programs."""
 
     fraction: float = 0.8
     reserve_bytes: int = 512 << 20
@@ -131,21 +119,18 @@ class T4MemoryManager:
         free_bytes: int = 0,
         used_bytes: int = 0,
     ) -> None:
-        """Without `profile`, as the guides write it, that of this machine: a usable GPU, else the CPU. `free_bytes`:
-        what batches could take now, model already loaded; 0 takes the total. `used_bytes`: what this process has taken
-        before, its model above all; that counts against its fraction."""
+        """Without `profile` this machine is detected: a usable GPU, else the CPU. `free_bytes`: free memory after the
+        model was loaded; 0: the total. `used_bytes`: held by this process, mainly its model; counts against the
+        fraction."""
         self._profile = profile or detect()
         self._limits = limits or MemoryLimits()
         self._free = free_bytes or self._profile.memory_bytes
         self._used = used_bytes
-        self._lock = threading.RLock()  # `release` may be called by a finalizer, within anything
+        self._lock = threading.RLock()  # a finalizer may call `release` at any point
         self._most = CPU_TOKENS
         self._budget = CPU_TOKENS
-        self._shrunk: int | None = None
-        """The budget that memory running out has led to, until it has recovered."""
-        self._ceiling: int | None = None
-        """Below a size that ran out of memory although smaller ones had gone well for long: it is no passing
-        trouble."""
+        self._shrunk: int | None = None  # the reduced budget, until it has recovered
+        self._ceiling: int | None = None  # below a size that failed again after a recovery, so not by chance
         self._recovering = False
         self._good_batches = 0
         self._out_of_memory = 0
@@ -155,7 +140,7 @@ class T4MemoryManager:
 
     @property
     def usable_bytes(self) -> int:
-        """What batches may use: free memory, within the fraction of the total, less the reserve and what is booked."""
+        """Return the memory for batches: free memory within the fraction, less reserve and bookings."""
         return max(0, self._unbooked_bytes - self._booked)
 
     @property
@@ -168,8 +153,8 @@ class T4MemoryManager:
         return self._booked
 
     def book(self, size: int, times: float = 1.0) -> bool:
-        """Set `size` bytes of the device aside for something that stays there, such as a matrix to search; batches are
-        planned for what is left. False, and nothing booked, when all bookings were more than `times` their share."""
+        """Reserve `size` bytes of the device, such as for a matrix to search, and plan batches for the rest. Return
+        False and book nothing if all bookings would exceed `times` x BOOKABLE_SHARE."""
         if size < 0:
             raise ValueError(f"cannot book {size} bytes")
         with self._lock:
@@ -180,7 +165,7 @@ class T4MemoryManager:
             return True
 
     def release(self, size: int) -> None:
-        """Give booked bytes back."""
+        """Release booked bytes."""
         with self._lock:
             if not 0 <= size <= self._booked:
                 raise ValueError(f"cannot release {size} bytes of {self._booked} that are booked")
@@ -188,7 +173,7 @@ class T4MemoryManager:
             self._plan_again()
 
     def _plan_again(self) -> None:
-        """A budget that memory running out has shrunk stays shrunk."""
+        """Plan the budget for the current bookings; a reduced budget stays reduced."""
         if self._cost:
             self._most = self._affordable(self._cost)
             self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
@@ -203,7 +188,7 @@ class T4MemoryManager:
 
     @property
     def planned_tokens(self) -> int:
-        """The budget as it is while memory does not run out."""
+        """Return the budget without reductions after OutOfMemory."""
         with self._lock:
             return self._most
 
@@ -212,8 +197,8 @@ class T4MemoryManager:
         return self._out_of_memory
 
     def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
-        """Set the budget for a model and return it: what fits, up to what fills the card. Without a `measured` cost an
-        upper estimate counts. On a CPU caches decide, not memory."""
+        """Set and return the budget for a model: the tokens that fit, up to those that fill the card. Without
+        `measured` it uses an upper estimate. On a CPU the budget is CPU_TOKENS."""
         with self._lock:
             self._cost = None
             if self._profile.kind == "cuda":
@@ -225,8 +210,8 @@ class T4MemoryManager:
             return self._budget
 
     def shrink(self, failed_tokens: int) -> int:
-        """A batch of `failed_tokens` ran out of memory: halve, and return the new budget. What was planned before the
-        budget shrank says nothing of the new one: of several such batches only the first halves it."""
+        """Halve the budget after a batch of `failed_tokens` ran out of memory, and return the new budget. Of several
+        batches planned with the same budget only the first halves it."""
         with self._lock:
             self._out_of_memory += 1
             self._good_batches = 0
@@ -237,8 +222,8 @@ class T4MemoryManager:
             return self._budget
 
     def succeeded(self, tokens: int) -> None:
-        """A batch of so many tokens went well; after enough that were full a shrunken budget recovers a little. It
-        stops below a size that failed after such a recovery, until RETRY_AFTER more."""
+        """Count a successful batch. After RECOVER_AFTER full ones a reduced budget grows; a size that failed after such
+        a recovery is tried again only after RETRY_AFTER full ones."""
         with self._lock:
             if self._budget >= self._most and self._ceiling is None:
                 self._shrunk = None if self._shrunk is None or self._shrunk <= self._most else self._shrunk
@@ -266,10 +251,10 @@ class T4MemoryManager:
         min_batch: int = 1,
         max_batch: int = 64,
     ) -> int:
-        """Samples that fit into the usable memory, sizes in bytes per sample.
+        """Return how many samples fit into the usable memory; sizes are bytes per sample.
 
-        Without `processing_size_per_sample` twice input and output is assumed. The result is within the bounds even
-        where memory is unknown or too small for `min_batch`; a multiple of 8 from 8 up, so that tensor cores are full.
+        `processing_size_per_sample` defaults to twice input and output. The result is always within the bounds, and
+        from 8 on a multiple of 8, which fills tensor cores.
         """
         if min(input_size_per_sample, output_size_per_sample, processing_size_per_sample or 0) < 0:
             raise ValueError("sizes per sample must not be negative")

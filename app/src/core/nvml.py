@@ -1,5 +1,6 @@
-"""What NVIDIA's driver says of itself and its cards, through NVML, and which CUDA builds a driver runs. The only file
-that imports pynvml; works without torch, never raises, and without a card says why there is none.
+"""State of NVIDIA's driver and cards through NVML, and which CUDA builds a driver runs. Works without torch.
+
+Never raises: without a card the snapshot gives the reason.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+# CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
 DRIVER_FLOORS: tuple[tuple[int, int], ...] = ((13, 580), (12, 525), (11, 450))
-"""CUDA major version -> the oldest driver branch on Linux that runs its builds. Source: NVIDIA, CUDA Compatibility,
-minor version compatibility."""
 
 NOTE = (
     "utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes "
@@ -44,15 +44,14 @@ THROTTLE_REASONS: Mapping[int, Reason] = {
     0x400: Reason("reliability", "at the highest voltage that it may have", True),
 }
 
-# Values of NVML's enumerations, which never change (nvml.h). As numbers, for an older pynvml lacks some of their names.
+# Values of NVML's enumerations, which never change (nvml.h). Older versions of pynvml lack some of the names.
 _NO_PERMISSION, _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND, _VERSIONS_DIFFER = 4, 9, 12, 18
 _SENSOR_GPU, _SLOWDOWN_THRESHOLD = 0, 1
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_SENT, _PCIE_RECEIVED = 0, 1
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
-_RETIRED_FOR = (0, 1)
-"""Several single-bit errors; one double-bit error."""
+_RETIRED_FOR = (0, 1)  # several single-bit errors; one double-bit error
 _STATE_UNKNOWN = 32
 _ASKING = threading.Lock()
 
@@ -163,13 +162,15 @@ class GpuSnapshot:
 
 
 def snapshot(*, throughput: bool = True) -> GpuSnapshot:
-    """The cards as they are now. Never raises: what cannot be had is None or the `reason`. Some milliseconds each, and
-    40 ms more with `throughput`, which samples each way of PCIe for 20 ms."""
+    """Return the state of all cards. Never raises: unknown values are None, and `reason` says why.
+
+    Takes some milliseconds per card, and 40 ms more with `throughput`: PCIe is sampled for 20 ms in each direction.
+    """
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         return GpuSnapshot(reason="the package nvidia-ml-py is not installed")
-    with _ASKING:  # initialising and shutting down are counted for the whole process
+    with _ASKING:  # NVML counts initialisations for the whole process
         try:
             nvml.nvmlInit()
         except Exception as error:
@@ -223,19 +224,18 @@ def _state(nvml: Any, index: int, throughput: bool) -> GpuState:
 
 
 class _Card:
-    """The questions to one card, by what they are about."""
+    """Queries to one card, by subject."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
 
     def ask(self, name: str, *more: Any) -> Any:
-        """The answer of nvmlDeviceGet`name`; None where the card, the driver or the package does not know it."""
+        """Return the result of nvmlDeviceGet`name`; None if card, driver or package does not support it."""
         return _told(lambda: getattr(self._nvml, f"nvmlDeviceGet{name}")(self._handle, *more))
 
     def first(self, *names: str) -> Any:
-        """The answer to the first of these that has one: drivers and packages know a question by its newer or by its
-        older name."""
+        """Return the first result that is not None: older drivers and packages know queries by older names."""
         answers = (self.ask(name) for name in names)
         return next((answer for answer in answers if answer is not None), None)
 
@@ -326,7 +326,7 @@ class _Card:
 
 
 def throttles(bits: int | None) -> list[Throttle] | None:
-    """What these bits of NVML say, in words."""
+    """Return the reasons that these NVML bits stand for; None if unknown."""
     if bits is None:
         return None
     found = [Throttle(*reason) for bit, reason in THROTTLE_REASONS.items() if bits & bit]
@@ -336,8 +336,7 @@ def throttles(bits: int | None) -> list[Throttle] | None:
 
 
 def _told(question: Callable[[], Any]) -> Any:
-    """The answer, or None: where card or driver do not know the question (NVMLError), the package does not
-    (AttributeError), or what it got cannot be read."""
+    """Return the result, or None after any error: NVMLError of card or driver, AttributeError of an older package."""
     try:
         return question()
     except Exception:
@@ -349,12 +348,12 @@ def _thousandths(number: int | None) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    """Older versions of the package give bytes."""
+    """Decode bytes, which older versions of the package return."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
-    """The oldest driver branch that runs a torch built for this CUDA, when the driver is older; None when it is not."""
+    """Return the oldest driver branch that runs a torch built for this CUDA if this driver is older, else None."""
     major = int(cuda_version.partition(".")[0])
     floor = next((floor for cuda, floor in DRIVER_FLOORS if major >= cuda), 0)
     branch = driver_version.partition(".")[0]
@@ -364,13 +363,11 @@ def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
 # ------------------------------------------------------------------------------------------------- within a time limit
 
 
-KEPT = 60.0
-"""Seconds for which an answer counts that came too late for who had asked."""
+KEPT = 60.0  # seconds for which a late result may answer the next call
 
 
 class _Asked:
-    """One reading on a thread of its own, which whoever wants one meanwhile shares. `late`: somebody has not waited for
-    it to its end, and nobody has got it yet."""
+    """One snapshot on a thread, shared by concurrent callers. `late`: a caller timed out, and none has the result."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -392,15 +389,15 @@ class _Asked:
 
 
 _SHARING = threading.Lock()
-_READINGS: list[_Asked] = []
-"""The newest, under way or not."""
+_READINGS: list[_Asked] = []  # only the newest, in progress or done
 
 
 def snapshot_within(seconds: float) -> GpuSnapshot:
-    """As `snapshot`, and never longer than this: a driver whose card has died may answer after minutes, or never. Then
-    the reason says so, and the next call waits for the same answer instead of asking again. A driver that is merely
-    slow, as many cards without persistence mode are, hangs for the first call alone: the answer that came too late is
-    the next one's, who has the driver asked anew for the one after."""
+    """Return `snapshot()` within a time limit: with a dead card the driver may take minutes, or never answer.
+
+    After a timeout the reason says so, and the next call waits for the same query instead of starting another. A late
+    result (slow cards without persistence mode) answers the next call, which also starts a new query.
+    """
     with _SHARING:
         before = next((each.found for each in _READINGS if each.counts), None)
         if not _READINGS or _READINGS[0].done.is_set():
@@ -418,7 +415,7 @@ def snapshot_within(seconds: float) -> GpuSnapshot:
 
 
 def summary(device: GpuState) -> str:
-    """One line for people: what the card does now, and whether anything is wrong with it."""
+    """Return one line for people: the card's load and what holds its clock back."""
     known: Sequence[tuple[str, Any]] = (
         ("{} % busy", device.utilization_percent),
         ("{} C", device.temperature_celsius),

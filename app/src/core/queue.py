@@ -25,27 +25,27 @@ from .tokens import padded, plan_batches
 
 Lane = Literal["interactive", "bulk"]  # a caller waits for the answer; a sync, a file or a large request
 LANES: tuple[Lane, ...] = get_args(Lane)
-# A request with more than this share of a batch's tokens would delay others: it takes turns with bulk requests.
+# A request above this share of a batch's tokens joins the bulk lane, so that it does not delay small ones.
 SMALL_SHARE = 0.25
-# Budgets of tokens that are sorted by length and planned together, over all requests of a lane.
+# Token budgets that are sorted by length and planned together, across all requests of a lane.
 WINDOW = 4
-# Interactive batches run for so long while bulk requests wait; then bulk has one batch.
+# Interactive batches may run this long while bulk requests wait; then one bulk batch runs.
 RUN_SECONDS = 0.1
-# Interactive requests can pass bulk work after every step. A step takes at most so long, all batches launched ahead
-# included, but has at least this share of a full batch: smaller ones cost more than they save. Batches are full again
-# when no interactive request has come for RECENT_SECONDS.
+# Interactive requests overtake bulk work after every step. A step lasts at most STEP_SECONDS, with batches launched
+# ahead, but is at least LEAST_SHARE of a full batch: smaller ones cost more than they save. Batches are full again
+# after RECENT_SECONDS without an interactive request.
 STEP_SECONDS = 0.005
 LEAST_SHARE = 0.25
 RECENT_SECONDS = 10.0
 IDLE_SECONDS = 30.0  # after which the thread ends
 _WATCH_SECONDS = 1.0  # how often waiting callers check that the thread is alive
-_DECAY = 0.9  # weight of what was measured before, after each further batch
+_DECAY = 0.9  # weight of the previous average at each new batch
 LEAST_MEASURED_TOKENS = 64  # smaller batches do not show the speed of full ones
 UNPADDED = ("packed", "hashing")  # paths on which a batch costs the sum of its lengths
 
 
 class EngineOverloaded(EngineError):
-    """A request would wait longer than allowed. `seconds`: the work queued, by the measured speed; None if unknown."""
+    """A request would wait longer than allowed. `seconds`: estimated time of the queued work; None if unknown."""
 
     retryable = True
 
@@ -64,16 +64,16 @@ class Watcher:
     """Observer of a queue, called in the thread that acts. It must return at once and never raise."""
 
     def queued(self, lane: Lane, texts: int) -> None:
-        """So many more texts wait; fewer if negative."""
+        """Report that `texts` more texts wait; fewer if negative."""
 
     def began(self, lane: Lane, waited: float) -> None:
-        """The first text of a request is in a batch, so many seconds after its arrival."""
+        """Report that a request's first text entered a batch, `waited` seconds after the request arrived."""
 
     def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-        """A batch starts."""
+        """Report that a batch starts."""
 
     def refused(self) -> None:
-        """A request would have waited too long."""
+        """Report that a request was refused because it would have waited too long."""
 
 
 # -------------------------------------------------------------------------------------------------- one batch at a time
@@ -81,7 +81,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Totals since loading. `tokens` counts computed ones, special tokens included; seconds are busy seconds.
+    """Totals since loading. `tokens` counts computed tokens with special ones; seconds are busy seconds.
 
     `recomputed`: rows computed again in fp32 because they were not finite.
     """
@@ -98,12 +98,12 @@ class EngineStats:
 
     @property
     def padding_ratio(self) -> float:
-        """Computed tokens per token of a text; 1.0 without padding."""
+        """Return computed tokens per text token; 1.0 without padding."""
         return self.padded_tokens / self.tokens if self.tokens else 1.0
 
 
-# Waits for float32 (n, dimension), not normalised, with rows that are not finite. Called once; raises the errors of the
-# backend, OutOfMemory and EngineClosed, whenever they happened.
+# Waits for float32 (n, dimension), not normalised; rows may be non-finite. Call it once. It raises all errors of the
+# batch (OutOfMemory, EngineClosed, the backend's), also those from its start.
 Running = Callable[[], Vectors]
 
 
@@ -124,30 +124,30 @@ class BatchRunner:
         self._packed = info.path in UNPADDED
         self._multiple = backend.profile.padding_multiple(info.precision)
         self._device = threading.Lock()
-        self._pausing_thread: int | None = None  # it computes a batch within another one, which holds the lock
+        self._pausing_thread: int | None = None  # computes a nested batch while the outer one holds the lock
         self._ended = 0.0  # when the device finished the last batch that was waited for
         self._closed = False
         self._counting = threading.Lock()
         self._stats = EngineStats()
 
     def plan(self, lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
-        """Return positions in batches that the device takes, longest first."""
+        """Return positions grouped into batches that fit the device, longest first."""
         budget = self.memory.token_budget if budget is None else budget
         return plan_batches(lengths, budget, self._multiple, packed=self._packed)
 
     def smaller(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Divide a batch that ran out of memory, and plan later batches smaller, too."""
+        """Split a batch that ran out of memory, and plan later batches smaller, too."""
         plan = self.plan(lengths, self.memory.shrink(self._cost(lengths)))
-        if len(plan) == 1:  # the least budget still takes it whole
+        if len(plan) == 1:  # it fits even the smallest budget
             plan = [plan[0][: len(lengths) // 2], plan[0][len(lengths) // 2 :]]
         return plan
 
     def _cost(self, lengths: Sequence[int]) -> int:
-        """Return what a batch counts against the budget."""
+        """Return how many tokens of the budget a batch uses."""
         return sum(lengths) if self._packed else padded(max(lengths), self._multiple) * len(lengths)
 
     def begin(self, batch: TokenBatch, pause: Pause | None = None) -> Running:
-        """Start a batch. `pause` is called `steps` - 1 times within it, and may itself begin one.
+        """Start a batch. `pause` is called `steps` - 1 times within it, and may itself begin another batch.
 
         If `ahead` is 0, the batch is done when this returns.
         """
@@ -159,7 +159,7 @@ class BatchRunner:
                 self.check_open()
                 return partial(self._land, batch, time.perf_counter(), self.backend.launch(batch))
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # the error is kept, its tensors must not be
+            traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
             failed: Future[Vectors] = Future()
             failed.set_exception(error)
             return failed.result
@@ -256,8 +256,8 @@ def usable(vectors: Vectors) -> NDArray[np.bool_]:
 class Request:
     """Texts of one caller, as token ids. `vectors`, row i for text i, is filled batch by batch.
 
-    `finish` makes the result of `vectors`, quickly, for it runs in the queue's thread. `bounded`: a caller waits, so it
-    is rejected if it would wait too long.
+    `finish` turns `vectors` into the result. It must be fast: it runs in the queue's thread. `bounded`: the request is
+    rejected if it would wait too long.
     """
 
     tokens: TokenBatch
@@ -286,7 +286,7 @@ class Request:
         return bool(self.unplanned) and not self.over
 
     def pieces(self, tokens: int) -> list[Piece]:
-        """Take the longest unplanned texts up to so many tokens; at least one."""
+        """Take the longest unplanned texts, at least one, of at most `tokens` in all."""
         found: list[Piece] = []
         while self.unplanned and (tokens > 0 or not found):
             found.append(self.unplanned.pop())
@@ -385,7 +385,7 @@ class LaneQueue:
 
 
 class Speed:
-    """Tokens per second of the last batches that were large enough to show it."""
+    """Average tokens per second of recent batches that were large enough to measure."""
 
     def __init__(self) -> None:
         self._rate = 0.0
@@ -396,11 +396,11 @@ class Speed:
             self._rate = self._rate * _DECAY + latest * (1 - _DECAY) if self._rate else latest
 
     def wait(self, tokens: int) -> float:
-        """Return for how many seconds so many tokens occupy the device; 0 if unknown."""
+        """Return the seconds that the device needs for so many tokens; 0 if unknown."""
         return tokens / self._rate if self._rate else 0.0
 
     def tokens_in(self, seconds: float) -> float:
-        """Return how many tokens take so long; infinite if unknown."""
+        """Return how many tokens the device computes in this time; infinite if unknown."""
         return seconds * self._rate if self._rate else math.inf
 
 
@@ -409,7 +409,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A started batch. `wanted`: pieces whose requests were not over; `passed_seconds`: the queue's, at the start."""
+    """A started batch. `wanted`: pieces of unfinished requests; `passed_seconds`: the queue's value at the start."""
 
     lane: Lane
     pieces: list[Piece]
@@ -420,10 +420,10 @@ class _Batch:
 
 
 class EmbeddingQueue:
-    """Thread-safe. The first request starts its thread, which alone computes."""
+    """Thread-safe. The first request starts the one thread that computes."""
 
     def __init__(self, runner: BatchRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.max_wait: float | None = None  # seconds that a bounded request may wait; None: any
+        self.max_wait: float | None = None  # seconds that a bounded request may wait; None: no limit
         self.watcher = Watcher()
         self.clock = clock
         self.deaths = 0  # how often the thread ended unexpectedly since it last computed a batch
@@ -490,12 +490,12 @@ class EmbeddingQueue:
             )
 
     def queued(self, lane: Lane) -> tuple[int, int]:
-        """Return the texts and tokens that wait, without those being computed."""
+        """Return the number of waiting texts and tokens, without those being computed."""
         with self._changed:
             return self._lanes[lane].texts, self._lanes[lane].tokens
 
     def stalled(self) -> float:
-        """Return for how many seconds a batch has been in progress without any result; 0.0 if none is."""
+        """Return the seconds that a batch has been in progress without any result; 0.0 if none is in progress."""
         with self._changed:
             return self.clock() - self._progress_at if self._in_progress else 0.0
 
@@ -517,7 +517,7 @@ class EmbeddingQueue:
         return EngineClosed(f"the engine of {self._runner.backend.info.name} is closed")
 
     def _end(self, request: Request) -> bool:
-        """Take it out of the queue; False if it was over before."""
+        """Remove a request from the queue; return False if it was already over."""
         with self._changed:
             if request.over:
                 return False
@@ -565,7 +565,7 @@ class EmbeddingQueue:
         return list(lost)
 
     def _work(self) -> None:
-        """Launch the next batches, as many as the device takes ahead, then wait for the oldest; and again."""
+        """Repeat: launch as many batches as the device takes ahead, then wait for the oldest."""
         started: deque[_Batch] = deque()
         try:
             while True:
@@ -576,7 +576,7 @@ class EmbeddingQueue:
                     return
                 if found is None or len(started) > self._runner.ahead:
                     self._land(started.popleft())
-        except BaseException as error:  # not an Exception: those are the errors of requests
+        except BaseException as error:  # `_settle` handles the errors of requests
             with self._changed:
                 lost = self._abandoned()
                 self._thread = None
@@ -586,7 +586,7 @@ class EmbeddingQueue:
             self._lose(lost, error)
 
     def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
-        """Return the next batch. None: none is there, or with `wait` that the thread is to end."""
+        """Return the next batch; None if there is none, which with `wait` means that the thread must end."""
         with self._changed:
             waited = True
             while not self._closed:
@@ -598,7 +598,7 @@ class EmbeddingQueue:
                     if batch := self._take(lane):
                         return lane, batch
                     if 0 < sum(queue.texts for queue in self._lanes.values()) < before:
-                        continue  # those that could not be planned have failed; others wait
+                        continue  # requests that could not be planned have failed; others still wait
                 if not wait:
                     return None
                 if not waited:
@@ -616,7 +616,7 @@ class EmbeddingQueue:
             most = int(min(budget, max(step, runner.memory.planned_tokens * LEAST_SHARE) / (1 + runner.ahead)))
         try:
             batch = self._lanes[lane].take(runner.plan, budget, most)
-        except Exception as error:  # memory, for example; without an answer these requests would wait for ever
+        except Exception as error:  # such as MemoryError; without an answer these requests would wait forever
             for request in self._lanes[lane].drain():
                 self._fail(request, error)
             return []
@@ -628,7 +628,7 @@ class EmbeddingQueue:
 
     def _pass_interactive(self) -> None:
         """Compute interactive batches at a pause within a bulk batch."""
-        while self._lanes["interactive"].texts:  # without the lock: a moment later is soon enough
+        while self._lanes["interactive"].texts:  # without the lock: the next pause looks again
             with self._changed:
                 if self._closed or self._run_seconds >= RUN_SECONDS:
                     return
@@ -672,7 +672,7 @@ class EmbeddingQueue:
     def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running) -> None:
         """Give every text its vector, or its request an error that belongs to no other request.
 
-        What ran out of memory is computed again in smaller batches, and a failed batch request by request.
+        A batch that ran out of memory is split; after any other error its requests are computed one by one.
         """
         pending: deque[tuple[Sequence[Piece], Running | None]] = deque([(pieces, running)])
         while pending:

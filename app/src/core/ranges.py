@@ -1,5 +1,5 @@
-"""Names for what an engine does (tokenise, copy, forward, pool), as ranges in a profiler's picture. Nobody looking, a
-range costs one comparison. Knows nothing of what it names.
+"""Named ranges of an engine's steps (tokenise, copy, forward, pool) for profilers. Without a profiler a range costs one
+comparison.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-Opener = Callable[[str], AbstractContextManager[object]]
-"""Opens a range of this name, for the thread that calls it."""
+Opener = Callable[[str], AbstractContextManager[object]]  # opens a range of this name in the calling thread
 
 _openers: tuple[Opener, ...] = ()
 
 
 def ranged(name: str) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Each call of the function is a range of this name."""
+    """Make each call of the function a range of this name."""
 
     def named(function: Callable[Given, Result]) -> Callable[Given, Result]:
         @wraps(function)
@@ -37,7 +36,7 @@ def ranged(name: str) -> Callable[[Callable[Given, Result]], Callable[Given, Res
 
 @contextmanager
 def shown_to(opener: Opener) -> Iterator[None]:
-    """Ranges of every thread open here, too, until this ends."""
+    """Open the ranges of all threads in `opener`, too, within this context."""
     global _openers
     _openers = (*_openers, opener)
     try:
@@ -47,8 +46,8 @@ def shown_to(opener: Opener) -> Iterator[None]:
 
 
 def show_to_nvtx() -> None:
-    """From now on ranges are NVTX's, which Nsight Systems shows; for the whole process, like NVTX itself. Only with a
-    build of torch for CUDA: another one raises RuntimeError when a range opens."""
+    """Open NVTX ranges, which Nsight Systems shows, in the whole process from now on. Needs torch for CUDA: with
+    another build, ranges raise RuntimeError when they open."""
     global _openers
     import torch
 

@@ -1,8 +1,7 @@
-"""Exact search with the vectors on the card: one pass over them in fp16, with a bound on what that rounding can do to a
-score, so that whoever holds the true vectors scores the few rows that may be the best. What the card's memory does not
-hold is scanned elsewhere, beside it.
+"""Exact search with vectors on the card: one pass in fp16, with a bound on the rounding error of a score.
 
-Knows arrays, a device and its memory; no store. The shapes are those of `connector.protocols.VectorScan`.
+The caller rescores the few rows that may be best with the exact vectors. Rows that do not fit into the card's memory
+are scanned elsewhere. The interfaces are those of `connector.protocols.VectorScan`.
 """
 
 from __future__ import annotations
@@ -19,15 +18,12 @@ from numpy.typing import NDArray
 from .device import DeviceProfile
 from .memory import T4MemoryManager
 
+# Rows of a collection's first and largest block. Each block is as large as all before it, so that small collections
+# need little memory and growth copies nothing.
 FIRST_ROWS, MOST_ROWS = 1024, 65_536
-"""Rows of a collection's first block and of its largest: each is as large as all before it, so that small collections
-take little memory and growing copies nothing."""
-ELEMENT = 2
-"""Bytes of a number in fp16."""
-ROWS_AT_ONCE = 8192
-"""Rows that are rounded together: what that needs beside the block is not booked."""
-KEPT_SHARE = 2.0
-"""How far beyond the bookable share a copy of kept rows may go while the old one is still there: it is no larger."""
+ELEMENT = 2  # bytes of a number in fp16
+ROWS_AT_ONCE = 8192  # rows rounded together; the memory this needs besides the block is not booked
+KEPT_SHARE = 2.0  # times the bookable share: a copy of kept rows exists beside the old copy for a while
 _EPSILON = float(np.finfo(np.float32).eps)
 
 Vectors = NDArray[np.float32]
@@ -57,7 +53,7 @@ class Scan(Protocol):
 
 
 class CardScan:
-    """A `VectorScan` on one card, 2 bytes x dimension a row. `elsewhere` scans what finds no room there."""
+    """A `VectorScan` on one card; a row takes 2 x dimension bytes. `elsewhere` scans rows that do not fit."""
 
     def __init__(self, profile: DeviceProfile, memory: T4MemoryManager, elsewhere: Scan) -> None:
         self._card = _Card(torch.device(profile.torch_name), memory)
@@ -70,13 +66,12 @@ class CardScan:
 # ----------------------------------------------------------------------------------------------------------- the card
 
 
+# Queries (q, d) and rows (n, d), both fp16 -> dot products (q, n), summed in fp32.
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Queries (q, d) and rows (n, d), both fp16 -> dot products (q, n), fp32, added up in fp32."""
 
 
 class _Card:
-    """The device with a stream of its own, ahead of others in the queue: a search does not wait behind a batch of texts
-    longer than the kernel that runs."""
+    """The device with its own high-priority stream: a search waits for at most one kernel of a running batch."""
 
     def __init__(self, device: torch.device, memory: T4MemoryManager) -> None:
         self.device = device
@@ -92,7 +87,7 @@ class _Card:
             yield
 
     def halves(self, rows: NDArray[np.float32]) -> tuple[torch.Tensor, float]:
-        """The rows in fp16 on the device, and the length of the longest difference to what they were."""
+        """Return the rows in fp16 on the device, and the norm of the largest rounding error of a row."""
         exact = torch.tensor(rows).to(self.device)
         rounded = exact.half()
         lost = torch.linalg.vector_norm((exact - rounded.float()).double(), dim=1)
@@ -100,10 +95,10 @@ class _Card:
 
 
 def _product_for(device: torch.device) -> Product:
-    """cuBLAS' product with fp32 results where this torch has it and it adds up in fp32; else over a copy in fp32."""
+    """Return cuBLAS' product with fp32 results if it exists and sums in fp32, else one over a copy in fp32."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(300, 512, generator=generator).half().to(device)
-    queries = rows[:3]  # their products with themselves are large, where rounding shows
+    queries = rows[:3]  # their products with themselves are large, which shows rounding
     wanted = queries.cpu().double() @ rows.cpu().double().T
     try:
         found = _mixed_product(queries, rows).cpu().double()
@@ -122,10 +117,10 @@ def _widened_product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Block:
-    """Room for rows on the card; its memory is booked for as long as anything refers to it."""
+    """Space for rows on the card; its memory stays booked while it is referenced."""
 
     def __init__(self, card: _Card, rows: int, dimension: int) -> None:
-        """After the memory was booked."""
+        """The memory must be booked before."""
         size = rows * dimension * ELEMENT
         self._booking = weakref.finalize(self, card.memory.release, size)
         self._booking.atexit = False
@@ -141,7 +136,7 @@ class _Block:
 
 
 class CardCopy:
-    """A `ScanCopy`: rows on the card as far as there is room, those behind them elsewhere."""
+    """A `ScanCopy`: the first rows are on the card, those that do not fit are elsewhere."""
 
     def __init__(self, card: _Card, dimension: int, elsewhere: Callable[[int], Copy]) -> None:
         self._card = card
@@ -169,7 +164,7 @@ class CardCopy:
                 with self._card.work():
                     rows, lost = self._card.halves(some)
                     self._write(block, rows)
-            except torch.OutOfMemoryError:  # as when there is no room for a block
+            except torch.OutOfMemoryError:  # treat as no room for a block
                 self._rest = self._elsewhere(self._dimension)
                 break
             self._lost = max(self._lost, lost)
@@ -179,7 +174,7 @@ class CardCopy:
             self._rest_rows += len(vectors) - done
 
     def kept(self, rows: NDArray[np.bool_]) -> CardCopy:
-        """Rows on the card are copied there; MemoryError when it no longer has room for that."""
+        """Return a copy with these rows. Raises MemoryError if the card has no room for it."""
         other = CardCopy(self._card, self._dimension, self._elsewhere)
         other._lost = self._lost
         start = 0
@@ -214,16 +209,16 @@ class CardCopy:
         self._rows += len(rows)
 
     def _open_block(self, share: float) -> _Block | None:
-        """One with room; None when the card has none for another."""
+        """Return a block with room; None if the card has no room for another."""
         if self._blocks and self._blocks[-1].room:
             return self._blocks[-1]
         rows = min(MOST_ROWS, max(FIRST_ROWS, self._rows))
         if not self._card.memory.book(rows * self._dimension * ELEMENT, share):
             return None
         try:
-            with self._card.work():  # of the stream that uses it: another one's memory may still be written to
+            with self._card.work():  # on the stream that uses it: another stream may still write to its memory
                 self._blocks.append(_Block(self._card, rows, self._dimension))
-        except torch.OutOfMemoryError:  # others have taken what was free; the booking went with the block
+        except torch.OutOfMemoryError:  # other programs took the memory; the booking ended with the block
             return None
         return self._blocks[-1]
 
@@ -236,7 +231,7 @@ class CardView:
 
     def __init__(self, card: _Card, parts: Sequence[tuple[_Block, int]], lost: float, rest: View | None) -> None:
         self._card = card
-        self._blocks = [block for block, _used in parts]  # what is booked stays booked while this lives
+        self._blocks = [block for block, _used in parts]  # keeps them booked while the view exists
         with card.work():
             self._parts = [block.rows[:used] for block, used in parts]
         self._ends = np.cumsum([used for _block, used in parts], dtype=np.int64)
@@ -270,7 +265,7 @@ class CardView:
         return _Joined(ranked, self._rest.rank_rows(query, rows[here:] - self._rows), self._rows)
 
     def _taken(self, rows: Positions) -> list[torch.Tensor]:
-        """The rows, which ascend, out of the blocks that hold some of them."""
+        """Return the given rows, in ascending order, from the blocks that contain some."""
         cuts = np.searchsorted(rows, self._ends)
         starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
         return [
@@ -280,8 +275,8 @@ class CardView:
         ]
 
     def _queries(self, queries: Vectors) -> tuple[torch.Tensor, list[float]]:
-        """In fp16, and for each by how much its scores can be wrong: |x.q - x'.q'| <= |x - x'| |q| + |x'| |q - q'|,
-        and what adding up `dimension` products in fp32 may lose."""
+        """Return the queries in fp16, and the error bound of each one's scores: |x.q - x'.q'| <= |x - x'| |q| +
+        |x'| |q - q'|, plus the rounding of a sum of `dimension` products in fp32."""
         halves = queries.astype(np.float16)
         exact = queries.astype(np.float64)
         lengths = np.linalg.norm(exact, axis=1)
@@ -293,7 +288,7 @@ class CardView:
 
 
 class _Scored:
-    """The ranking of rows by scores that are wrong by at most `error`."""
+    """The ranking of rows by scores with an error of at most `error`."""
 
     def __init__(self, card: _Card, scores: torch.Tensor, error: float, rows: Positions | None = None) -> None:
         self._card = card
@@ -315,8 +310,8 @@ class _Scored:
 
 
 class _Joined:
-    """Two rankings of different rows, those of the second counted from `offset` on. A row that is left out of its own
-    is below that one's floor, so below the higher of both; one of the best of all is one of the best of its own."""
+    """Two rankings of different rows; the second one's rows count from `offset`. A row left out by its ranking scores
+    below that ranking's floor, so below the higher floor. The best rows overall are among the best of each."""
 
     def __init__(self, one: Ranking, other: Ranking, offset: int) -> None:
         self._one = one

@@ -1,7 +1,4 @@
-"""The T4 guides' switches as one value: every T4_GPU_* variable, its default in the guides, what it changes.
-
-Made by hand; this module reads no environment and knows no torch.
-"""
+"""The switches of the T4 guides: every T4_GPU_* variable, its default and its effect. Reads no environment."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ class T4GPUConfig:
 
     @property
     def embedding_precision(self) -> str:
-        """What `embedding.precision` this asks for: fp32 where half precision or tensor cores are switched off."""
+        """Return the `embedding.precision`: fp32 if half precision or tensor cores are switched off."""
         if self.precision != "auto":
             return self.precision
         return "auto" if self.fp16_mode and self.enable_tensor_cores else "fp32"
@@ -76,5 +73,5 @@ _ARGUMENTS = ("precision", "calibration_cache")
 
 
 def variables() -> Mapping[str, str]:
-    """T4_GPU_* variable -> field of T4GPUConfig."""
+    """Return the field of T4GPUConfig for each T4_GPU_* variable."""
     return {f"T4_GPU_{each.name.upper()}": each.name for each in fields(T4GPUConfig) if each.name not in _ARGUMENTS}

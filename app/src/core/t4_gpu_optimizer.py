@@ -1,7 +1,6 @@
-"""`python -m app.src.core.t4_gpu_optimizer`: describe this device and the settings that follow, and measure its matrix
-products and the embedding model. Without a GPU it measures the CPU.
+"""`python -m app.src.core.t4_gpu_optimizer`: describe the device, and measure matrix products and the embedding model.
 
-This module has the command and the names of the guides; `measuring/` does the work.
+Without a GPU it measures the CPU. This module has the command and the names of the guides; `measuring/` does the work.
 """
 
 from __future__ import annotations
@@ -54,13 +53,12 @@ def __getattr__(name: str) -> object:
 
 
 def get_gpu_info(device: str = "auto") -> dict[str, object]:
-    """Return the device as JSON without measuring: kind, name, compute capability, memory, tensor cores, published
-    rates, versions. Raises DeviceError."""
+    """Return a JSON description of the device without measuring. Raises DeviceError."""
     return describe(detect(device))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line."""
+    """Report a wrong flag in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see --help\n")

@@ -1,4 +1,4 @@
-"""Packed token ids, and how they are divided: texts into batches by tokens, a long text into overlapping pieces."""
+"""Packed token ids; division of texts into batches by tokens, and of a long text into overlapping pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Vectors = NDArray[np.float32]
 class TokenBatch(Sequence[TokenIds]):
     """Token ids of several texts in one int32 array. Text i has `ids[offsets[i]:offsets[i + 1]]`.
 
-    `lengths` are the tokens of each text. They differ from the number of ids only where a token has several (`hash:N`).
+    `lengths`: tokens of each text, which differ from the number of ids only if a token has several (`hash:N`).
     """
 
     __slots__ = ("ids", "lengths", "offsets")
@@ -87,7 +87,7 @@ def rectangle(
 
 
 def width_of(batch: TokenBatch, multiple: int, most: int) -> int:
-    """Return the longest length, rounded up to a multiple unless that exceeds the model's `most`."""
+    """Return the longest length, rounded up to `multiple` but not above the model's maximum `most`."""
     longest = int(batch.lengths.max())
     return min(-(-longest // multiple) * multiple, max(longest, most))
 
@@ -96,10 +96,10 @@ def width_of(batch: TokenBatch, multiple: int, most: int) -> int:
 
 
 def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:
-    """Return the positions of `lengths` in batches of similar length, longest first.
+    """Return the positions of `lengths`, each once, in batches of similar length, longest first.
 
     A batch costs its longest length, rounded up to `multiple`, times its size; if `packed`, the sum of its lengths.
-    The cost stays within `budget` unless a single text exceeds it. Every position is in exactly one batch.
+    The cost stays within `budget` unless a single text exceeds it.
     """
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
     batches: list[list[int]] = []
@@ -122,7 +122,7 @@ def padded(length: int, multiple: int) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- pieces
 
-Offsets = Sequence[tuple[int, int]]  # of each token: its first character, and one after its last
+Offsets = Sequence[tuple[int, int]]  # first character of each token, and one after its last
 CountTokens = Callable[[str], int]
 
 
@@ -130,8 +130,8 @@ def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: Co
     """Yield the first character of each piece, and one after its last.
 
     Pieces have at most `limit` tokens and together cover the text. Each begins up to `overlap` tokens before the end of
-    the one before. Cuts are at white space if there is any, else between words. `count` counts a piece on its own,
-    which can have more tokens than within its text; then it is cut shorter.
+    the previous one. Cuts are at white space if possible, else between words. `count` counts the tokens of a separate
+    piece; if they are more than within the text, the piece is shortened.
     """
     if len(offsets) <= limit:
         yield 0, len(text)
@@ -153,9 +153,9 @@ def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: Co
 
 
 def cut_position(text: str, offsets: Offsets, first: int, limit: int) -> int:
-    """Return the token before which a piece of at most `limit` tokens ends that begins at token `first`.
+    """Return the token after the end of a piece that begins at token `first` and has at most `limit` tokens.
 
-    Prefers white space, then the end of a word, in the second half of the piece; else cuts at the limit.
+    Prefers white space, then the end of a word, both in the second half of the piece; else cuts at the limit.
     """
     last = min(first + limit, len(offsets))
     if last == len(offsets):
@@ -169,7 +169,7 @@ def cut_position(text: str, offsets: Offsets, first: int, limit: int) -> int:
 
 
 def overlap_start(text: str, offsets: Offsets, end: int, overlap: int) -> int:
-    """Return the token at which the piece after `end` begins: at white space up to `overlap` tokens before, if any."""
+    """Return the first token of the next piece: after white space up to `overlap` tokens before `end`, if any."""
     for token in range(end - overlap, end):
         if token > 0 and _after_space(text, offsets, token):
             return token

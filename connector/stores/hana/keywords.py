@@ -1,5 +1,5 @@
-"""Keyword search in HANA: BM25 computed by HANA over VEC_TEXT, with its text search for the words, or LIKE where HANA
-rejects that. Word weights count only the rows that the caller may see.
+"""Keyword search in HANA: BM25 computed in SQL over VEC_TEXT. Words are found by HANA's text search, or by LIKE if HANA
+rejects text search. Word weights count only the rows that the caller may see.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _holds(word: Word, full_text: bool) -> str:
 
 def _parameters(word: Word, full_text: bool) -> list[str]:
     if full_text:
-        return [f'"{phrase}"' for phrase in word.alternatives]  # HANA's form of a phrase; without AND, OR, - and *
+        return [f'"{phrase}"' for phrase in word.alternatives]  # a phrase for HANA, without operators
     return [f"%{word.alternatives[0].lower().replace(' ', '_')}%"]
 
 
 @dataclass(frozen=True, slots=True)
 class KeywordQuery:
-    """A search text prepared for one table: the words to search, their weights, the average length of a text.
-    `full_text`: by SCORE (whole words); otherwise by LIKE, which finds words inside of words too."""
+    """A search text prepared for one table: words to search, their weights, and the average text length. `full_text`:
+    use SCORE (whole words); otherwise LIKE, which also finds parts of words."""
 
     table: VectorSql
     full_text: bool
@@ -54,7 +54,7 @@ class KeywordQuery:
         weights = " + ".join(f"CASE WHEN {held} THEN TO_DOUBLE(?) ELSE 0 END" for held in holds)
         length = f'{1 - LENGTH_SHARE} + {LENGTH_SHARE} * LENGTH("VEC_TEXT") / TO_DOUBLE(?)'
         score = f"({weights}) / (1 + {SATURATION} * ({length}))"
-        if len(holds) > 1:  # a bonus of more than any text's share of the words
+        if len(holds) > 1:  # a text with all words must rank above any text without one of them
             score += f" + CASE WHEN {' AND '.join(holds)} THEN TO_DOUBLE(?) ELSE 0 END"
             values += [*every, sum(self.weights)]
         any_word = " OR ".join(holds)
@@ -74,8 +74,8 @@ class Keywords:
         self._full_text: bool | None = None
 
     def query(self, table: VectorSql, text: str, within: filters.Compiled) -> KeywordQuery | None:
-        """Count the texts with each word among the rows that match `within`, because other rows must not affect scores
-        or order. Return None when there is nothing to search."""
+        """Count the texts with each word among the rows that match `within`, so that other rows affect neither scores
+        nor order. Return None if there is nothing to search."""
         if self._full_text is None:
             self._full_text = self._supported(table)
         full_text, wanted, doing = self._full_text, words(text), "searching by words"
@@ -96,7 +96,7 @@ class Keywords:
         return KeywordQuery(table, full_text, tuple(wanted[place] for place in places), weights, average)
 
     def _supported(self, table: VectorSql) -> bool:
-        """Return whether HANA can search VEC_TEXT by words. Only a search shows it, no system view."""
+        """Return whether HANA can search VEC_TEXT by words. No system view shows this, so run a search."""
         probe = Word(("owl",))
         query = KeywordQuery(table, True, (probe, probe), (1.0, 1.0), 1.0)
         sql, values = query.statement(1, filters.Compiled("", ()))

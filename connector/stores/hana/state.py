@@ -1,4 +1,4 @@
-"""The state tables of the HANA store: the rows of OWL_STATE, remembered for a short time by searches."""
+"""The state tables of the HANA store: rows of OWL_STATE, cached briefly for searches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from connector.stores.hana.tables import StateSql, VectorSql
 from connector.stores.records import ModelStamp
 
 REMEMBERED = 2.0
-"""Seconds for which a search uses a collection's row before reading it again."""
+"""Seconds for which searches cache a collection's row."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A row of OWL_STATE. `names`: source column to metadata name where they differ, for filters."""
+    """A row of OWL_STATE. `names`: source column to metadata name if they differ, for filters."""
 
     name: str
     table: VectorSql
@@ -48,7 +48,7 @@ class Collections:
         self._remembered.clear()
 
     def names_of(self, found: Collection) -> Mapping[str, str]:
-        """Return the configured names, else the stored ones."""
+        """Return the configured names, otherwise the stored ones."""
         return self.names.get(found.name, found.names)
 
     def find(self, collection: str) -> Collection | None:
@@ -77,7 +77,7 @@ class Collections:
         return found
 
     def recent(self, collection: str) -> Collection:
-        """As `known`, up to REMEMBERED seconds old."""
+        """Return the same as `known`, at most REMEMBERED seconds old."""
         at, found = self._remembered.get(collection, (-REMEMBERED, None))
         return found if found is not None and time.monotonic() - at < REMEMBERED else self.known(collection)
 
@@ -85,9 +85,9 @@ class Collections:
         return UnknownCollection(f"schema {self.schema} has no collection {collection!r}; `sync` creates it")
 
     def reading(self, collection: str, generation: int | None, read: Callable[[Collection], T]) -> T:
-        """Call `read` with the active generation. When that fails because another process has switched and dropped it,
-        call it once more with the generation that is active now. Raises GenerationChanged when that is not
-        `generation` (None: any)."""
+        """Call `read` with the active generation. If it fails because another process switched and dropped that
+        generation, call it once more with the one active now. Raises GenerationChanged unless that is `generation`
+        (None: any)."""
         found = self.recent(collection)
         if generation is None or found.generation == generation:
             try:

@@ -1,5 +1,5 @@
-"""The store in HANA: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can read. Foreign
-rows there are searched and never changed.
+"""The store in HANA: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can read. Rows of
+other programs are searched but never changed.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000
 """Records from which an HNSW index is created; below, HANA's exact search is fast enough."""
 ATTEMPTS_OVERLOADED = 2
-"""Attempts to write several documents while HANA is overloaded: smaller change sets help more than waiting."""
+"""Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting."""
 _EXISTS = frozenset({288, 289})
 
 
 class HanaStore:
-    """A `VectorStore` in `schema` of the HANA behind `pool`, which stays the caller's to close.
+    """A `VectorStore` in `schema`, reached through `pool`. The caller closes the pool.
 
-    `features`: what the server can do, asked of it when not given. `index_from`: see INDEX_FROM. `names`: per
-    collection, source column to metadata name where they differ, for filters.
+    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: per collection, source
+    column to metadata name if they differ, for filters.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class HanaStore:
         self.generations = HanaGenerations(self)
 
     def close(self) -> None:
-        """The pool stays open."""
+        """Do nothing; the caller closes the pool."""
         self._collections.forget()
 
     # ---------------------------------------------------------------------------------------------------- opening
@@ -129,7 +129,7 @@ class HanaStore:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
 
     def _create(self, statements: Sequence[str]) -> None:
-        """Another worker may create the same at the same moment."""
+        """Tolerate that another worker creates the same tables at the same time."""
         for sql in statements:
             try:
                 with granted(self._pool, creating(self._schema)):
@@ -144,8 +144,8 @@ class HanaStore:
         return self._collections.known(collection)
 
     def _register(self, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None) -> None:
-        """Create the table first: a crash then leaves an empty table, which the next attempt takes. Raises RowRejected
-        where another worker was first."""
+        """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses. Raises
+        RowRejected if another worker was first."""
         table = VectorSql(self._schema, table_name(collection, number))
         owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
         if set(owners) - {name}:
@@ -164,7 +164,7 @@ class HanaStore:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
                 if table.key_index not in self._indexes(table):  # a worker died before creating it
-                    with suppress(PermissionRefused):  # another user's table: slower without, but correct
+                    with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create([table.create_key_index()])
                 return
             if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
@@ -176,20 +176,20 @@ class HanaStore:
         self._create([table.create(dimension), table.create_key_index()])
 
     def _indexes(self, table: VectorSql) -> dict[str, str]:
-        """Name to type."""
+        """Return index types by name."""
         place = (self._schema, table.name)
         return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
-        """Only for an empty collection without a lease. It gets another table, because other sessions hold statements
-        prepared for vectors of the old dimension."""
+        """Change the model of an empty collection without a lease. Use a new table, because other sessions hold
+        statements prepared for the old dimension."""
         exists = self._exists(found.table.name)
         if exists and self._counts(found)[0]:
             raise found.stamp.mismatch(found.name, stamp)
         epoch = self.take_lease(found.name, "change of model", self._times.ttl)
         if isinstance(epoch, str):
             raise found.stamp.mismatch(found.name, stamp)
-        if exists and self._counts(found)[0]:  # another worker wrote before we had the lease
+        if exists and self._counts(found)[0]:  # another worker wrote before this one got the lease
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
         generation = free_number(self.generations.rows(found.name))
@@ -226,7 +226,7 @@ class HanaStore:
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
         found = self._collections.find(lease.collection)
-        if found is None:  # switched to, or dropped
+        if found is None:  # the generation was activated or dropped
             raise lost(lease)
         writer = _Writer(self._sql, found, changes)
 
@@ -249,7 +249,7 @@ class HanaStore:
         )
 
     def optimise(self, collection: str) -> None:
-        """Create the HNSW index once the table is large enough and has none. HANA keeps it current."""
+        """Create the HNSW index if the table is large enough and has none. HANA keeps it current."""
         found = self._collections.known(collection)
         if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
             return  # before counting, which scans every record
@@ -312,13 +312,13 @@ class HanaStore:
         )
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
-        """Records, records of ours, documents of ours."""
+        """Count records, our records, our documents."""
         total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
         return int(total), int(ours), int(rows)
 
 
 class HanaGenerations:
-    """A `Generations`: rows of OWL_STATE, each with a vector table of its own."""
+    """A `Generations` over rows of OWL_STATE; each generation has its own vector table."""
 
     def __init__(self, store: HanaStore) -> None:
         self._store = store
@@ -336,7 +336,7 @@ class HanaGenerations:
         return [row.generation(collection, count(row) if counted else None) for row in self.rows(collection)]
 
     def rows(self, collection: str) -> list[GenerationRow]:
-        """Return them by number; [] where nothing was ever stored."""
+        """Return the generations by number; [] if the collection was never opened."""
         doing = f"looking at the generations of {collection!r}"
         try:
             return list(map(_generation, self._pool.read(self._sql.find_all(), _names_of(collection), doing=doing)))
@@ -353,7 +353,7 @@ class HanaGenerations:
                     self._pool.execute(self._sql.revive(), (found.name,), doing=f"building {found.name!r} on")
                 return found.name
             number = free_number(rows)
-            with suppress(RowRejected):  # another worker has begun one: look again
+            with suppress(RowRejected):  # another worker has started one: read again
                 name = generation_name(collection, number)
                 self._store._register(name, number, collection, stamp, records.recipe_text(recipe))
 
@@ -365,7 +365,7 @@ class HanaGenerations:
             self._pool.execute(self._sql.record_spec(), values, doing=f"recording the recipe of {collection!r}")
 
     def switch(self, collection: str, number: int) -> None:
-        """A repetition after a lost reply finds the switch made."""
+        """Switch. A retry after a lost reply finds the switch done."""
         numbered(collection, self.rows(collection), number)
 
         def work(session: Session) -> None:
@@ -388,7 +388,7 @@ class HanaGenerations:
         self._store._collections.forget()
 
     def drop(self, collection: str, number: int) -> None:
-        """Mark it first: after an interruption it can be dropped again, but neither built on nor switched to."""
+        """Mark the generation first: after an interruption it can be dropped again, but not resumed or activated."""
         row = droppable(collection, self.rows(collection), number)
         doing = f"dropping {row.name!r}"
         with self._store.lease(row.name, "drop", 0) as lease:
@@ -412,7 +412,6 @@ class _Writer:
     """A change set as rows of parameters, prepared once for every attempt of the transaction."""
 
     def __init__(self, sql: StateSql, found: Collection, changes: ChangeSet) -> None:
-        """Raises RowRejected for data that need not be sent to be rejected."""
         self._sql = sql
         self._found = found
         self._changes = changes
@@ -424,7 +423,7 @@ class _Writer:
             (text, chunk.content_hash, chunk.id, chunk.number)
             for chunk, text in zip(changes.metadata_only, metadata[count:], strict=True)
         ]
-        # In key order, so that two transactions never wait for each other in a circle.
+        # Use key order, so that two transactions cannot deadlock.
         ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
         self._deleted = [(id_,) for id_ in sorted(ids)]
         self._quarantined: list[tuple[Any, ...]] | None = None
@@ -433,7 +432,7 @@ class _Writer:
         return (chunk.text, metadata, vector, chunk.id, chunk.number, chunk.content_hash, self._found.stamp.id)
 
     def write(self, session: Session) -> None:
-        """Raises RowRejected where HANA refuses one of the rows: without asking it which (`Session.execute_many`)."""
+        """Write all rows. Raises RowRejected without naming the row (`Session.execute_many`)."""
         table = self._found.table
         session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
         failpoints.reach("mid_upsert")
@@ -448,21 +447,21 @@ class _Writer:
             session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
         if not changes.quarantined:
             return
-        if self._quarantined is None:  # once: a repeated commit must not count the attempt twice
+        if self._quarantined is None:  # count the attempt once, even if the commit is retried
             known = session.query(self._sql.read_quarantine(), (name,))
             before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
             self._quarantined = []
             for row in sorted(changes.quarantined, key=lambda row: row.id):
                 tried, digest = before.get(row.id, (0, None))
                 if None not in (digest, row.digest) and bytes(digest) != row.digest:
-                    tried = 0  # a changed row starts again
+                    tried = 0  # a changed row starts from zero
                 values = (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + tried, row.digest)
                 self._quarantined.append(values)
         session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
 
 
 def _seconds(ttl: float) -> int:
-    """HANA takes whole seconds; at least one."""
+    """Return whole seconds, as HANA requires; at least one."""
     return max(1, round(ttl))
 
 
@@ -491,13 +490,13 @@ def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
 
 
 def _names_of(collection: str) -> tuple[str, str]:
-    """Return the name, and the LIKE pattern of its other generations' names; `_` is a wildcard."""
+    """Return the name, and a LIKE pattern for the names of its other generations; escapes the wildcard `_`."""
     escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
     return collection, generation_name(escaped, 0)[:-1] + "%"
 
 
 def _generation(row: Sequence[Any]) -> GenerationRow:
-    """Read a row without the later columns, when it was locked, too."""
+    """Parse a row. Later columns may be absent, as in rows read for a lock."""
     name, table, number, model, fingerprint, dimension, checkpoint, last_sync, epoch, *later = row
     spec, created, retired, highest = later or (None, None, None, None)
     stamp, times = ModelStamp(model, fingerprint, dimension), map(records.in_utc, (last_sync, created, retired))

@@ -1,5 +1,5 @@
-"""The tables of the HANA store and their statements: vector tables as langchain-hana's HanaDB reads them, and two state
-tables.
+"""The tables of the HANA store and their statements: vector tables in the layout of langchain-hana's HanaDB, and two
+state tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from connector.stores.records import CHECKPOINT_LENGTH, SPREAD_FACTOR, SPREAD_MO
 STATE = "OWL_STATE"
 QUARANTINE = "OWL_QUARANTINE"
 LONGEST_NAME = 100
-"""Characters of a collection's name; the table's name adds to it."""
+"""In characters; the table's name adds to it."""
 
 FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
 
@@ -33,13 +33,13 @@ PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
 
 
 LOOKUP_SIZES = (1, 8, 64, 512)
-"""Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+"""Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache."""
 
 Id = TypeVar("Id")
 
 
 def portions(ids: Sequence[Id]) -> Iterator[list[Id]]:
-    """Split ids into lists of LOOKUP_SIZES; the last id fills up the last list."""
+    """Split ids into lists of LOOKUP_SIZES, repeating the last id to fill the last list."""
     start = 0
     while start < len(ids):
         size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
@@ -49,8 +49,8 @@ def portions(ids: Sequence[Id]) -> Iterator[list[Id]]:
 
 
 def table_name(collection: str, generation: int) -> str:
-    """OWL_<NAME>_G<n>: upper case, other characters than A-Z 0-9 _ become _ (`HanaStore` rejects names that
-    collide)."""
+    """Return OWL_<NAME>_G<n>: upper case, with _ for characters other than A-Z 0-9 _. `HanaStore` rejects names that
+    collide."""
     if not 1 <= len(collection) <= LONGEST_NAME:
         raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
@@ -62,7 +62,7 @@ _GENERATION_COLUMNS = (
 )
 _OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
 
-# The parts put together below are quoted identifiers and constants; values are always bound.
+# This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
 
@@ -81,7 +81,7 @@ class StateSql:
         return f"{quote(self.schema)}.{quote(QUARANTINE)}"
 
     def create(self) -> dict[str, str]:
-        """By table name."""
+        """Return the statements by table name."""
         columns = _STATE_COLUMNS.format(checkpoint=CHECKPOINT_LENGTH)
         return {
             STATE: f"CREATE COLUMN TABLE {self.state} {columns}",
@@ -124,7 +124,7 @@ class StateSql:
         return f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {self.state} WHERE "COLLECTION" = ?'
 
     def renew_lease(self) -> str:
-        """Also the first statement of every write: it locks the row against a takeover before the commit."""
+        """Return the first statement of every write: it also locks the row against a takeover before the commit."""
         return (
             f'UPDATE {self.state} SET "LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
             'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
@@ -179,7 +179,7 @@ class StateSql:
         return f'UPDATE {self.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
 
     def rename(self, retired: str) -> str:
-        """`retired`: an expression for the time."""
+        """`retired`: SQL expression for the time."""
         return (
             f'UPDATE {self.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, '
             f'"LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
@@ -241,7 +241,7 @@ class VectorSql:
         return f"DROP TABLE {self.table}"
 
     def create_hnsw(self) -> str:
-        """ONLINE: only a shared lock while it is built."""
+        """Return the statement. ONLINE takes only a shared lock while building."""
         return (
             f"CREATE HNSW VECTOR INDEX {quote(self.schema)}.{quote(self.name + '_HNSW')} ON {self.table} "
             '("VEC_VECTOR") SIMILARITY FUNCTION COSINE_SIMILARITY ONLINE'
@@ -284,16 +284,16 @@ class VectorSql:
         return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
 
     def texts_of(self, count: int, condition: str = "") -> str:
-        """By "SRC_KEY". Parameters: the ids, then those of the condition."""
+        """Select by "SRC_KEY". Parameters: the ids, then those of the condition."""
         return self._texts(f'"SRC_KEY" IN ({", ".join("?" * count)})', condition)
 
     def texts_of_foreign(self, count: int, condition: str = "") -> str:
-        """By "ID"."""
+        """Select by "ID". Parameters as in `texts_of`."""
         return self._texts(f'"ID" IN ({", ".join("?" * count)}) AND "SRC_KEY" IS NULL', condition)
 
     def keyed(self, count: int, whole: int, condition: str = "", projection: str = "") -> str:
-        """Parameters: `whole` patterns of keys that come first, one that all have, then those of the condition.
-        `projection` as for `search`."""
+        """Parameters: `whole` patterns of keys that rank first, one pattern that all rows match, then those of the
+        condition. `projection` as in `search`."""
         first = " OR ".join(['"SRC_KEY" LIKE ?'] * whole)
         head, source = self.projected(projection)
         return (
@@ -309,7 +309,7 @@ class VectorSql:
         )
 
     def count_rows(self, condition: str = "") -> str:
-        """Count our documents, by their first chunks, and foreign records."""
+        """Count our documents by their first chunks, and foreign records."""
         return f"SELECT COUNT(*) FROM {self.table} WHERE {_FIRST}{_and(condition)}"
 
     def sample(self, count: int, condition: str = "", *, texts: bool = True) -> str:
@@ -325,11 +325,11 @@ class VectorSql:
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
 
     def search(self, count: int, condition: str = "", projection: str = "", *, exact: bool = False) -> str:
-        """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
-        search in metadata) makes the condition range over named metadata fields. `exact`: without an HNSW index.
+        """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` names
+        metadata fields for full-text search. `exact`: without an HNSW index.
 
-        SAP documents TOP with a literal number only. TO_REAL_VECTOR takes text everywhere; the parameter type of bound
-        bytes is untested on a real HANA.
+        SAP documents TOP only with a literal number. TO_REAL_VECTOR takes text everywhere; bound bytes are untested on
+        a real HANA.
         """
         head, source = self.projected(projection)
         where = f" WHERE {condition}" if condition else ""

@@ -1,4 +1,4 @@
-"""Reads one collection of the HANA store: search by vector and by words, rows by their ids, samples."""
+"""Read one collection of the HANA store: vector and keyword search, rows by id, samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from connector.stores.words import as_key_value
 VECTORS_PAGE = 500
 _INCONSISTENT = 266
 _TIE_STEPS = 3
-"""How often to read more only because rows share the last score."""
+"""How often to read more rows only because they share the last score."""
 
 _EXPLAINED = (
     'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
@@ -59,8 +59,8 @@ class HanaView:
     def search(
         self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
     ) -> list[Hit]:
-        """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
-        found. Among many rows with the same last score, HANA chooses."""
+        """Search in HANA: exact without an HNSW index, approximate with one. Never finds rows without a vector. If many
+        rows share the last score, HANA chooses among them."""
 
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
@@ -75,8 +75,8 @@ class HanaView:
         return self._read(where, read)
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
-        """By HANA's text search in VEC_TEXT. A word counts once per text, however often it occurs there. Where HANA
-        rejects text search on this column, LIKE, which also finds parts of words."""
+        """Search VEC_TEXT with HANA's text search, or LIKE if HANA rejects it; LIKE also finds parts of words. A word
+        counts once per text."""
 
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             if k < 1:
@@ -193,8 +193,8 @@ def _compiled(condition: filters.Condition | None) -> filters.Compiled:
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
-    """Return the best `k` documents. `read` returns the best records; several may belong to one document, so it is
-    called with a larger count until there are `k` documents."""
+    """Return the best `k` documents. `read` returns the best records. Call it with larger counts until it returns `k`
+    different documents."""
     if k < 1:
         return []
     count, ties = k + min(k, 50), 0

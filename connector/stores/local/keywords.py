@@ -1,4 +1,4 @@
-"""Keyword search of the local store: FTS5 finds texts with a word, BM25 ranks those that a caller may see."""
+"""Keyword search of the local store: FTS5 finds texts with a word, BM25 ranks those that the caller may see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from connector.stores.local.sqlite_file import undamaged
 from connector.stores.local.tables import Records
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
-# FTS5 writes how many words each column of a row has into this table of its own, as one varint each; `scope` has one.
+# FTS5 stores the word count of each column in this table, one varint per column; `scope` has one word.
 _LENGTHS = (
     "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "
     "WHERE collection = ? AND records.id > ?{} ORDER BY records.id"
@@ -26,13 +26,13 @@ _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
 TEXTS_REMEMBERED = 4_000_000
-"""In all sets together: 12 bytes each."""
+"""Total for all cached sets; 12 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """The texts of one collection that a caller may see, as a transaction with `mark` sees them: their records'
-    ascending ids and how many words each has. `holding`: how many of them hold a word."""
+    """The texts of one collection that a caller may see in a transaction at `mark`: ascending record ids and word
+    counts. `holding`: number of texts that contain a word."""
 
     mark: Mark
     ids: NDArray[np.int64]
@@ -40,7 +40,7 @@ class _Texts:
     holding: dict[Word, int] = field(default_factory=dict)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of those `ids` that are here."""
+        """Return the positions of those `ids` that are in this set."""
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -48,8 +48,8 @@ class _Texts:
         return here
 
     def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Return the BM25 of each text, given the places of the texts with each word. A text with all of several words
-        gets a bonus above any text without one of them."""
+        """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
+        gets a bonus that puts it above any text without one of them."""
         held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
         weights = [weight(len(places), len(self.ids)) for places in found]
         for places, worth in zip(found, weights, strict=True):
@@ -63,14 +63,14 @@ class _Texts:
 
 
 class TextCache:
-    """The texts that callers may see, cached because finding them scans every row, and updated by later writes.
+    """Cache the texts that callers may see, because finding them scans every row. Later writes update the cache.
     Thread-safe."""
 
     def __init__(self) -> None:
         self._known = FilterCache[_Texts](lambda texts: len(texts.ids))
 
     def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
-        """`within`: the rows that the caller may see (None: all)."""
+        """Return the texts of rows that match `within` (None: all)."""
         compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
         key, mark = FilterCache.key(compiled, collection), read_mark(db)
         known = self._known.get(key)
@@ -84,8 +84,8 @@ class TextCache:
 def _brought_up(
     db: sqlite3.Connection, collection: int, within: filters.Compiled, known: _Texts | None, mark: Mark
 ) -> _Texts:
-    """Return `known` with added and without deleted texts. Start from nothing where `known` is later than the
-    transaction, old tombstones are deleted, or changed metadata may have changed which rows match `within`."""
+    """Return `known` plus added and minus deleted texts. Reload everything if `known` is newer than the transaction,
+    its tombstones are gone, or changed metadata may affect `within`."""
     gone = np.empty(0, np.int64)
     if known is not None:
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
@@ -102,7 +102,7 @@ def _brought_up(
     with undamaged("the index of words"):
         for id_, size in rows:
             count = 0
-            for byte in size[1:]:  # the second varint; the first is one byte, as `scope` is one word
+            for byte in size[1:]:  # the second varint; the first is one byte, because `scope` is one word
                 count = count << 7 | byte & 0x7F
             if count > _MOST_WORDS:
                 raise ValueError(count)
@@ -126,9 +126,8 @@ class KeywordSearch:
         self._records = Records(db)
 
     def __call__(self, text: str, k: int, condition: filters.Condition | None) -> list[Hit]:
-        """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. FTS5 only
-        finds the texts with a word: its own BM25 counts all rows of all collections in the file, so that its scores
-        would reveal hidden texts."""
+        """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. Do not use
+        FTS5's own BM25: it counts rows of all collections in the file, so its scores would reveal hidden texts."""
         wanted = words(text)
         if k < 1 or not wanted:
             return []
@@ -142,8 +141,7 @@ class KeywordSearch:
         return self._records.hits(self._walk(texts.ids[order], scores[order], k, condition))
 
     def _found(self, wanted: Sequence[Word], texts: _Texts) -> list[NDArray[np.int64]]:
-        """Return the places of the texts with each word worth a search. A word known to be common is not searched
-        again."""
+        """Return the positions of the texts with each word worth a search. Skip words known to be common."""
         count, found = len(texts.ids), dict[Word, NDArray[np.int64]]()
         for word in wanted:
             if texts.holding.get(word, 0) <= most_common(count):
@@ -153,7 +151,7 @@ class KeywordSearch:
         return [found[word] if word in found else self._holding(word, texts) for word in chosen]
 
     def _holding(self, word: Word, texts: _Texts) -> NDArray[np.int64]:
-        """Every word is quoted for FTS5 and has letters, digits and blanks only."""
+        """Return the positions of texts with the word. FTS5 gets quoted words of letters, digits and blanks only."""
         phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
         match = f'scope : "c{self._collection:d}" AND text : ({phrases})'
         rows = self._db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
@@ -162,7 +160,7 @@ class KeywordSearch:
     def _walk(
         self, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int, condition: filters.Condition | None
     ) -> list[Hit]:
-        """Go down the ranking, in steps that never split rows of one score, until `k` documents pass the filter."""
+        """Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score."""
         passed: list[Hit] = []
         start, step = 0, 2 * k + 16
         while start < len(ids):

@@ -1,5 +1,5 @@
-"""Vector search of the local store: the vectors of each collection in memory as immutable snapshots, extended by what
-SQLite has gained, and the exact best documents, filtered or not. All of it is a cache that can be dropped at any time.
+"""Vector search of the local store. Each collection's vectors are cached in memory as immutable snapshots, extended by
+new rows from SQLite. Results are exact, filtered or not.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from connector.stores.scan.shared_scans import SharedScans
 from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10
-"""A filter that matches less than one row in this many is answered from the matching rows."""
+"""A filter that matches fewer than one in this many rows is answered from the matching rows."""
 SELECTIVE_ROWS = 2000
 SPARE = 4
-"""Rows read first beyond `k`: enough where documents are one chunk each."""
+"""Rows to read beyond `k` at first: enough if documents have one chunk each."""
 REMEMBERED_ROWS = 4
 """The filter cache holds this many times the collection's rows, 8 bytes each."""
 
 FILTER_SECONDS = 60.0
-"""Time limit of one search's filter. It is evaluated row by row, blocks a thread and, where it calls Python functions,
-all others; HANA's statements end by `communication_timeout`."""
+"""Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
+block all. HANA uses `communication_timeout`."""
 _STEPS = 20_000
-"""SQLite instructions between two looks at the clock, about a millisecond; each look takes the interpreter's lock."""
+"""SQLite instructions between two clock checks, about a millisecond; each check takes the interpreter lock."""
 
 FILTERS = 512
-"""In a filter cache, at most."""
+"""The most entries in a filter cache."""
 
 T = TypeVar("T")
 Mark = tuple[int, int]
-"""The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""
+"""The last record id and the last tombstone that a transaction can see, of all collections. Both only increase."""
 PAGE = 8192
 _LOAD = (
     "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
@@ -56,7 +56,7 @@ _EPSILON = 4 * float(np.finfo(np.float32).eps)
 
 
 class FilterCache(Generic[T]):
-    """Keeps the values used last: at most FILTERS, with at most as many rows in total as `put` allows. Thread-safe."""
+    """Cache the most recently used values: at most FILTERS, and at most the rows that `put` allows. Thread-safe."""
 
     def __init__(self, rows_of: Callable[[T], int]) -> None:
         self._rows_of = rows_of
@@ -73,7 +73,7 @@ class FilterCache(Generic[T]):
 
     @staticmethod
     def key(compiled: filters.Compiled, collection: int = 0) -> bytes:
-        """Return a short key: a filter may have megabytes of values."""
+        """Return a short key; a filter may have megabytes of values."""
         return hashlib.sha256(repr((collection, compiled.sql, compiled.parameters)).encode()).digest()
 
     def get(self, key: bytes) -> T | None:
@@ -83,7 +83,7 @@ class FilterCache(Generic[T]):
             return self._values.get(key)
 
     def put(self, key: bytes, value: T, most_rows: int) -> None:
-        """Store a value and drop the least recently used ones; this one stays whatever its size."""
+        """Store a value and drop the least recently used ones. Never drops the new value."""
         with self._lock:
             self._values.pop(key, None)
             self._values[key] = value
@@ -106,8 +106,8 @@ def read_mark(db: sqlite3.Connection) -> Mark:
 
 
 def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
-    """Return stored vectors (n, d) with length 1, and which of them are usable: the others are zeros. A damaged vector
-    must not bring NaN into the scores; one of another length would have a wrong cosine."""
+    """Return stored vectors (n, d) scaled to length 1, and which of them are usable; unusable rows are zeros. Damaged
+    vectors must not add NaN or wrong cosines to the scores."""
     size = 4 * dimension
     if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
         blank = b"\0" * size
@@ -128,7 +128,7 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The places, ascending, of the rows with ids up to `seen` that match a filter; None for too many to keep."""
+    """Ascending positions of the rows with ids up to `seen` that match a filter; None if too many to cache."""
 
     places: NDArray[np.int64] | None
     seen: int
@@ -140,7 +140,7 @@ def _no_filters() -> FilterCache[Kept]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows in id order. `view` holds the unit vector of record `ids[i]` as row i, to be ignored unless `alive[i]`."""
+    """Rows in id order. Row i of `view` is the unit vector of record `ids[i]`; ignore it unless `alive[i]`."""
 
     mark: Mark
     ids: NDArray[np.int64]
@@ -148,19 +148,19 @@ class Snapshot:
     live: int
     view: ScanView
     filtered: FilterCache[Kept] = field(compare=False)
-    """Matching rows by filter. The next snapshot takes over what is still valid."""
+    """Matching rows by filter. The next snapshot inherits the valid entries."""
 
     @property
     def allowed(self) -> NDArray[np.bool_] | None:
-        """The rows that count, None: all."""
+        """Return which rows are alive; None: all."""
         return None if self.live == len(self.ids) else self.alive
 
     def is_newer(self, mark: Mark) -> bool:
-        """Return whether it has changes that a transaction with `mark` cannot see."""
+        """Return whether the snapshot has changes that a transaction at `mark` cannot see."""
         return self.mark[0] > mark[0] or self.mark[1] > mark[1]
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of those `ids` that are alive here."""
+        """Return the positions of those `ids` that are alive."""
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -169,10 +169,10 @@ class Snapshot:
 
 
 class Buffer:
-    """The rows of successive snapshots of one collection. Rows are appended behind those that earlier snapshots see; a
-    compacted buffer is a new one, so a snapshot in use never changes.
+    """The rows of successive snapshots of one collection. New rows are appended after those of earlier snapshots, and
+    compaction makes a new buffer, so snapshots in use never change.
 
-    Not thread-safe: `extend` is called under the collection's lock. After an error it is not to be used again.
+    Not thread-safe: call `extend` under the collection's lock. Discard the buffer after an error.
     """
 
     def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
@@ -190,7 +190,7 @@ class Buffer:
         return self._view((0, 0), np.empty(0, np.bool_), 0)
 
     def extend(self, db: sqlite3.Connection, last: Snapshot, mark: Mark) -> Snapshot:
-        """The snapshot for `mark`, which `db`'s open transaction sees. `last` is the newest one made so far."""
+        """Return the snapshot at `mark`, which `db`'s open transaction sees. `last`: the newest snapshot so far."""
         if self._pruned(db) > last.mark[1] and last.mark != (0, 0):
             self._clear()
             last = self.empty()
@@ -206,7 +206,7 @@ class Buffer:
             live += sum(int(some.sum()) for some in added)
         if live * 2 < len(alive):
             return self._compact(mark, alive, live)
-        # Cached filters stay valid except for added and deleted rows, unless metadata changed.
+        # Cached filters remain valid for older rows, unless metadata changed.
         return self._view(mark, alive, live, None if described else last.filtered.copy())
 
     def _view(
@@ -220,13 +220,13 @@ class Buffer:
         return int(row[0]) if row else 0
 
     def _tombstones(self, db: sqlite3.Connection, last: Snapshot) -> tuple[NDArray[np.int64], bool]:
-        """Return the places of rows deleted since, and whether any metadata has changed."""
+        """Return the positions of rows deleted since `last`, and whether any metadata changed."""
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
         ids = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
         return np.unique(last.positions(ids)), bool((ids == 0).any())
 
     def _load(self, db: sqlite3.Connection, after: int) -> list[NDArray[np.bool_]]:
-        """Append the records above `after`. Return which rows of each page have a usable vector."""
+        """Append the records after id `after`. Return, per page, which rows have a usable vector."""
         cursor = db.execute(_LOAD, (self._collection, after))
         usable = []
         while rows := cursor.fetchmany(PAGE):
@@ -252,9 +252,9 @@ class Buffer:
 
 @contextmanager
 def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
-    """Limit and translate the reads of a search. `where`: the caller's filter; `condition`: that and the row filter.
-    Raises BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long;
-    Cancelled where this thread's call is cancelled."""
+    """Limit a search's reads in time and translate their errors. `where`: the caller's filter; `condition`: with the
+    row filter. Raises BadFilter if a stored value cannot be read as the filter's kind or the filter takes too long, and
+    Cancelled."""
     call = cancellation.current()
     deadline = time.monotonic() + FILTER_SECONDS if where else math.inf
     db.set_progress_handler(lambda: call.cancelled or time.monotonic() > deadline, _STEPS)
@@ -276,7 +276,7 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
 
 
 class CollectionIndex:
-    """The newest snapshot of a collection, shared by all threads and replaced by reference."""
+    """The newest snapshot of a collection, shared by all threads and replaced atomically."""
 
     def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
         self._collection = collection
@@ -291,7 +291,7 @@ class CollectionIndex:
         self._newest = self._buffer.empty()
 
     def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
-        """Return exactly what `db`'s open transaction sees; None when that is older than the memory."""
+        """Return the snapshot that `db`'s open transaction sees; None if the cached one is newer."""
         mark = read_mark(db)
         if self._newest.mark == mark:
             return self._newest
@@ -310,7 +310,7 @@ class CollectionIndex:
 
 
 class Indexes:
-    """The index of each collection, made at its first search. Thread-safe. `scan`: None for the fastest that works."""
+    """The index of each collection, created on first search. Thread-safe. `scan`: None: the fastest available."""
 
     def __init__(self, scan: VectorScan | None) -> None:
         self._scan = scan
@@ -318,7 +318,7 @@ class Indexes:
         self._known: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
 
     def of(self, found: Collection) -> CollectionIndex:
-        """After a switch this replaces the index of the generation that was active."""
+        """Return the collection's index. After a switch, replaces the index of the previous generation."""
         with self._lock:
             key = (found.id, found.stamp.dimension)
             known = self._known.get(found.name)
@@ -345,7 +345,7 @@ class Search:
         self._records = Records(db)
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
-        """Return the exact best `k` documents for a unit vector by cosine, ties by document id."""
+        """Return the exact best `k` documents by cosine for a unit vector, ties by document id."""
         snapshot = self._snapshot
         if k < 1 or not snapshot.live:
             return []
@@ -357,7 +357,7 @@ class Search:
             best = self._of_all(query, k, condition, few)
             if best is not None:
                 return self._records.hits(best)
-            # the matching rows are far from the query
+            # the best rows of the scan did not match the filter
             kept = self._matching(condition, None)
             assert kept is not None
         return self._records.hits(self._of_kept(query, k, kept) or [])
@@ -365,7 +365,7 @@ class Search:
     # ------------------------------------------------------------------------------------------------------ ranking
 
     def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Hit] | None:
-        """Return the best of the rows at `kept`. Gathering many costs more than scanning all."""
+        """Return the best of the rows at positions `kept`. If they are many, scan all rows, which is cheaper."""
         snapshot = self._snapshot
         if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
             ranking = snapshot.view.rank_rows(query, kept)
@@ -391,8 +391,8 @@ class Search:
         rows: int,
         limit: int,
     ) -> list[Hit] | None:
-        """Go down the ranking of `rows` rows until `k` documents pass `condition`; None when `limit` rows were read and
-        there are more. Scores are the true ones, from the stored vectors."""
+        """Read down the ranking of `rows` rows until `k` documents pass `condition`; None if `limit` rows did not
+        suffice. Compute scores exactly from the stored vectors."""
         wanted = k + SPARE
         while True:
             chosen, floor = ranking.best(wanted)
@@ -413,8 +413,8 @@ class Search:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
-        """Return the places of the matching rows; None when they are more than `few` (None: no limit). Cached per
-        filter: a repeated filter reads only new rows."""
+        """Return the positions of matching rows; None if there are more than `few` (None: no limit). Cached per filter:
+        a repeated filter reads only new rows."""
         compiled = filters.to_sqlite(condition)
         snapshot = self._snapshot
         key = FilterCache.key(compiled)

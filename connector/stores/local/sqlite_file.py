@@ -1,5 +1,5 @@
-"""One SQLite file as a durable database: created whole or not at all, checked when opened, with a pool of connections
-and SQLite's errors mapped to ours.
+"""One SQLite file as a durable database: created atomically, checked on opening, with a connection pool. Maps SQLite's
+errors to ours.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from connector.errors import (
 
 BUSY_SECONDS = 30.0
 _UNDECODED = "Could not decode to UTF-8"
-"""The beginning of Python's message, which then quotes the text."""
+"""The start of Python's message; the rest quotes the text."""
 
 
 class Damaged(Exception):
-    """The file's content cannot be what was written. Becomes StoreCorrupt inside a transaction."""
+    """The file's content is corrupt. Becomes StoreCorrupt at the end of a transaction."""
 
 
 @contextmanager
 def undamaged(what: str) -> Iterator[None]:
-    """Raise Damaged for text that cannot be parsed: SQLite does not notice a changed bit in it."""
+    """Raise Damaged if stored text cannot be parsed. SQLite does not detect a flipped bit."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -42,16 +42,16 @@ def undamaged(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `migrations[i]` is a script that leads from version i to i + 1."""
+    """`application_id` marks files as ours. `migrations[i]` is a script that upgrades version i to i + 1."""
 
     application_id: int
     migrations: tuple[str, ...]
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
-    """Called for every new connection: functions to register."""
+    """Called for every new connection, to register functions."""
     called: str = "the store"
     """The file's name in messages."""
     remedy: str = "sync again: everything in it can be built anew from the source"
-    """The advice once a damaged file is moved away."""
+    """Advice to show once a damaged file was moved away."""
 
     @property
     def version(self) -> int:
@@ -59,11 +59,10 @@ class Schema:
 
 
 class SqliteFile:
-    """Opened on construction. Raises StoreCorrupt for a file that is not a whole one of ours or is of a later version.
+    """Open the file, creating it if absent. Raises StoreCorrupt if it is damaged, not ours, or of a later version.
 
-    An absent file is created complete under another name and put in place at once, so an empty or cut-off file under
-    the real name is damage, and is never taken for a new store. With `read_only` nothing is created or migrated,
-    `write` fails, and the process needs no write permission.
+    A new file is built under a temporary name and then put in place, so an empty or truncated file is damage, never a
+    new store. With `read_only` nothing is created or migrated, `write` fails, and write permission is not needed.
     """
 
     def __init__(self, path: Path, schema: Schema, *, read_only: bool = False) -> None:
@@ -75,11 +74,11 @@ class SqliteFile:
         self._closed = False
         with self._mapped():
             if not read_only:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains texts of rows
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the file contains texts of rows
                 if not path.exists():
                     self._create()
-            # Not opened to look at it: closing it would release the locks that other connections of this process hold
-            # on it (POSIX), and another process would then remove the log. SQLite detects other files itself.
+            # Check without opening the file: closing it would release this process's POSIX locks on it, and another
+            # process could then remove the log. SQLite itself detects files of other formats.
             if not path.stat().st_size:
                 raise self._corrupt("it is empty")
             with self._lent() as connection:
@@ -110,7 +109,7 @@ class SqliteFile:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, the only writer of all threads and processes; rolled back by any exception."""
+        """Open the only write transaction of all threads and processes; any exception rolls it back."""
         with self._mapped(), self._lent() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -122,7 +121,7 @@ class SqliteFile:
 
     @staticmethod
     def _roll_back(connection: sqlite3.Connection) -> None:
-        with suppress(sqlite3.Error):  # a full disk has rolled back by itself
+        with suppress(sqlite3.Error):  # SQLite has already rolled back, for example on a full disk
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
@@ -155,11 +154,11 @@ class SqliteFile:
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         try:
-            # For readers too: a connection that may write tidies the log's files away when it is the last one.
+            # Readers too: the last connection that may write removes the log files.
             return self._opened(path, "mode=rw")
         except sqlite3.OperationalError:
-            # Even a reader needs the log's index beside the file. Where that cannot be created and there is no log,
-            # no process is writing, and the file is complete.
+            # A reader also needs the log's index file. If that cannot be created and there is no log, no process is
+            # writing and the file is complete.
             if not self._read_only or Path(f"{path}-wal").exists():
                 raise
             return self._opened(path, "mode=ro&immutable=1")
@@ -177,7 +176,7 @@ class SqliteFile:
             connection.execute("PRAGMA foreign_keys = ON")
             if self._read_only:
                 connection.execute("PRAGMA query_only = ON")
-                connection.execute("PRAGMA user_version").fetchone()  # the first look at the file
+                connection.execute("PRAGMA user_version").fetchone()  # the first read of the file
             self._schema.prepare(connection)
         except BaseException:
             connection.close()
@@ -185,7 +184,7 @@ class SqliteFile:
         return connection
 
     def _create(self) -> None:
-        """Build the file beside its place and link it there; another process that was first wins."""
+        """Build the file under a temporary name and link it into place. If another process was first, use its file."""
         leftovers = [name for name in ("-wal", "-journal") if Path(f"{self.path}{name}").exists()]
         if leftovers:
             raise self._corrupt(f"the file is gone but its {leftovers[0]} is still there")
@@ -200,13 +199,13 @@ class SqliteFile:
             finally:
                 connection.close()
             try:
-                os.link(temporary, self.path)  # never over a file that another process put there first
+                os.link(temporary, self.path)  # never overwrite a file from another process
             except FileExistsError:
                 pass
-            except OSError:  # a file system without hard links
+            except OSError:  # the file system has no hard links
                 if not self.path.exists():
                     temporary.rename(self.path)
-            with suppress(OSError):  # make the new name survive a power cut, where folders can be synced
+            with suppress(OSError):  # make the new name survive a power failure, if folders can be synced
                 descriptor = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -261,11 +260,11 @@ class SqliteFile:
             raise (PermissionRefused if isinstance(error, PermissionError) else DatabaseError)(message) from None
         except Damaged as error:
             raise self._corrupt(str(error)) from None
-        except UnicodeDecodeError:  # of SQLite's own message, which quotes what is damaged
+        except UnicodeDecodeError:  # from SQLite's own message, which quotes the damaged data
             raise self._corrupt("what SQLite says of it is not UTF-8") from None
 
     def _error(self, error: sqlite3.Error) -> ConnectorError:
-        # Text of SQLite's own, never of the data: but for one of Python's these messages name no value.
+        # SQLite's messages name no values; one of Python's messages does.
         if str(error).startswith(_UNDECODED):
             return self._corrupt("a text in it is not UTF-8")
         code = getattr(error, "sqlite_errorcode", None)

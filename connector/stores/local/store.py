@@ -1,4 +1,4 @@
-"""The local store: one SQLite file, with exact search over vectors in memory and search by words. Several processes and
+"""The local store: one SQLite file, with exact vector search in memory and keyword search. Several processes and
 threads may use it at once.
 """
 
@@ -51,14 +51,14 @@ from connector.stores.scan.vector_scan import VectorScan
 FILE = "vectors.sqlite"
 PAGE = 2000
 GROUP = 64
-"""Rows of one statement. After each call into SQLite the thread waits for the interpreter again, so fewer calls are
-faster; more rows would make long statements."""
+"""Rows per statement. Fewer calls are faster, because a thread waits for the interpreter after each. More rows make
+long statements."""
 LONGEST_LEASE = 300.0
-"""Seconds. A lease that ends later was taken before the clock was set back and would never expire."""
+"""In seconds. A lease that ends later was taken before the clock was set back and would never expire."""
 DELETE_PAGE = 5000
-"""Records deleted in one transaction: other writers wait no longer than that takes."""
+"""Records per delete transaction, which bounds how long other writers wait."""
 TOMBSTONES_KEPT = 50_000
-"""Readers further behind reload the collection instead of following its changes."""
+"""A reader further behind reloads the collection instead of following its changes."""
 
 
 _REFUSED = (
@@ -69,16 +69,16 @@ _REFUSED = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""Errors of SQLite and its driver for a value that cannot be stored."""
+"""Errors of SQLite and its driver for values that cannot be stored."""
 
 
 class LocalStore:
     """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
-    Memory of each process, for every collection it searches: 2 bytes x dimension a chunk by integers (0.8 GB for a
-    million chunks of 384 dimensions), 4 where there is only NumPy. `scan`: None for the fastest that works here.
-    `names`: per collection, source column to metadata name where they differ, for filters. `read_only`: the file must
-    exist. Raises StoreCorrupt for a damaged file.
+    Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
+    GB for a million chunks of 384 dimensions), 4 with NumPy. `scan`: None: the fastest available. `names`: per
+    collection, source column to metadata name if they differ, for filters. `read_only`: the file must exist. Raises
+    StoreCorrupt for a damaged file.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class LocalStore:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
     def optimise(self, collection: str) -> None:
-        """Delete old tombstones and let SQLite optimise; search needs no index."""
+        """Delete old tombstones and run SQLite's optimiser. Search needs no index."""
         with self._file.write() as db:
             id_ = known(db, collection).id
             (newest,) = db.execute("SELECT max(seq) FROM tombstones").fetchone()
@@ -223,7 +223,7 @@ class LocalStore:
             yield [_record(row, dimension) for row in rows]
 
     def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
-        """Read by id, each page in a transaction of its own, so that SQLite can truncate its log."""
+        """Yield pages by id. Each page is one transaction, so that SQLite can truncate its log."""
         after = 0
         while True:
             with self._file.read() as db:
@@ -273,7 +273,7 @@ class LocalStore:
 
 
 class LocalGenerations:
-    """A `Generations`: rows of `collections` over the same tables of records."""
+    """A `Generations` over rows of `collections`; all generations share the record tables."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -330,8 +330,8 @@ class LocalGenerations:
             rename(switch.target, collection, None)
 
     def drop(self, collection: str, number: int) -> None:
-        """Mark it first and delete page by page: after an interruption it can be dropped again, but neither built on
-        nor switched to."""
+        """Mark the generation first and delete it page by page: after an interruption it can be dropped again, but not
+        resumed or activated."""
         with self._file.read() as db:
             name = droppable(collection, _rows(db, collection), number).name
         with self._store.lease(name, "drop", 0) as lease:
@@ -382,7 +382,7 @@ class _Writer:
             failpoints.reach("mid_checkpoint")
 
     def _delete(self, documents: Sequence[str]) -> None:
-        """Triggers remove the vectors and leave tombstones."""
+        """Delete documents. Triggers remove the vectors and add tombstones."""
         self._remove("records", list(dict.fromkeys(documents)))
 
     def _remove(self, table: str, documents: Sequence[str]) -> None:
@@ -392,7 +392,7 @@ class _Writer:
             self._db.execute(sql, (self._collection, *some))
 
     def _add(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """`into`: table and columns."""
+        """Insert rows. `into`: table and columns."""
         for start in range(0, len(rows), GROUP):
             some = rows[start : start + GROUP]
             values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
@@ -449,7 +449,7 @@ class _Writer:
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
-    """Return the collection inside the writing transaction, which keeps other workers from taking the lease."""
+    """Return the collection. Call inside the write transaction, which stops other workers from taking the lease."""
     row = db.execute("SELECT lease_epoch FROM collections WHERE name = ?", (lease.collection,)).fetchone()
     if row is None or row[0] != lease.epoch:
         raise lost(lease)
@@ -457,14 +457,14 @@ def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
 
 
 def _counts(db: sqlite3.Connection, found: Collection) -> tuple[int, int]:
-    """Chunks and documents."""
+    """Count chunks and documents."""
     sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
     chunks, rows = db.execute(sql, (found.id,)).fetchone()
     return int(chunks), int(rows)
 
 
 def _is_free_and_empty(db: sqlite3.Connection, found: Collection) -> bool:
-    """Return whether the collection is empty and has no lease, so that it may change its model."""
+    """Return whether the collection is empty and not leased, so that its model may change."""
     sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
     leased = db.execute(sql, (found.id, time.time())).fetchone()
     return leased is None and _counts(db, found) == (0, 0)
@@ -488,7 +488,7 @@ class _Row(GenerationRow):
 
 
 def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
-    """Return them by number."""
+    """Return the generations by number."""
     sql = (
         "SELECT id, name, generation, model, fingerprint, dimension, checkpoint, last_sync, lease_epoch, spec, "
         "created, retired, highest FROM collections WHERE name = :name OR "

@@ -1,4 +1,4 @@
-"""The tables of the local store: their layout as migrations, the rows of `collections`, records by their ids."""
+"""The tables of the local store: layout as migrations, rows of `collections`, records by id."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from connector.stores.filters import register
 from connector.stores.local.sqlite_file import Schema, undamaged
 from connector.stores.records import ModelStamp
 
-# Statements are separated by an empty line. A migration that has been released never changes.
-# A tombstone of record 0 means that metadata, and so the results of filters, have changed.
+# An empty line separates statements. Never change a released migration. A tombstone of record 0 means that metadata
+# changed, and with it the results of filters.
 _LAYOUT_1 = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -86,10 +86,10 @@ CREATE TABLE quarantine (
 ) WITHOUT ROWID
 """
 
-# `row_digest`: the content of a quarantined row; it is tried again when that changes. Generations: `spec` is the recipe
-# (JSON), `retired` when it stopped being active, `highest` the highest number when an older one was dropped, because no
-# number is used twice. `keywords` is contentless: the texts are in `records`, so the triggers repeat a deleted text;
-# `scope` is the collection as a word of its own, so that a search finds no other collection's rows.
+# `row_digest`: the content of a quarantined row, which is retried when it changes. Generations: `spec` is the recipe
+# (JSON), `retired` the end of its active time, `highest` the highest number when an older generation was dropped,
+# because numbers are never reused. `keywords` is contentless, so the triggers repeat a deleted text. `scope` is the
+# collection as one word, which limits a search to it.
 _LAYOUT_2 = """
 ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
 
@@ -122,7 +122,7 @@ SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), pr
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A row of `collections`. `names`: source column to metadata name where they differ, for filters."""
+    """A row of `collections`. `names`: source column to metadata name if they differ, for filters."""
 
     id: int
     name: str
@@ -166,17 +166,17 @@ def unknown(name: str) -> UnknownCollection:
 # ------------------------------------------------------------------------------------------------------------- records
 
 IN_LIMIT = 500
-"""Ids in one IN list: short statements that SQLite prepares once."""
+"""Ids in one IN list. SQLite prepares such a short statement once."""
 
 
 class Records:
-    """Looks records up within one transaction. A candidate is a Hit without its text and metadata."""
+    """Look up records within one transaction. A candidate is a Hit without text and metadata."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def candidates(self, scores: Mapping[int, float], condition: filters.Condition | None) -> list[Hit]:
-        """Those of the scored records that pass the filter, in no order."""
+        """Return the scored records that pass the filter, unordered."""
         sql = "SELECT document, number, id FROM records WHERE id IN ({})"
         return [
             Hit(document, scores[id_], "", {}, number, id_)
@@ -186,12 +186,12 @@ class Records:
     def with_vectors(
         self, ids: Sequence[int], condition: filters.Condition | None
     ) -> list[tuple[str, int, int, bytes]]:
-        """Document, number, id and vector of those of the records that pass the filter, in no order."""
+        """Return document, number, id and vector of the records that pass the filter, unordered."""
         sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
         return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, condition)]
 
     def hits(self, best: Sequence[Hit]) -> list[Hit]:
-        """The same in the same order, with text and metadata."""
+        """Return the same hits in the same order, with text and metadata."""
         sql = "SELECT id, text, meta FROM records WHERE id IN ({})"
         found = {id_: (text, meta) for id_, text, meta in self._rows(sql, [hit.record for hit in best])}
         return [
@@ -199,7 +199,7 @@ class Records:
         ]
 
     def vectors(self, ids: Sequence[int], dimension: int) -> Vectors:
-        """In the order of `ids`, zeros where there is none."""
+        """Return vectors in the order of `ids`; zeros for missing ones."""
         found = dict(self._rows("SELECT record, vector FROM vectors WHERE record IN ({})", list(set(ids))))
         gathered = np.zeros((len(ids), dimension), np.float32)
         for place, id_ in enumerate(ids):

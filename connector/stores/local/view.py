@@ -1,4 +1,4 @@
-"""Reads one collection of the local store: search, rows by their ids, samples. Each call is one transaction."""
+"""Read one collection of the local store: search, rows by id, samples. Each call is one transaction."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from connector.stores.words import as_key_value
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """A `View`. `names`: source column to metadata name, None: as stored. The local
-    store has no foreign rows."""
+    """A `View`. `names`: source column to metadata name, None: as stored. The local store has no foreign rows."""
 
     file: SqliteFile
     indexes: Indexes
@@ -52,19 +51,19 @@ class LocalView:
     def search(
         self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
     ) -> list[Hit]:
-        """Always exact: the true best `k` by cosine."""
+        """Return the exact best `k` by cosine."""
         while True:
             with self._read(where) as (db, found, condition):
                 query = records.unit_query(vector, found.stamp.dimension)
                 index = self.indexes.of(found)
                 snapshot = index.snapshot(db)
                 if snapshot is None:
-                    continue  # another thread has read a later state: start again
+                    continue  # another thread has loaded a later state: retry
                 with answering(db, condition, where):
                     return Search(db, found.id, snapshot, index.scans)(query, k, condition)
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
-        """By SQLite's FTS5. A word counts once per text, however often it occurs there."""
+        """Search with SQLite's FTS5. A word counts once per text."""
         with self._read(where) as (db, found, condition), answering(db, condition, where):
             return local_keywords.KeywordSearch(db, found.id, self.texts_seen)(text, k, condition)
 
@@ -89,7 +88,7 @@ class LocalView:
             return Records(db).vectors([chunk.record for chunk in chunks], found.stamp.dimension)
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
-        """In one pass, because a condition costs about 3 µs a row. Needs 8 bytes a row."""
+        """Sample in one pass, because a condition costs about 3 µs per row. Needs 8 bytes per row."""
         with self._read() as (db, found, condition):
             only = where, parameters = _only(found, condition)
             statement = f"SELECT id FROM records WHERE number = 0 AND {where}"
@@ -109,7 +108,7 @@ _Only = tuple[str, tuple[Any, ...]]
 
 
 def _only(found: Collection, condition: filters.Condition | None) -> _Only:
-    """Return the condition for the rows of the collection that pass the filter."""
+    """Return the condition that selects the rows of the collection that pass the filter."""
     if condition is None:
         return "collection = ?", (found.id,)
     compiled = filters.to_sqlite(condition)

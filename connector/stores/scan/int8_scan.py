@@ -25,30 +25,30 @@ from connector.stores.scan.vector_scan import (
     take,
 )
 
-# A unit vector x is kept as s1 c1 + s2 c2 + r2: codes c of -127..127, the second those of what the first left. Of a
-# query q = t1 d1 + t2 d2 + p2 likewise. Then, by Cauchy and Schwarz, with r1 = s2 c2 + r2 and p1 = t2 d2 + p2,
+# A unit vector x is stored as s1 c1 + s2 c2 + r2, with codes c of -127..127; the second plane encodes the residual of
+# the first. A query is q = t1 d1 + t2 d2 + p2. With r1 = s2 c2 + r2 and p1 = t2 d2 + p2, Cauchy-Schwarz gives
 #   |q x - s1 c1 t1 d1|                           <= |t1 d1| |r1| + |p1| |x|               of the first planes
 #   |q x - (s1 c1 + s2 c2) (t1 d1 + t2 d2)|       <= |t1 d1 + t2 d2| |r2| + |p2| |x|       of both
 # where |x| <= 1, |t1 d1| <= 1 + |p1| and |t1 d1 + t2 d2| <= 1 + |p2|, up to rounding. The norms |r1| and |r2| are
-# measured and kept, a row its own; products of codes are integers. The first plane is scanned; both decide among the
-# rows that it leaves.
+# measured and stored per row; products of codes are integers. The scan uses the first plane; both planes rank the rows
+# that remain.
 _LEVELS = 127
 _ROUNDING = 4e-6
-"""More than all of it: lengths off 1 by 5e-7, and scores of at most about 1, ten operations in float32."""
+"""Bounds all rounding errors: lengths off 1 by 5e-7, and ten float32 operations on scores of about 1."""
 _WIDER = 1 + 1e-5
-"""Times a measured norm: no less than the true one."""
+"""A measured norm times this is never below the true one."""
 _BELOW_ONE = 1 - 2e-6
-"""Floors stay below: true scores are cut off at 1, and what is cut off to 1 ties."""
+"""Upper limit of floors: true scores are cut off at 1, so rows at 1 tie."""
 _TINY = 1e-30
 _ROWS_AT_ONCE = 512
-"""Rows quantised at a time: temporaries stay in the cache (half the time of 4,096 at 384 dimensions)."""
+"""Rows quantised at a time, so that temporaries fit the cache (twice as fast as 4,096 at 384 dimensions)."""
 _REFINED_AT_ONCE = 16_384
-"""Rows refined at a time, or many that tie would need memory as if they were copied whole."""
+"""Rows refined at a time. Otherwise many ties would need the memory of a full copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Quantised:
-    """`codes` (2, n, d) int8, `scales` and `errors` (2, n) float32: after the first plane and after both."""
+    """`codes` (2, n, d) int8; `scales` and `errors` (2, n) float32, after the first plane and after both."""
 
     codes: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -64,7 +64,7 @@ def _quantised(vectors: Vectors) -> _Quantised:
         rest = vectors[some].astype(np.float32)
         for plane in (0, 1):
             scale = np.maximum(rest.max(axis=1), -rest.min(axis=1)) / np.float32(_LEVELS)
-            scale[scale < _TINY] = 0  # what is left is then in the error
+            scale[scale < _TINY] = 0  # the remainder is then part of the error
             steps = rest * np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)[:, None]
             np.rint(steps, out=steps)
             codes[plane, some], scales[plane, some] = steps, scale
@@ -75,7 +75,7 @@ def _quantised(vectors: Vectors) -> _Quantised:
 
 
 class _Query:
-    """A query in codes (2, d), and by plane: their scale, and what their own coarseness adds to every error."""
+    """A query in codes (2, d). By plane: the scale, and what the query's quantisation adds to every error."""
 
     def __init__(self, query: NDArray[np.float32]) -> None:
         coded = _quantised(query[None])
@@ -87,7 +87,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Planes:
-    """What a view holds, by plane: codes in blocks, scales and errors."""
+    """The rows of a view, by plane: codes in blocks, scales and errors."""
 
     codes: tuple[tuple[NDArray[np.int8], ...], ...]
     scales: tuple[NDArray[np.float32], ...]
@@ -97,8 +97,8 @@ class _Planes:
 
 
 class _Int8Ranking:
-    """`lower`: of each row what its first plane tells that its true score is at least, but for the query's own error;
-    -inf for those that do not count. `rows`: which they are, None: all."""
+    """`lower`: per row, a lower bound of the true score from the first plane, without the query's own error; -inf for
+    excluded rows. `rows`: their numbers, None: all."""
 
     def __init__(self, planes: _Planes, query: _Query, lower: NDArray[np.float32], rows: Positions | None) -> None:
         self._planes = planes
@@ -120,7 +120,7 @@ class _Int8Ranking:
         return rows[scores + errors >= bound], max(last - error, bound)
 
     def _reaching(self, bound: float) -> Positions:
-        """Places of the rows whose true score may reach `bound`, but for the query's own error."""
+        """Return the positions of rows whose true score may reach `bound`, without the query's own error."""
         twice = 2 * float(self._query.norms[0])
         places = np.flatnonzero(self._lower >= np.float32(bound - twice * self._planes.coarsest))
         errors = self._planes.errors[0][self._named(places)]
@@ -130,7 +130,7 @@ class _Int8Ranking:
         return places if self._rows is None else self._rows[places]
 
     def _refined(self, rows: Positions) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Scores by both planes, and how wrong each may be."""
+        """Return scores by both planes, and the error bound of each."""
         query, planes = self._query, self._planes
         scores = np.zeros(len(rows))
         for start in range(0, len(rows), _REFINED_AT_ONCE):
@@ -151,7 +151,7 @@ class _Int8View:
         codes = np.stack([query.codes[0] for query in asked])
         start = 0
         for block in planes.codes[0]:
-            # In few calls: after each this thread waits for its turn while others compute in Python.
+            # Make few calls: after each, this thread waits for the interpreter lock.
             lower[:, start : start + len(block)] = _dots(codes, block)
             start += len(block)
         for query, row in zip(asked, lower, strict=True):
@@ -171,7 +171,7 @@ class _Int8View:
 def _bound_below(
     query: _Query, products: NDArray[np.float32], scales: NDArray[np.float32], errors: NDArray[np.float32]
 ) -> None:
-    """In place, by the first planes."""
+    """Turn products of the first planes into lower bounds, in place."""
     products *= np.float32(query.scales[0])
     products *= scales
     products -= np.float32(query.norms[0]) * errors
@@ -210,7 +210,7 @@ class _Int8Copy:
 
 
 class Int8Scan:
-    """A `VectorScan` by integer products: 2 bytes x dimension a row, and 16. Only where `available`."""
+    """A `VectorScan` by integer products: 2 bytes x dimension + 16 per row. Requires `available`."""
 
     def copy(self, dimension: int) -> _Int8Copy:
         return _Int8Copy(dimension)
@@ -225,14 +225,14 @@ def _library() -> Any:
 
 
 def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """(m, d), (n, d) -> (m, n), by one thread without the interpreter's lock. Integers, rounded above 2**24."""
-    # Not by its `out`: that path loses a reference of None (SimSIMD 6.5).
+    """Return products (m, n) on one thread, without the interpreter lock. Integers, rounded above 2**24."""
+    # Do not use cdist's `out` argument: it leaks a reference to None (SimSIMD 6.5).
     return np.asarray(_library().cdist(queries, rows, "dot", out_dtype="f32"))
 
 
 @cache
 def available() -> bool:
-    """Whether SimSIMD is installed and its kernel for this processor counts right, at the ends of its range too."""
+    """Return whether SimSIMD is installed and its kernel is correct on this processor, including extreme values."""
     try:
         rng = np.random.default_rng(8)
         for dimension in (1, 63, 384, 1024):
@@ -242,11 +242,11 @@ def available() -> bool:
             if not np.array_equal(_dots(queries, rows), queries.astype(np.int32) @ rows.T.astype(np.int32)):
                 return False
     except Exception:
-        # Whatever is wrong with a library that is only there to be faster: the scan without it gives the same hits.
+        # SimSIMD only adds speed: after any error, the scan without it returns the same hits.
         return False
     return True
 
 
 def best_scan() -> VectorScan:
-    """Return the fastest scan that works here without a GPU."""
+    """Return the fastest scan available without a GPU."""
     return Int8Scan() if available() else NumpyScan()

@@ -1,4 +1,4 @@
-"""Concurrent searches share passes: those that arrive during a pass wait and run together in the next one."""
+"""Concurrent searches share passes: those that arrive during a pass run together in the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from connector.stores.scan.vector_scan import Ranking, ScanView
 
 TOGETHER = 16
-"""Queries of one pass; each needs 4 bytes a row."""
+"""Queries per pass; each needs 4 bytes per row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class _Asked:
 
 
 class SharedScans:
-    """Thread-safe. At most `passes` run at once, by default one per core: no search waits while a core is free."""
+    """Share passes. At most `passes` run at once, by default one per core. Thread-safe."""
 
     def __init__(self, passes: int | None = None) -> None:
         self._passes = passes or os.cpu_count() or 1
@@ -58,7 +58,7 @@ class SharedScans:
     def _wait(self, asked: _Asked) -> None:
         try:
             asked.woken.wait()
-        except BaseException:  # Ctrl-C: others must not wait for it
+        except BaseException:  # for example Ctrl-C: release the waiting searches
             with self._lock:
                 if asked in self._waiting:
                     self._waiting.remove(asked)
@@ -67,7 +67,7 @@ class SharedScans:
             raise
 
     def _lead(self, first: _Asked) -> None:
-        """Run one pass for `first` and those waiting for the same rows; then the next waiting search leads."""
+        """Run one pass for `first` and the searches waiting for the same rows, then hand over to the next one."""
         with self._lock:
             joining = [other for other in self._waiting if other.joins(first)][: TOGETHER - 1]
             self._waiting = [other for other in self._waiting if other not in joining]
@@ -86,7 +86,7 @@ class SharedScans:
                 asked.woken.set()
 
     def _hand_over(self) -> None:
-        """Let the search that has waited longest lead. Called under the lock."""
+        """Let the longest-waiting search lead. Call under the lock."""
         if not self._waiting:
             self._running -= 1
             return

@@ -15,9 +15,9 @@ from threadpoolctl import ThreadpoolController
 from connector.model import Vectors
 
 BLOCK_ROWS = 65_536
-"""Rows of one block. A matrix in blocks grows without being copied; each is large enough for full memory speed."""
+"""Rows per block. A matrix of blocks grows without copying; a block is large enough for full memory speed."""
 _GROUP = 32
-"""Scores of which only the greatest takes part in the search for a bound on the best."""
+"""Scores per group; only the greatest of a group takes part in finding a bound on the best scores."""
 
 Positions = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -28,8 +28,8 @@ class Ranking(Protocol):
 
     def best(self, count: int) -> tuple[NDArray[np.int64], float]:
         """Return, ascending, all rows whose true score may be among the best `count`, ties included, and a floor below
-        1 of which every other row's true score stays below (-inf: there are no others). True scores are dot products in
-        exact arithmetic. May be called again with another count."""
+        1 that every other row's true score stays below (-inf: no other rows). True scores are dot products in exact
+        arithmetic. May be called again with another count."""
         ...
 
 
@@ -41,20 +41,20 @@ class ScanView(Protocol):
         ...
 
     def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
-        """Rank `rows` only, which ascend. The ranking names them by their numbers among all rows."""
+        """Rank only `rows`, which ascend. The ranking uses their numbers among all rows."""
         ...
 
 
 class ScanCopy(Protocol):
-    """The vectors of one collection in a scan's own form and place. Rows are only added, so views stay valid. Used by
-    one thread at a time, and never after an error."""
+    """The vectors of one collection in the scan's own format. Rows are only appended, so views remain valid. Not
+    thread-safe. Discard it after an error."""
 
     def append(self, vectors: Vectors) -> None:
-        """Append rows (n, d) float32: unit vectors, or zeros, which are never allowed in `rank`."""
+        """Append rows (n, d) float32: unit vectors, or zeros for rows that are never allowed in `rank`."""
         ...
 
     def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
-        """Return another copy with these rows (n,) only; views of this one stay valid."""
+        """Return a new copy with only these rows (n,); views of this copy remain valid."""
         ...
 
     def view(self) -> ScanView:
@@ -63,8 +63,8 @@ class ScanCopy(Protocol):
 
 
 class VectorScan(Protocol):
-    """Exact search over vectors in memory: float32 by NumPy, integers, or on a GPU. The store rescores the few rows of
-    a `Ranking` from its file in double precision, so every scan gives the same hits."""
+    """Exact search over vectors in memory: float32 by NumPy, integers, or on a GPU. The store rescores the rows of a
+    `Ranking` from its file in double precision, so every scan gives the same hits."""
 
     def copy(self, dimension: int) -> ScanCopy:
         """Return an empty copy."""
@@ -72,8 +72,8 @@ class VectorScan(Protocol):
 
 
 class _SingleThreadedBlas:
-    """Holds NumPy's BLAS at one thread while a search computes: with more, concurrent searches fight for the cores
-    (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counted, because the limit belongs to
+    """Limit NumPy's BLAS to one thread while searches compute, because concurrent searches would compete for cores
+    (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counted, because the limit applies to
     the whole process."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ single_threaded = _SingleThreadedBlas()
 
 
 class Blocks:
-    """Rows of one width and type in blocks of BLOCK_ROWS: appending moves nothing that is there."""
+    """Rows of one width and type in blocks of BLOCK_ROWS. Appending moves no existing rows."""
 
     def __init__(self, width: int, dtype: type[np.generic]) -> None:
         self.rows = 0
@@ -128,13 +128,13 @@ class Blocks:
             done += len(some)
 
     def view(self) -> tuple[NDArray[Any], ...]:
-        """All rows, in blocks of which only the last may be shorter."""
+        """Return all rows in blocks; only the last may be shorter."""
         last = self.rows - BLOCK_ROWS * (len(self._blocks) - 1)
         return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
 
 
 class Column:
-    """One number a row, all in one piece. A larger piece is another one: what was viewed stays."""
+    """One number per row, contiguous. Growing allocates a new array, so earlier views remain valid."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -177,10 +177,9 @@ def kept_rows(blocks: Sequence[NDArray[Any]], rows: NDArray[np.bool_]) -> Iterat
 
 
 def kth_largest(scores: NDArray[Any], count: int) -> float:
-    """The `count`-th largest of the scores, 1 <= count <= their number.
+    """Return the `count`-th largest score; 1 <= count <= number of scores.
 
-    The greatest of each group of scores are fewer to look through, and the `count`-th largest of them is a bound that
-    few scores reach.
+    First find the `count`-th largest among the maxima of groups: a bound that few scores reach.
     """
     groups = len(scores) // _GROUP
     if groups > 2 * count:
@@ -191,7 +190,7 @@ def kth_largest(scores: NDArray[Any], count: int) -> float:
 
 
 def shortlist(scores: Scores, count: int, error: float) -> tuple[Positions, float]:
-    """As `Ranking.best`, when each score is wrong by at most `error`. Rows scored -inf are never among them."""
+    """Return the same as `Ranking.best` if each score is wrong by at most `error`. Excludes rows scored -inf."""
     count = min(count, len(scores))
     if not count:
         return np.empty(0, dtype=np.int64), -np.inf
@@ -202,8 +201,8 @@ def shortlist(scores: Scores, count: int, error: float) -> tuple[Positions, floa
 
 
 def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Cosines of unit vectors in double precision. Equal rows have equal scores at any place, which a matrix product
-    does not guarantee."""
+    """Return cosines of unit vectors in double precision. Unlike a matrix product, gives equal rows equal scores at any
+    position."""
     products = rows.astype(np.float64) * query.astype(np.float64)
     scores: NDArray[np.float64] = np.clip(products.sum(axis=1), -1.0, 1.0)
     return scores
@@ -218,7 +217,7 @@ def scan_error(dimension: int) -> float:
 
 
 class _Scored:
-    """The ranking of rows by float32 scores."""
+    """A ranking of rows by float32 scores."""
 
     def __init__(self, scores: Scores, error: float, rows: Positions | None = None) -> None:
         self._scores = scores
@@ -276,7 +275,7 @@ class _NumpyCopy:
 
 
 class NumpyScan:
-    """A `VectorScan` by matrix products in float32: 4 bytes x dimension a row."""
+    """A `VectorScan` by float32 matrix products: 4 bytes x dimension per row."""
 
     def copy(self, dimension: int) -> _NumpyCopy:
         return _NumpyCopy(dimension)

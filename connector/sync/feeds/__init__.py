@@ -1,5 +1,5 @@
-"""Change methods: ways to find what changed in the source, one module each. `feed.py` has the protocol.
+"""Change methods: ways to detect changes in the source, one module each. `feed.py` has the protocol.
 
-A new method is a module with a `ChangeMethod`, an entry in `choose.METHODS` and in the matrix of
+To add a method, write a module with a `ChangeMethod` and add it to `choose.METHODS` and the matrix of
 `tests/contracts/test_changes.py`. Methods read the source, never the store.
 """

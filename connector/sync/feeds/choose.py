@@ -1,4 +1,4 @@
-"""Choose how a run finds changes: by the configured method, or by a full comparison when one is due."""
+"""Choose how a run finds changes: by the configured method, or by a full comparison if one is due."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ METHODS: Mapping[str, ChangeMethod] = {
 
 
 def check(spec: CollectionSpec, table: Table) -> None:
-    """Raises ConfigurationError where the configured method cannot work with this table."""
+    """Raise ConfigurationError if the configured method cannot work with this table."""
     METHODS[spec.changes.method].check(spec, table)
 
 
 def choose(plan: ReadPlan, source: Source, checkpoint: Checkpoint) -> Choice:
-    """Raises ConfigurationError where the method cannot work, LogMissing where its log is missing."""
+    """Return the feed. Raises ConfigurationError if the method cannot work, LogMissing if its log is missing."""
     method = METHODS[plan.spec.changes.method]
-    # The settings and the table that a mark is valid for; any difference starts over.
+    # A mark is valid only for these settings and this table.
     identity = {"method": plan.spec.changes.method, "of": _digest(plan), **method.identity(plan, source)}
     mark = checkpoint.mark or {}
     changed = any(mark.get(name) != value for name, value in identity.items())
     due = _due(plan, checkpoint, changed)
-    # Rows that a paused run held back were not missed by the method, so `compared` is False after a pause.
+    # After a pause `compared` is False: the method did not miss the rows that the paused run held back.
     earlier = Earlier({} if changed else mark, identity, due, checkpoint.last_full is not None)
     return method.choose(plan, source, earlier)
 
@@ -47,7 +47,7 @@ def same_settings(plan: ReadPlan, checkpoint: Checkpoint) -> bool:
 
 
 def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
-    """Return why every row must be compared; "" when that is not due."""
+    """Return why all rows must be compared; "" if not due."""
     mark: Mark = checkpoint.mark or {}
     if plan.full:
         return "requested"
@@ -57,7 +57,7 @@ def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
     if changed:
         return "the settings or the table changed"
     last = datetime.fromisoformat(mark["proved"]) if "proved" in mark else checkpoint.last_full
-    # abs(): a clock that was set back far must not postpone the next comparison.
+    # abs(): a clock set back must not postpone the next comparison.
     if abs((plan.now - last).total_seconds()) >= plan.spec.changes.reconcile:
         return "the last full comparison is too long ago"
     return ""

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from connector.model import CollectionSpec, Key, Query, Row, Table
 from connector.protocols import Source
 
-Mark = Mapping[str, Any]  # how far a method has read, as JSON; kept in the checkpoint
+Mark = Mapping[str, Any]  # a method's read position, as JSON; kept in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of the source, in the order in which they were read.
+    """Rows of the source, in reading order.
 
-    `load`: None, or the rows have only key and token, and `load` reads those whose token differs from the stored one,
-    with the token of the content it returns. `gone`: keys that the source no longer has. `mark`: the mark that may be
-    stored once this batch and all before it are stored. `done`: called after that was committed. `late`: whether the
-    configured method would have missed a change in the row with this key.
+    `load`: None, or the rows have only key and token; `load` then reads the rows whose token differs from the stored
+    one, with the token of the returned content. `gone`: deleted keys. `mark`: the mark to store once this batch and all
+    before it are stored. `done`: called after that commit. `late`: whether the configured method would have missed a
+    change of the row with this key.
     """
 
     rows: Sequence[Row]
@@ -34,26 +34,26 @@ class Batch:
 class Feed(Protocol):
     """The batches of one run."""
 
-    complete: bool  # it gives every row, so a stored row that it does not give is gone
+    complete: bool  # the feed gives every row, so stored rows that it omits were deleted
     trusts_tokens: bool  # a row with the stored token is unchanged; False in a comparison that verifies the tokens
 
     def total(self) -> int:
-        """Rows to expect, for progress; 0 when unknown. Called before `streams`."""
+        """Return the expected rows, for progress; 0 if unknown. Call before `streams`."""
         ...
 
     def streams(self) -> Sequence[Iterator[Batch]]:
-        """Iterators that together give every batch once, each read in a thread of its own. Called once."""
+        """Return iterators that together give every batch once, each read in its own thread. Call once."""
         ...
 
     def mark(self) -> Mark | None:
-        """Where the next run continues, once all batches are stored."""
+        """Return the mark for the next run, valid once all batches are stored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What one run reads. `rendering`: `Renderer.digest`. `now`: UTC, by the source. `full`: compare every row,
-    whatever the method. `readers`: as in SyncOptions."""
+    """The input of one run. `rendering`: `Renderer.digest`. `now`: UTC, by the source's clock. `full`: compare every
+    row. `readers`: as in SyncOptions."""
 
     spec: CollectionSpec
     query: Query
@@ -67,9 +67,9 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What earlier runs left. `mark`: empty when it was made for other settings or another table. `identity`: what
-    every mark of this run must contain. `due`: why every row must be compared, "" otherwise. `compared`: an earlier
-    full comparison has finished."""
+    """Results of earlier runs. `mark`: empty if made for other settings or another table. `identity`: required content
+    of every mark of this run. `due`: why all rows must be compared, or "". `compared`: an earlier full comparison
+    finished."""
 
     mark: Mark
     identity: Mark
@@ -79,8 +79,8 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`method`: how this run finds changes; "full" for a full comparison, and `reason` why it replaces the configured
-    method, "" when it does not."""
+    """`method`: how this run finds changes. `reason`: why a full comparison ("full") replaces the configured method, or
+    ""."""
 
     feed: Feed
     method: str
@@ -89,13 +89,13 @@ class Choice:
 
 class ChangeMethod(Protocol):
     def check(self, spec: CollectionSpec, table: Table) -> None:
-        """Raises ConfigurationError where the method cannot work with this table."""
+        """Raise ConfigurationError if the method cannot work with this table."""
         ...
 
     def identity(self, plan: ReadPlan, source: Source) -> Mark:
-        """Facts of the source that a mark depends on, beside the settings; a change of them discards the mark."""
+        """Return facts of the source that a mark depends on, besides the settings. A change discards the mark."""
         ...
 
     def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-        """Return the feed of this run: a full comparison when `earlier.due`."""
+        """Return the feed of this run: a full comparison if `earlier.due`."""
         ...

@@ -10,11 +10,11 @@ from connector.model import CollectionSpec, Query, Table, Token
 from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 
-ROWS_PER_READER = 20_000  # with fewer, one reader is as fast: dividing the table costs statements of its own
+ROWS_PER_READER = 20_000  # with fewer rows one reader is as fast, because dividing the table costs extra statements
 
 
 class FullFeed:
-    """Every row, page by page; a large table in up to `readers` ranges of keys at once."""
+    """Yield every row page by page; a large table in up to `readers` key ranges at once."""
 
     complete = True
     trusts_tokens = True
@@ -22,7 +22,7 @@ class FullFeed:
     def __init__(
         self, source: Source, query: Query, page_rows: int, mark: Mark | None = None, readers: int = 1
     ) -> None:
-        """`mark`: for the checkpoint, taken before the first page is read."""
+        """`mark`: for the checkpoint, determined before the first page is read."""
         self._source = source
         self._query = query
         self._page_rows = page_rows
@@ -46,10 +46,9 @@ class FullFeed:
 
 
 class TokenFeed:
-    """Every row's key and token; only rows whose token is not the stored one are read whole.
+    """Yield every row's key and token, and read whole only rows whose token differs from the stored one.
 
-    With `prove` all values are read and no token is trusted: this stores the first tokens and checks them from time to
-    time.
+    With `prove`, read all values and trust no token. This stores the first tokens and verifies them periodically.
     """
 
     complete = True
@@ -82,7 +81,7 @@ def by_tokens(plan: ReadPlan, source: Source, mark: Mark, token: Token, due: str
 
 
 def compare_all(plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-    """Return the full comparison, by the kind of hash that is configured."""
+    """Return the full comparison, by the configured kind of hash."""
     changes = plan.spec.changes
     if changes.hash == "server":
         return by_tokens(plan, source, earlier.identity, "hash", earlier.due, earlier.mark.get("proved"))
@@ -91,7 +90,7 @@ def compare_all(plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
 
 
 def refuse_view(table: Table, needs: str) -> None:
-    """Raise ConfigurationError for a view. `needs`: what the method needs and only tables have."""
+    """Raise ConfigurationError for a view. `needs`: what the method needs that views lack."""
     if table.is_view:
         raise ConfigurationError(
             f'`changes.method`: {table.ref} is a view, and only tables have {needs}; use "full" with hash = "server", '

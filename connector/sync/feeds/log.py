@@ -1,6 +1,5 @@
-"""Changes by the log that triggers fill, used as a queue: a run reads entries, processes their rows, and deletes
-exactly these entries after the store has committed. No position is kept between runs, because transactions do not
-commit in the order of their ids.
+"""Changes from the log that triggers fill, used as a queue: a run reads entries, processes their rows, and deletes
+exactly these entries after the store commits. It stores no position, because transactions commit out of id order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 from connector.sync.feeds.full import compare_all, refuse_view
 
-EXTRA_PAGES = 10  # a run reads so many pages beyond the entries present at its start; later ones wait for the next run
+EXTRA_PAGES = 10  # pages to read beyond the entries present at the start; later entries wait for the next run
 
 
 class LogMethod:
@@ -28,7 +27,7 @@ class LogMethod:
         return {"table": table_id(plan.query.table), "log": table_id(log_of(plan.spec))}
 
     def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-        """Raises LogMissing where the log or one of its triggers is missing."""
+        """Return the feed. Raises LogMissing if the log or one of its triggers is missing."""
         try:
             source.capture.check_log(plan.query, log_of(plan.spec))
         except LogMissing as error:
@@ -59,8 +58,8 @@ class LogFeed:
         return [self._batches()]
 
     def _batches(self) -> Iterator[Batch]:
-        """Each page begins after the last id of the page before, which may not be deleted yet. An entry that becomes
-        visible behind the reader is left for the next run."""
+        """Yield pages, each after the last id of the previous page, whose entries may still be in the log. An entry
+        that becomes visible behind the reader waits for the next run."""
         taken, last = 0, 0
         while taken < self._waiting + EXTRA_PAGES * self._page_rows:
             entries = self._source.capture.log_entries(self._query, self._log, last, self._page_rows)
@@ -72,7 +71,7 @@ class LogFeed:
                 return
 
     def _batch(self, entries: list[LogEntry]) -> Batch:
-        """The current row of each key, once; entries logged after this was read will find nothing to do."""
+        """Return the current row of each key, once. Entries logged after this read will find no change."""
         keys: dict[str, Key] = {quarantine_id(entry.key): entry.key for entry in entries}
         rows = self._source.rows(self._query, list(keys.values()))
         found = {quarantine_id(row.key) for row in rows}

@@ -1,4 +1,4 @@
-"""Changes by row ids: HANA gives a column table's row a new `$rowid$` with every insert and update."""
+"""Changes by row id: HANA gives a row of a column table a new `$rowid$` on every insert and update."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RowidMethod:
 
 
 def regressed(before: RowIds, now: RowIds) -> str:
-    """Return why an id may now belong to other content than before; "" when nothing suggests so.
+    """Return why an id may now identify other content than before; "" if there is no sign of that.
 
-    Every insert and update takes an id above all others. So the highest id never falls, and the table never grows by
-    more rows than ids. A table that lost or gained half of its rows was probably reloaded.
+    Every insert and update takes an id above all others. So the highest id never falls, and row growth never exceeds id
+    growth. A table that lost or gained half of its rows was probably reloaded.
     """
     if now.highest < before.highest:
         return "the highest row id has fallen"

@@ -52,7 +52,7 @@ def _column(spec: CollectionSpec, table: Table) -> Column:
 
 
 def _next_mark(capture: Capture, plan: ReadPlan, column: Column, mark: Mark) -> tuple[Reach | None, dict[str, Any]]:
-    """Return how far this run may read, and its mark once done. The mark never falls behind `mark`."""
+    """Return how far this run may read, and its final mark, which is never below `mark`."""
     kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
     if kind.step is Step.NUMBER:
         return _next_number(capture.highest(plan.query, column), plan, mark)
@@ -64,8 +64,8 @@ def _next_mark(capture: Capture, plan: ReadPlan, column: Column, mark: Mark) -> 
 
 
 def _next_number(highest: str | None, plan: ReadPlan, mark: Mark) -> tuple[Reach | None, dict[str, Any]]:
-    """A number does not say when it was assigned, and numbers become visible out of order. So a number is settled
-    `delay` seconds after a run first saw it as the highest; until then rows above the settled number are read again."""
+    """Return the same for a number, which has no time and may become visible out of order. A number is settled `delay`
+    seconds after a run first saw it as the highest. Until then, rows above the settled number are read again."""
     if highest is None:
         return None, dict(mark)
     at, seen, delay = mark.get("at"), mark.get("seen"), plan.spec.changes.delay
@@ -81,7 +81,7 @@ def _next_number(highest: str | None, plan: ReadPlan, mark: Mark) -> tuple[Reach
 
 
 def behind(mark: Mark | None) -> float:
-    """Return how far the watermark was behind the source's time at the last run, in seconds; 0 for numbers and other
+    """Return by how many seconds the watermark lagged the source's clock at the last run; 0 for numbers and other
     methods."""
     if mark is None or not {"at", "asked"} <= mark.keys():
         return 0.0
@@ -98,7 +98,7 @@ class WatermarkFeed:
     def __init__(
         self, capture: Capture, plan: ReadPlan, column: Column, before: Mark, found: Reach | None, mark: Mark
     ) -> None:
-        """Read what came after `before` (which has `at`) up to `found`; `mark`: for the checkpoint at the end."""
+        """Read from after `before` (which has `at`) up to `found`. `mark`: for the checkpoint at the end."""
         self._capture = capture
         self._plan = plan
         self._column = column
@@ -122,7 +122,7 @@ class WatermarkFeed:
             yield Batch(passed.rows, mark=self._mark_after(passed.last, passed.rows[-1].key, found))
 
     def _mark_after(self, last: str, key: Key, found: Reach) -> Mark | None:
-        """The mark of a run that ends after this row; None where rows with this watermark may still appear."""
+        """Return the mark of a run that ends after this row; None if rows with this watermark may still appear."""
         if less(self._kind, found.settled, last):
             return None
         try:
@@ -135,7 +135,7 @@ class WatermarkFeed:
 
 
 class LateFeed(FullFeed):
-    """A full comparison that recognises rows which the watermark missed: it is NULL, or not above the last mark."""
+    """A full comparison that marks rows the watermark missed: NULL, or not above the last mark."""
 
     def __init__(self, source: Source, plan: ReadPlan, column: Column, at: str, mark: Mark) -> None:
         query, self._name = plan.query, column.name

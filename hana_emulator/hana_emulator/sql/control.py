@@ -24,9 +24,9 @@ _PARSERS: Parsers[Control] = Parsers()
 
 
 def parse_control(reader: TokenReader) -> Control | None:
-    """Return the action that the statement asks for, None when it is not a control statement."""
+    """Parse a control statement; None if the statement is not one."""
     if reader.take("ALTER", "USER"):
-        # Not a definition: connection attempts are counted in memory.
+        # Connection attempts are counted in memory, so this is not a definition.
         name = reader.identifier()
         if reader.take("RESET", "CONNECT", "ATTEMPTS"):
             reader.end()

@@ -1,4 +1,4 @@
-"""The whole database behind the emulator: one SQLite file, its catalogue in memory, its locks, its sessions."""
+"""The database behind the emulator: one SQLite file, the catalogue in memory, locks and sessions."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _LONGEST_KEPT = 100_000
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is an emulator's data
-    "PRAGMA wal_autocheckpoint = 4000",  # 64 MB: a bulk load would wait for the disk at every checkpoint
+    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may
+    "PRAGMA wal_autocheckpoint = 4000",  # 64 MB: otherwise a bulk load waits for the disk at every checkpoint
     "PRAGMA foreign_keys = ON",
-    "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
+    "PRAGMA recursive_triggers = ON",  # so that a self-referencing foreign key cascades
     "PRAGMA case_sensitive_like = ON",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -8192",  # KiB, for each of the connections: a session has one or more
@@ -62,10 +62,10 @@ _PRAGMAS = (
 
 
 class Database:
-    """Implements `seam.SqlDatabase`. `path` is a folder, created if absent; None keeps everything in a temporary folder
-    that goes with the database. One process at a time may open a folder.
+    """Implements `seam.SqlDatabase`. `path` is a folder, created if absent and used by one process at a time. None: a
+    temporary folder, deleted on close.
 
-    `user` logs in with `password` and starts in `schema`, which exists from the beginning.
+    `user` logs in with `password` and starts in `schema`, which always exists.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Database:
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-emulator-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
-        # A lock on the folder that ends with this process, however it ends: catalogue and vectors
-        # are cached in memory.
+        # The operating system releases this lock when the process ends. Only one process may use the folder, because
+        # catalogue and vectors are cached in memory.
         guard = (self.folder / ".lock").open("w")
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +138,7 @@ class Database:
             connection.close()
 
     def open_connection(self, context: Context, writer: Writer | None = None) -> sqlite3.Connection:
-        """`writer` hears of every row that a statement on this connection changes, and of what triggers postpone."""
+        """Open a connection. `writer` receives each changed row and what triggers postpone."""
         connection = sqlite3.connect(
             self.folder / _FILE,
             timeout=self.lock_timeout,
@@ -196,8 +196,8 @@ class Database:
     # ------------------------------------------------------------------------------------------------ for its sessions
 
     def prepare(self, sql: str, schema: str, session: int) -> Prepared:
-        """A plan for `sql` in the catalogue of now; the same text is planned once, or once for each session where it
-        may name a local temporary table."""
+        """Plan `sql` with the current catalogue. Plans are cached by text, and by session if it may name a local
+        temporary table."""
         catalog = self.catalog.seen_by(session if "#" in sql else 0)
         key = (sql, schema, catalog.version, catalog.session)
         with self._plans_lock:
@@ -220,7 +220,7 @@ class Database:
         return found
 
     def publish(self, catalog: Catalog, truncated: Iterable[int] = ()) -> None:
-        """A new catalogue; rows may have changed with it. Call with `commit_lock`, right after COMMIT."""
+        """Set the new catalogue, whose rows may differ too. Call with `commit_lock`, right after COMMIT."""
         self.catalog = catalog
         for number in truncated:
             self.row_ids.restart(number)
@@ -230,7 +230,7 @@ class Database:
         self._shapes.clear()
 
     def shape(self, connection: sqlite3.Connection, table: str) -> Shape:
-        """How SQLite has the table; read once per change of structure. Call in one's turn."""
+        """The table's shape in SQLite, read once per change of structure. Call with the turn to write."""
         found = self._shapes.get(table)
         if found is None:
             found = self._shapes[table] = read_shape(connection, table, self.catalog.foreign_keys_of(table))

@@ -1,7 +1,7 @@
 """EXPLAIN PLAN: the operators of a statement, as rows for EXPLAIN_PLAN_TABLE.
 
-The emulator runs statements through SQLite and NumPy and computes every search exactly; the plan says what HANA would
-choose by its documented rules, and each row says so. Operators are called as in HANA where that is known.
+The emulator runs statements through SQLite and NumPy, and every search is exact. The plan shows what HANA would choose
+by its documented rules; each row says so. Operators have HANA's names where these are known.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _COLUMNS: dict[str, HanaType] = {
 
 
 def create_storage(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """EXPLAIN_PLAN_TABLE, a global temporary table of SYS with a public synonym; inside a transaction."""
+    """Create EXPLAIN_PLAN_TABLE, a global temporary table of SYS with a public synonym; inside a transaction."""
     if catalog.find(*PLACE) is not None:
         return
     columns = tuple(TableColumn(name, kind) for name, kind in _COLUMNS.items())
@@ -69,7 +69,7 @@ def create_storage(connection: sqlite3.Connection, catalog: Catalog) -> None:
 
 @dataclass(slots=True)
 class _Operator:
-    """One node of a plan; `relation` where it reads or writes a table."""
+    """One node of a plan; `relation` is set if it reads or writes a table."""
 
     name: str
     details: str = ""
@@ -80,7 +80,7 @@ class _Operator:
 
 
 def steps(catalog: Catalog, schema: str, sql: str, name: str | None) -> list[Step]:
-    """The SQLite statements that write the plan of a SELECT, INSERT, UPDATE, DELETE or MERGE which can be prepared."""
+    """SQLite statements that write the plan of a prepared SELECT, INSERT, UPDATE, DELETE or MERGE."""
     tokens = dialect.tokenize(sql)
     if is_word(tokens[0], "UPSERT") or is_word(tokens[0], "REPLACE"):
         raise not_supported("EXPLAIN PLAN of UPSERT")
@@ -103,7 +103,7 @@ class _Row:
 
 
 def _numbered(root: _Operator) -> Iterator[_Row]:
-    """Operators in reading order, each before its inputs."""
+    """Operators in depth-first order, each before its inputs."""
     pending: list[tuple[_Operator, int | None, int, int]] = [(root, None, 1, 1)]
     number = 0
     while pending:
@@ -157,7 +157,7 @@ _SETS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", ex
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Builds operators; `common` are the WITH entries in sight."""
+    """Builds operators; `common` are the visible WITH entries."""
 
     catalog: Catalog
     schema: str
@@ -241,7 +241,7 @@ class _Planner:
 
 
 def _text(node: exp.Expr) -> str:
-    """The node's text with its parameters as written; a vector or a long text in it is cut."""
+    """The node's text with parameters as written; vectors and long texts are shortened."""
     try:
         text = node.sql()
     except ValueError:
@@ -250,5 +250,5 @@ def _text(node: exp.Expr) -> str:
 
 
 def _above(name: str, below: _Operator, details: str) -> _Operator:
-    """`below` under an operator `name`, if there is anything for it to do."""
+    """`below` under an operator `name`, or `below` alone if the operator would do nothing."""
     return _Operator(name, details, inputs=[below]) if details else below

@@ -1,4 +1,4 @@
-"""Logins as they were tried: how often, how many failed, and who is locked out for it. In memory, since the start."""
+"""Count login attempts and failures in memory since the start, and lock users after too many."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Record:
 
 
 class LoginBook:
-    """Shared by all sessions. `maximum` failures in a row lock a user (0: never) until they are reset."""
+    """Login counts of all sessions. `maximum` consecutive failures lock a user (0: never) until a reset."""
 
     def __init__(self, maximum: int = MAXIMUM_FAILURES) -> None:
         self.maximum = maximum
@@ -33,8 +33,8 @@ class LoginBook:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def admit(self, user: str, *, proven: bool, deactivated: bool) -> None:
-        """Count an attempt. Raises HanaError 10 when it is not proven, 415 and 416 when the user may not log in at
-        all, even with the right password."""
+        """Count an attempt. Raises HanaError 10 for a wrong password; 415 (deactivated) and 416 (locked) even for a
+        correct one."""
         with self._lock:
             record = self._records.setdefault(user, _Record())
             while len(self._records) > _MOST_NAMES:

@@ -1,4 +1,4 @@
-"""From the text of a statement to a plan that a session can run any number of times. Reads the catalogue, no data."""
+"""Plan a statement from its text, so that a session can run it repeatedly. Reads the catalogue, no data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from hana_emulator.sql.query.writes import Step, WritePlan, step
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE, which adds columns.
-    `searched`: the tables of which the statement searches vectors or words."""
+    """A SELECT. `search`: a vectorised search with the same rows. `locks`: FOR UPDATE, which adds columns. `searched`:
+    tables whose vectors or words are searched."""
 
     step: Step
     search: search.SearchPlan | None = None
@@ -51,7 +51,7 @@ Plan = QueryPlan | WritePlan | DefinitionPlan | ControlPlan
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Statement):
-    """A statement with its plan, good for one version of the catalogue and one current schema."""
+    """A statement with its plan, valid for one version of the catalogue and one current schema."""
 
     plan: Plan | None = None
     version: int = -1
@@ -60,7 +60,7 @@ class Prepared(Statement):
 
 
 def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
-    """Raises HanaError 257, and the errors of names and types."""
+    """Parse and plan `sql`. Raises HanaError 257, and errors of names and types."""
     limits.check_text(sql)
     tokens = dialect.tokenize(sql)
     if not tokens:
@@ -87,7 +87,7 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
 
 
 def _is_call(tokens: list[Token]) -> bool:
-    """Also in the escape that drivers write: { ? = CALL ... }."""
+    """Whether the statement is CALL, also in the drivers' form { ? = CALL ... }."""
     words = [token.text.upper() for token in tokens[:4]]
     if words[:1] == ["{"]:
         del words[0]
@@ -95,7 +95,7 @@ def _is_call(tokens: list[Token]) -> bool:
 
 
 def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -> frozenset[Touch]:
-    """What the two definitions need that change nothing which a comparison of catalogues would show."""
+    """Privileges of the two definitions whose changes do not appear in a comparison of catalogues."""
     if reader.take("TRUNCATE", "TABLE"):
         privilege, depth = "DELETE", 0
     elif reader.take("COMMENT", "ON"):
@@ -111,7 +111,7 @@ def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -
 
 
 def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> Prepared:
-    """EXPLAIN PLAN writes rows: the statement itself is prepared, so that its errors come out, and never run."""
+    """Prepare the explained statement so that its errors are raised, but only write its plan."""
     name = None
     if reader.take("SET", "STATEMENT_NAME"):
         reader.expect("=")
@@ -204,7 +204,7 @@ class _Preparation:
         )
 
     def _upsert(self) -> WritePlan:
-        """UPSERT in INSERT's clothes: WITH PRIMARY KEY and WHERE are taken off before sqlglot reads the rest."""
+        """Parse UPSERT as INSERT: sqlglot reads it without WITH PRIMARY KEY and WHERE."""
         body, by_key = self.tokens[1:], False
         if [token.text.upper() for token in body[-3:]] == ["WITH", "PRIMARY", "KEY"]:
             body, by_key = body[:-3], True
@@ -244,7 +244,7 @@ def _unknown_statement(first: Token) -> HanaError:
 
 
 def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
-    """The text of `tokens`, parameters numbered from `known` + 1."""
+    """The text of `tokens` with parameters numbered from `known` + 1."""
     pieces, position = [], start
     for token in tokens:
         if dialect.is_parameter(token):
@@ -255,7 +255,7 @@ def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
 
 
 def _where_after_values(tokens: list[Token]) -> int | None:
-    """The index of the WHERE that follows VALUES (...), if there is one; a WHERE of a query is not meant."""
+    """The index of the WHERE after VALUES (...), or None; the WHERE of a query does not count."""
     depth, values = 0, False
     for index, token in enumerate(tokens):
         if token.token_type is TokenType.L_PAREN:

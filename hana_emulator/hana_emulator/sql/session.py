@@ -1,4 +1,4 @@
-"""One session: runs plans on its own SQLite connection, keeps its transaction, hands out rows, translates errors."""
+"""One session: run plans on its own SQLite connection, keep its transaction, return rows, translate errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _CHANGING_SECOND = frozenset({sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_
 
 
 def _note_changed(changed: set[str], action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Never forbids anything: tells which tables a definition changes."""
+    """A SQLite authorizer that allows everything and records the tables that a definition changes."""
     table = first if action in _CHANGING else second if action in _CHANGING_SECOND else None
     if table is not None and table.startswith("~"):
         changed.add(table)
@@ -57,8 +57,8 @@ def _note_changed(changed: set[str], action: int, first: str | None, second: str
 class Session:
     """Implements `seam.SqlConnection`.
 
-    Reading opens no transaction, so every SELECT sees what is committed. Rows that a transaction has written or locked
-    stay locked until commit or rollback; waiting longer than the lock timeout raises 131.
+    Reading opens no transaction, so each SELECT sees the committed state. Rows that a transaction writes or locks stay
+    locked until commit or rollback; a wait beyond the lock timeout raises 131.
     """
 
     def __init__(self, database: Database, connection_id: int, user: str, schema: str) -> None:
@@ -100,9 +100,8 @@ class Session:
             if any(len(row) != len(prepared.parameters) for row in rows):
                 raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
             plan = prepared.plan
-            # Raises HanaError 7, a code chosen for want of a source, for a statement that a READ ONLY
-            # transaction forbids. Source of the rule: SAP HANA SQL reference, SET TRANSACTION: "only
-            # read operations with SELECT".
+            # READ ONLY allows "only read operations with SELECT" (SAP HANA SQL reference, SET TRANSACTION). HanaError 7
+            # is this emulator's choice; HANA's code is unknown.
             if self._read_only and (isinstance(plan, WritePlan | DefinitionPlan) or getattr(plan, "locks", None)):
                 raise HanaError(
                     7, "feature not supported: writing in a READ ONLY transaction; SET TRANSACTION READ WRITE first"
@@ -148,8 +147,7 @@ class Session:
         self._closed = True
         try:
             self.rollback()
-            # What cannot be dropped now, since another transaction holds the lock, goes when the
-            # stand-in starts again.
+            # Tables that cannot be dropped because of another transaction's lock are dropped at the next start.
             if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
                 with suppress(HanaError, sqlite3.Error):
                     self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
@@ -163,7 +161,7 @@ class Session:
 
     @contextmanager
     def _statement(self) -> Iterator[None]:
-        """One statement at a time: its clock, its errors in HANA's codes, its cancel flag, what an error ends."""
+        """Set a statement's clock and cancel flag, translate its errors, end the transaction if necessary."""
         self.context.begin_statement()
         self._writer.cancelled, self._running = False, True
         try:
@@ -176,9 +174,9 @@ class Session:
             self._running = False
 
     def _settled(self, error: HanaError) -> HanaError:
-        """`error`, after ending the transaction if it is one that does. SQLite undoes the whole transaction by itself
-        when a write is interrupted, and at a full disk, an I/O error or lack of memory
-        (https://sqlite.org/lang_transaction.html, section 3)."""
+        """Return `error`, after ending the transaction if the error requires it. SQLite itself rolls back when a write
+        is interrupted, the disk is full, I/O fails or memory is short (https://sqlite.org/lang_transaction.html,
+        section 3)."""
         self._running = False
         if self._writer.undone_by_sqlite():
             error = failures.rolled_back(error)
@@ -187,15 +185,15 @@ class Session:
         return error
 
     def _current(self, statement: Statement) -> Prepared:
-        """Return the statement, prepared again if the catalogue has changed."""
+        """The statement, prepared again if the catalogue has changed."""
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
         return self._permitted(self._database.prepare(statement.sql, schema, self.connection_id))
 
     def _permitted(self, prepared: Prepared) -> Prepared:
-        """Raises HanaError 258. Plans are shared by all users, so each is asked here; a change of rights is a new
-        version of the catalogue, for which every statement is prepared again."""
+        """Check privileges; raises HanaError 258. Users share plans, so each execution is checked. A change of
+        privileges changes the catalogue version, so statements are prepared again."""
         self._database.catalog.rights.require(self.context.user, prepared.touches)
         return prepared
 
@@ -205,7 +203,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- reading
 
     def _query(self, plan: QueryPlan, row: StorageRow, *, autocommit: bool) -> Outcome:
-        """Inside a transaction one's own changes are seen too, so SQLite's writer reads."""
+        """Inside a transaction, read through the writer to see its own changes."""
         if (locks := plan.locks) is not None:
 
             def attempt(transaction: Transaction) -> list[ResultRow]:
@@ -246,8 +244,8 @@ class Session:
             return Outcome(rows=self._rows(self._run(plan.step, row)) if found is None else iter(found))
 
     def _rows(self, cursor: sqlite3.Cursor) -> Iterator[Sequence[Storage]]:
-        """A short result, or any result inside a transaction, is read now. A long one stays open beside later
-        statements: it takes its connection with it, since SQLite would tie both to one snapshot."""
+        """Read short results, and all results in a transaction, at once. A long result keeps its own connection,
+        because SQLite would tie it and later statements to one snapshot."""
         first = cursor.fetchmany(_FIRST_ROWS)
         if len(first) < _FIRST_ROWS:
             return iter(first)
@@ -289,7 +287,7 @@ class Session:
         return self._fetch(plan.final, (*row, ranking.as_json))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
-        """`word_index.HOLDERS_FUNCTION`. Uncommitted rows of the session are read again for each term."""
+        """Implements `word_index.HOLDERS_FUNCTION`. The session's uncommitted rows are read for each term."""
         read, version = partial(self._read_column, table, column), self._versions.get(table)
         index = (
             WordIndex.build(read(None)) if version is None else self._database.words.at((table, column), version, read)
@@ -310,8 +308,8 @@ class Session:
 
     @contextmanager
     def _searching(self, tables: AbstractSet[str]) -> Iterator[None]:
-        """One state of the database for several statements, and which version of each table that is: of none in an
-        older snapshot, and of none that the session's own transaction has changed."""
+        """Provide one snapshot for several statements, and each table's version. Tables have no version in an old
+        snapshot or if this session's transaction has changed them."""
         if self._writer.snapshot is not None:
             yield
             return
@@ -332,7 +330,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- writing
 
     def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
-        """Each attempt plans again when a definition has been committed since."""
+        """Run a write, planned again for each attempt if a definition was committed."""
 
         def attempt(transaction: Transaction) -> Outcome:
             plan = self._current(statement).plan
@@ -348,8 +346,8 @@ class Session:
 
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))
-            with transaction.together():  # a row that has to wait sends the whole batch back to its start
-                # All rows at once, which is fast; when that fails, row by row.
+            with transaction.together():  # a wait for a row restarts the whole batch
+                # Try all rows at once, which is fast; after a failure, row by row.
                 try:
                     return Outcome(rows_affected=write(rows))
                 except BATCH_ERRORS as error:
@@ -370,7 +368,7 @@ class Session:
         return self._writer.run(self._connection, attempt, autocommit=autocommit)
 
     def _row_error(self, error: Exception) -> HanaError:
-        """Raises nothing. What SQLite has answered by undoing the transaction `rolls_back`."""
+        """Translate the error. If SQLite has undone the transaction, the result has `rolls_back`."""
         reason = error if isinstance(error, HanaError) else failures.translate(error, self.context.error)
         return failures.rolled_back(reason) if self._writer.undone_by_sqlite() else reason
 
@@ -397,7 +395,7 @@ class Session:
             return count + len(collected)
 
     def _write_step(self, plan: WritePlan, step: Step, row: StorageRow) -> int:
-        """Rows inserted with an identity value of the statement's choice may be anywhere: SQLite tells where."""
+        """Run one step. Rows with an explicit identity may have any rowid, so SQLite reports them."""
         if not plan.chosen_identity or not step.sql.startswith("INSERT"):
             return self._run(step, row).rowcount
         returning = Step(f"{step.sql} RETURNING {plan.chosen_identity}", step.parameters)
@@ -407,8 +405,8 @@ class Session:
         return len(found)
 
     def _define(self, plan: DefinitionPlan, schema: str, *, patience: float | None = None) -> None:
-        """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables
-        that it changes. `schema`: the current one when it was prepared, which its privileges were asked for."""
+        """Commit, run DDL alone and commit it. Waits for all locks in the tables that it changes. Privileges are
+        checked for `schema`, the current one at preparation."""
         self.commit()
 
         def attempt(transaction: Transaction) -> None:
@@ -470,20 +468,20 @@ class Session:
                 raise unknown from None
 
     def set_isolation(self, level: str) -> None:
-        """From the next transaction on."""
+        """Set the level from the next transaction on."""
         self._writer.repeatable = level != READ_COMMITTED
         self.context.isolation_level = level
 
     def set_read_only(self, read_only: bool) -> None:
-        """Until the next SET TRANSACTION: the access mode outlives the transaction, as the isolation level does."""
+        """Set the access mode until the next SET TRANSACTION; like the isolation level, it outlives the transaction."""
         self._read_only = read_only
 
     def set_lock_timeout(self, seconds: float) -> None:
         self._writer.lock_timeout = seconds
 
     def lock(self, table: Name, *, nowait: bool) -> None:
-        """With autocommit the lock is gone with the statement. Raises HanaError 258 for a table that the user may not
-        change at all."""
+        """Lock a table; with autocommit, only during the statement. Raises HanaError 258 if the user has no write
+        privilege on it."""
         catalog = self._database.catalog.seen_by(self.connection_id)
         found = catalog.table(table.schema or self.context.schema, table.name)
         if not any(catalog.rights.allows(self.context.user, rights.touch(one, found)) for one in rights.CHANGING):

@@ -1,6 +1,6 @@
-"""The interface of a backend: texts into token ids, and a batch of token ids into vectors.
+"""The interface of a backend, which has one model on one device: texts to token ids, batches of ids to vectors.
 
-A backend has one model on one device. The engine orders, batches, retries and normalises.
+The engine orders, batches, retries and normalises.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EngineClosed(EngineError):
 
 
 class NonFinite(EngineError):
-    """The model gave no finite, non-zero vector for some texts, in fp32 too. `indices` are positions in the call."""
+    """The model has no finite, non-zero vector for some texts, even in fp32. `indices`: positions in the call."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         shown = ", ".join(map(str, indices[:10])) + " ..." * (len(indices) > 10)
@@ -71,36 +71,33 @@ class ModelInfo:
     precision: Precision
     precision_reason: str
     shape: ModelShape
-    path: str  # how it is computed: packed, padded, sentence-transformers, onnx-runtime, hashing
+    path: str  # packed, padded, sentence-transformers, onnx-runtime or hashing
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter lengths that the model was trained to be cut to
-    variant: str = ""  # family of its vectors, if its precision does not say it
+    variant: str = ""  # family of its vectors, if other than the precision's
 
 
 class Pending(Protocol):
     """A batch in progress."""
 
     def result(self) -> Vectors:
-        """Wait for the vectors, as `Backend.forward` returns them. Call it once, from any thread, or not at all.
+        """Wait for the vectors of `Backend.forward`. Call at most once, from any thread.
 
-        Raises the error of the batch, OutOfMemory among them, however late the device reports it.
+        Raises the batch's error, such as OutOfMemory, also one that the device reports late.
         """
         ...
 
 
 class Backend(Protocol):
-    """One loaded model. Subclasses override the defaults for what their device can do.
-
-    Methods may be called from several threads, but `forward` and `launch` never from two at once.
-    """
+    """One loaded model. Methods may be called from several threads, but `forward` and `launch` never at once."""
 
     info: ModelInfo
     profile: DeviceProfile
-    ahead: int = 0  # batches to launch before the oldest one is waited for; 0: use `forward`
+    ahead: int = 0  # batches to launch before waiting for the oldest; 0: use `forward`
     pauses: int = 0  # how often `forward` calls `pause` within a batch
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        """Return ids with special tokens, cut to the model's maximum."""
+        """Return ids with special tokens, cut to the model's maximum length."""
         ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -108,7 +105,7 @@ class Backend(Protocol):
         ...
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Return for each token of the whole text its first character, and one after its last."""
+        """Return, for each token of the whole text, its first character and one after its last."""
         ...
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
@@ -127,11 +124,11 @@ class Backend(Protocol):
         return 0
 
     def used_bytes(self) -> int:
-        """Return the device memory that this process holds, for weights above all."""
+        """Return the device memory that this process holds, mainly weights."""
         return 0
 
     def token_cost(self) -> TokenCost | None:
-        """Measure the memory of a batch with two trial batches; None if the result is unusable."""
+        """Measure a batch's memory with two trial batches; return None if the result is unusable."""
         return None
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""A sentence-transformers folder: finds it, reads what it says, checks that its files are the pinned ones.
+"""A sentence-transformers folder: find it, read its configuration, compare its files with the pinned checksums.
 
-Offline only, safetensors only, never code from a model's folder. Knows neither torch nor transformers.
+Offline only, safetensors only, never code from a model's folder.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from ..memory import ModelShape
 from . import ModelNotFound, ModelUnsupported, WeightsMismatch
 
-# ------------------------------------------------------------------------------------------------- which model, where
+# ---------------------------------------------------------------------------------------------------- find the folder
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model that comes as a Python package: its folder in it, and the SHA-256 of every file that counts."""
+    """A model in a Python package: its folder there, and the SHA-256 of its files."""
 
     package: str
     folder: str
@@ -54,7 +54,7 @@ PACKAGED = {
 def find_folder(model: str, revision: str | None = None) -> Path:
     """Return the folder of a packaged name, a path, or a hub id in the local cache. Raises ModelNotFound."""
     if packaged := PACKAGED.get(model):
-        spec = importlib.util.find_spec(packaged.package)  # does not run it: its __init__ imports a lot
+        spec = importlib.util.find_spec(packaged.package)  # without importing it: its __init__ imports a lot
         if spec is None or spec.origin is None:
             name = packaged.distribution
             raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
@@ -79,23 +79,22 @@ def find_folder(model: str, revision: str | None = None) -> Path:
 
 
 def display_name(model: str, folder: Path) -> str:
-    """Return a model's name for tables and reports: as asked for, but never with the path of a folder."""
+    """Return a model's name for tables and reports: as requested, but without the path of a folder."""
     if model in PACKAGED or not Path(model).expanduser().is_dir():
         return model
     name = folder.name or "model"
     return f"./{name}" if name in PACKAGED else name
 
 
-# ------------------------------------------------------------------------------------------------- what the folder says
+# ------------------------------------------------------------------------------------------------------ read the folder
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A sentence-transformers folder, read. `pooling` is "" when only sentence-transformers itself can compute it."""
+    """A parsed sentence-transformers folder. `pooling` is "" if only sentence-transformers can compute the model."""
 
     path: Path
-    encoder: Path
-    """The subfolder of the Transformer module: config, tokenizer, weights."""
+    encoder: Path  # subfolder of the Transformer module: config, tokenizer, weights
     name: str
     config: dict[str, Any]
     pooling: str
@@ -106,8 +105,8 @@ class Folder:
 
     @property
     def matryoshka(self) -> Sequence[int]:
-        """Lengths to which vectors may be cut, by the names vLLM gave them in config.json: `is_matryoshka`, and
-        `matryoshka_dimensions` for a list of them."""
+        """Return the lengths to which vectors may be cut, from vLLM's keys `is_matryoshka` and `matryoshka_dimensions`
+        in config.json."""
         listed = self.config.get("matryoshka_dimensions")
         if isinstance(listed, list):
             return tuple(length for length in listed if type(length) is int and length > 0)
@@ -123,7 +122,7 @@ class Folder:
 
 
 def read_folder(path: Path, name: str) -> Folder:
-    """Raises ModelUnsupported, naming the file, for what cannot be computed safely or truly."""
+    """Read a folder. Raises ModelUnsupported, naming the file, if the engine cannot compute the model as intended."""
     modules = _read_json(path / "modules.json", name, list)
     kinds = [_module_kind(module) for module in modules] if isinstance(modules, list) else []
     if "" in kinds or kinds[:1] != ["Transformer"]:
@@ -187,7 +186,7 @@ def _pooling(config: Mapping[str, Any]) -> str:
 
 
 def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any], name: str) -> int:
-    """Return the longest input with special tokens: what sentence-transformers uses, never more than positions."""
+    """Return the longest input with special tokens, as sentence-transformers uses it."""
     limits = [settings.get("max_seq_length")]
     if limits[0] is None:
         tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
@@ -198,11 +197,11 @@ def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any],
     return min(known)
 
 
-# --------------------------------------------------------------------------------------------------- are they the files
+# ---------------------------------------------------------------------------------------------------- compare checksums
 
 
 def sha256_of(files: Sequence[Path]) -> str:
-    """Of one file its SHA-256; of several the SHA-256 of their sums in order of names."""
+    """Return the SHA-256 of one file; of several files, the SHA-256 of their sums, ordered by name."""
     sums = [_file_sha256(file) for file in sorted(files)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
 

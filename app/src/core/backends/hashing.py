@@ -1,7 +1,6 @@
-"""`hash:384`: vectors from hashed words and letter trigrams, for tests and for trying the product without a model.
+"""`hash:384`: deterministic vectors from hashed words and letter trigrams, for tests and trials without a model.
 
-Deterministic on every machine, without torch and tokenizer. Texts that share words or word stems get similar vectors;
-synonyms do not.
+Texts that share words or word stems get similar vectors; synonyms do not.
 """
 
 from __future__ import annotations
@@ -21,22 +20,19 @@ from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
 _TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
-_GROWING = "\u0130"  # Turkish I with a dot: the only character that `lower` makes two, the second not a letter
+_GROWING = "\u0130"  # Turkish I with a dot: the only character that `lower` expands, to a letter and a mark
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
-_PLACES = 4  # coordinates of each feature: with more, unrelated texts are less similar; with fewer it is faster
+_PLACES = 4  # coordinates of each feature: more make unrelated texts less similar, fewer are faster
 _WORD_WEIGHT, _TRIGRAM_WEIGHT = 1.0, 0.4
 _VERSION = "1"
-_BLOCK = 32  # texts summed at once: they fit the processor's cache
+_BLOCK = 32  # texts summed at once, so that they fit the processor's cache
 _REMEMBERED = 16_384  # words whose features are cached
 _Features = tuple[NDArray[np.int64], NDArray[np.float64]]  # coordinates, and their values
 
 
 class HashingBackend(Backend):
-    """Backend of the models `hash:<dimension>`.
-
-    It keeps no vocabulary: a token's ids are its characters, with a space (in no token) between two tokens.
-    """
+    """Backend of the models `hash:<dimension>`. A token's ids are its characters; a space separates two tokens."""
 
     def __init__(self, model: str) -> None:
         self.profile = DeviceProfile.cpu()
@@ -86,7 +82,7 @@ class HashingBackend(Backend):
         return vectors
 
     def _features_of(self, words: set[str]) -> dict[str, _Features]:
-        """Return the features of at least these words, cached: the same words come again and again."""
+        """Return the features of at least these words, cached because words repeat."""
         unknown = [word for word in words if word not in self._known]
         if len(self._known) + len(unknown) > _REMEMBERED:
             self._known, unknown = {}, list(words)
@@ -94,14 +90,14 @@ class HashingBackend(Backend):
         return self._known
 
     def _sums(self, texts: Sequence[Sequence[_Features]]) -> NDArray[np.float64]:
-        """Return a row for each text: at each coordinate the sum of its features there, in their order."""
+        """Return a row for each text: the sum of its features at each coordinate, added in order."""
         shape = (len(texts), self.info.dimension)
         wheres, weights = zip(*chain.from_iterable(texts), strict=True)
         starts = np.repeat(np.arange(shape[0]) * shape[1], [len(features) for features in texts])
         places = np.concatenate(wheres)
         places += np.repeat(starts, [len(where) for where in wheres])
         sums = np.bincount(places, weights=np.concatenate(weights), minlength=shape[0] * shape[1]).reshape(shape)
-        cancelled = ~sums.any(axis=1)  # every feature cancelled another: treated as an empty text
+        cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
         if cancelled.any():
             where, weight = self._blank
             sums[cancelled] = np.bincount(where, weights=weight, minlength=shape[1])
@@ -120,13 +116,13 @@ def parse_dimension(model: str) -> int:
 
 
 def words_of(batch: TokenBatch) -> list[list[str]]:
-    """Return the tokens of each text; that of a NUL character is empty."""
+    """Return the tokens of each text; NUL becomes an empty token."""
     texts = (ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass").replace("\0", "") for ids in batch)
     return [text.split(" ") if length else [] for text, length in zip(texts, batch.lengths.tolist(), strict=True)]
 
 
 def _word_features(words: Sequence[str], dimension: int) -> list[_Features]:
-    """Return for each word the word itself, and its letter trigrams, which words of the same stem share."""
+    """Return each word's features: the word and its letter trigrams, which words of the same stem share."""
     names: list[str] = []
     weights: list[float] = []
     ends = [0]

@@ -1,7 +1,4 @@
-"""The ONNX Runtime backend: runs the graph of a sentence encoder over padded rectangles.
-
-`onnx_export` makes, calibrates and builds graphs.
-"""
+"""The ONNX Runtime backend: runs a sentence encoder's graph (from `onnx_export`) over padded rectangles."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ Feeds = Mapping[str, NDArray[np.int64]]
 
 
 class Session(Protocol):
-    """The methods of `onnxruntime.InferenceSession` that are used here."""
+    """The methods used of `onnxruntime.InferenceSession`."""
 
     def run(self, outputs: Sequence[str], feeds: Feeds) -> Sequence[Any]: ...
 
@@ -37,10 +34,8 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """`usual` computes batches; `exact` makes a session of the fp32 graph, or returns `usual`.
-
-    `most_texts`: of one batch, if a session was built for a maximum; `note`: what they run on.
-    """
+    """`usual` computes batches; `exact` returns a session of the fp32 graph, which may be `usual`. `most_texts`:
+    largest batch, if the session has a limit; `note`: where they run, for people."""
 
     usual: Session
     exact: Callable[[], Session]
@@ -50,7 +45,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with checked files (`weights`: their SHA-256), its device and precision. `variant`: see ModelInfo."""
+    """A model with verified files (`weights`: their SHA-256), device and precision. `variant`: see ModelInfo."""
 
     folder: Folder
     weights: str
@@ -92,7 +87,7 @@ class OnnxRuntimeBackend(TokenizingBackend):
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        """Compute in parts if the batch has more texts than the session was built for."""
+        """Compute in parts if the batch has more texts than the session allows."""
         sessions = self._open()
         session = self._in_fp32(sessions) if exact else sessions.usual
         most = sessions.most_texts or len(batch)
@@ -123,7 +118,7 @@ class OnnxRuntimeBackend(TokenizingBackend):
     def _computed(self, session: Session, batch: TokenBatch) -> Vectors:
         try:
             (vectors,) = session.run([OUTPUT], self._rectangle(batch))
-        except Exception as error:  # ONNX Runtime's errors have no other common class
+        except Exception as error:  # ONNX Runtime's errors share no other base class
             if _no_memory(error):
                 raise OutOfMemory("the device's memory does not hold this batch") from error
             raise
@@ -135,7 +130,7 @@ class OnnxRuntimeBackend(TokenizingBackend):
         return {"input_ids": ids, "attention_mask": mask}
 
 
-# Graph, providers, CPU threads -> a session that runs on all of the providers.
+# Graph, providers, CPU threads -> a session with all of these providers.
 MakeSession = Callable[[bytes | Path, Sequence[tuple[str, Mapping[str, Any]]], int | None], Session]
 
 
@@ -165,7 +160,7 @@ def make_session(
 
 @contextlib.contextmanager
 def loading_errors_mapped() -> Iterator[None]:
-    """Raise ONNX Runtime's errors as ours while a session is made and first run, which shows what a card lacks."""
+    """Raise ONNX Runtime's errors as DeviceUnavailable or OutOfMemory while a session is made and first run."""
     try:
         yield
     except Exception as error:

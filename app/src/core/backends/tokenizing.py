@@ -1,7 +1,4 @@
-"""Texts to token ids with the Rust `tokenizers` library: cut to the model's maximum, or whole, to count and split.
-
-transformers is imported only for folders that need it.
-"""
+"""Texts to token ids with the Rust `tokenizers` library: cut to the model's maximum, or whole to count and split."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RustTokenizer:
-    """Thread-safe: neither of its two tokenizers is changed after the constructor."""
+    """Two tokenizers, one of which cuts texts. Thread-safe: neither changes after the constructor."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         tokenizer.no_padding()
@@ -32,12 +29,12 @@ class RustTokenizer:
 
     @classmethod
     def load(cls, folder: Folder) -> RustTokenizer:
-        """Raises ModelUnsupported for models without a fast tokenizer."""
-        if folder.name in PACKAGED:  # tokenizer.json as it is: fast, and tests show that it suffices
+        """Load a folder's tokenizer. Raises ModelUnsupported without a fast one."""
+        if folder.name in PACKAGED:  # tests show that tokenizer.json suffices, without slow transformers
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
-        else:  # as sentence-transformers does: transformers may patch the contents of tokenizer.json
+        else:  # as sentence-transformers does: transformers may patch tokenizer.json
             from transformers import AutoTokenizer
 
             loaded = AutoTokenizer.from_pretrained(folder.encoder, local_files_only=True, trust_remote_code=False)
@@ -46,7 +43,7 @@ class RustTokenizer:
             if loaded.padding_side != "right":
                 raise ModelUnsupported(f"model {folder.name!r} pads on the left, which this engine does not")
             tokenizer = loaded.backend_tokenizer
-        if folder.lower_case:  # within the tokenizer, so that offsets stay those of the text
+        if folder.lower_case:  # within the tokenizer, so that offsets refer to the original text
             from tokenizers import normalizers
 
             steps = [normalizers.Lowercase(), tokenizer.normalizer]
@@ -66,7 +63,7 @@ class RustTokenizer:
 
 
 class TokenizingBackend(Backend):
-    """A backend that uses the model's own tokenizer."""
+    """A backend with the model's own tokenizer."""
 
     _tokenizer: RustTokenizer
 

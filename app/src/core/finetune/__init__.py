@@ -1,2 +1,1 @@
-"""Training of an embedding model on pairs of texts. `recipe` works without torch; `trainer` imports it, and is imported
-late. Texts are never logged or written."""
+"""Training of an embedding model on pairs of texts, which are never logged or written. Only `trainer` imports torch."""

@@ -1,4 +1,4 @@
-"""How a model is trained: the job, what the device allows, and checkpoints. Imports no torch."""
+"""The training job, the precision for its device, and its checkpoints. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..device import DeviceProfile
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
-WARMUP = 0.1  # share of the steps over which the learning rate rises; it falls linearly afterwards
+WARMUP = 0.1  # share of the steps in which the learning rate rises; then it falls linearly
 CHECKPOINTS = 10  # per run; two are kept
 LONGEST_BETWEEN = 500  # most steps between two checkpoints
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -33,8 +33,8 @@ def missing_packages() -> list[str]:
 
 
 def precision_of(profile: DeviceProfile) -> tuple[Precision, str]:
-    """Return mixed precision with weights and optimizer in fp32, and why: bf16 where it has tensor cores (it has fp32's
-    range, so no gradient underflows), else fp16 with a scaled loss, else fp32."""
+    """Return the precision of activations, and the reason; weights and optimizer stay in fp32. bf16 with tensor cores
+    (no gradient underflows in its range), else fp16 with a scaled loss, else fp32."""
     if profile.kind == "cpu":
         return "fp32", "fp32: a CPU"
     dotted = ".".join(map(str, profile.capability or ()))
@@ -47,8 +47,8 @@ def precision_of(profile: DeviceProfile) -> tuple[Precision, str]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingObserver:
-    """`say`: a sentence for people. `step`: steps done, all steps, last logged loss. `stop` is asked after each step;
-    true ends the training with a checkpoint."""
+    """Callbacks. `say`: a sentence for people; `step`: steps done, all steps, last logged loss; `stop`, called after
+    each step: true ends the training with a checkpoint."""
 
     say: Callable[[str], None] = lambda _text: None
     step: Callable[[int, int, float | None], None] = lambda _done, _steps, _loss: None
@@ -57,8 +57,8 @@ class TrainingObserver:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """`base`: a sentence-transformers folder. `checkpoints`: their folder, searched when resuming. `pairs`: query and
-    text of each. `batch_size`: pairs of one step; each learns from the others as counter-examples."""
+    """`base`: a sentence-transformers folder; `checkpoints`: the folder of checkpoints; `pairs`: query and text;
+    `batch_size`: pairs of one step, which are each other's negatives."""
 
     base: Path
     checkpoints: Path
@@ -71,14 +71,14 @@ class TrainingJob:
 
     @property
     def steps(self) -> int:
-        """Steps over all epochs."""
+        """Return the steps of all epochs."""
         return self.epochs * -(-len(self.pairs) // self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """`steps`: done in all. `began_at`: the step of the checkpoint that was resumed, 0 for none. `losses`: by step, as
-    logged. `stopped`: the observer ended the training before its last step."""
+    """`steps`: done in all; `began_at`: step of the resumed checkpoint, 0 for none; `losses`: logged, by step;
+    `stopped`: the observer ended the training early."""
 
     steps: int
     began_at: int
@@ -87,8 +87,8 @@ class Trained:
 
 
 def last_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """Return the newest complete checkpoint and its step, 0 for none. Incomplete ones are deleted: transformers would
-    resume from them, or count them among those to keep."""
+    """Return the newest complete checkpoint and its step, 0 for none. Deletes incomplete ones, which transformers would
+    resume from or count as kept."""
     whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         named = _CHECKPOINT.fullmatch(path.name)

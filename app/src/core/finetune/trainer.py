@@ -1,5 +1,6 @@
-"""The training: sentence-transformers' trainer with MultipleNegativesRankingLoss, resumed from the last checkpoint
-after a kill or Ctrl-C. No hub, no telemetry, no texts in files or logs. Imports torch.
+"""Train with sentence-transformers' trainer and MultipleNegativesRankingLoss; resume from the last checkpoint.
+
+No hub, no telemetry, no texts in files or logs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NOT_COPIED = shutil.ignore_patterns(".*", "README.md", "provenance.json", "onnx
 
 
 def train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, Trained]:
-    """Train, and return the model on its device. Resumes from the last checkpoint in `job.checkpoints` and leaves new
+    """Train, and return the model on its device. Resumes from the last checkpoint in `job.checkpoints`, and writes new
     ones there. Raises TrainingFailed, DeviceUnavailable."""
     if job.profile.kind == "cpu":
         return on_compute_thread(lambda: _train(job, observer))
@@ -85,7 +86,7 @@ def _train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransf
 
 
 def load_model(folder: Path, device: str) -> SentenceTransformer:
-    """Load in fp32; activations are recomputed in the backward pass instead of kept."""
+    """Load a model in fp32, with activations recomputed in the backward pass to save memory."""
     with quiet_transformers():
         model = SentenceTransformer(
             str(folder),
@@ -95,7 +96,7 @@ def load_model(folder: Path, device: str) -> SentenceTransformer:
             model_kwargs={"use_safetensors": True, "dtype": torch.float32},
         )
     encoder = getattr(model[0], "auto_model", None)
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the new name and the old
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # new and old name
         enable = getattr(encoder, name, None)
         if enable is not None:
             enable()
@@ -133,12 +134,12 @@ def training_arguments(job: TrainingJob) -> SentenceTransformerTrainingArguments
         push_to_hub=False,
     )
     if on_card:
-        arguments._n_gpu = 1  # else several visible cards would compute larger batches together
+        arguments._n_gpu = 1  # else several visible cards would share larger batches
     return arguments
 
 
 class _Progress(TrainerCallback):
-    """Calls the observer after each step."""
+    """Call the observer after each step."""
 
     def __init__(self, observer: TrainingObserver, steps: int) -> None:
         self._observer = observer
@@ -159,10 +160,10 @@ class _Progress(TrainerCallback):
 
 
 class PairTrainer(SentenceTransformerTrainer):
-    """A trainer whose checkpoints contain weights and states, and no texts."""
+    """A trainer whose checkpoints contain weights and states, but no texts."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Add none: it quotes texts of the training and asks the hub about the base model."""
+        """Add no model card: it would quote training texts and query the hub."""
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
@@ -171,8 +172,8 @@ class PairTrainer(SentenceTransformerTrainer):
 
 
 def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
-    """Write `folder`, which must not exist. Configuration and tokenizer are copies of the base model's files, so texts
-    are read the same way; only the weights are the trained ones, as safetensors."""
+    """Write the model to `folder`, which must not exist: trained weights as safetensors; configuration and tokenizer
+    are copies of the base model's files."""
     shutil.copytree(base.path, folder, ignore=_NOT_COPIED)
     scratch = folder / _SCRATCH
     with quiet_transformers():
@@ -185,6 +186,6 @@ def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
 
 
 def _module_paths(folder: Path) -> dict[int, str]:
-    """Return the folder of each module by its number."""
+    """Return the folder of each module, by its index."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     return {int(module["idx"]): str(module.get("path", "")) for module in modules}

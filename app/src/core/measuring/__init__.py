@@ -1,1 +1,1 @@
-"""What `python -m app.src.core.t4_gpu_optimizer` measures: matrix products, sustained load, embedding."""
+"""The measurements of `python -m app.src.core.t4_gpu_optimizer`: matrix products, sustained load, embedding."""

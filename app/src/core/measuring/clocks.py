@@ -1,6 +1,4 @@
-"""Time work on a device: by CUDA events on a card, by the host's clock elsewhere; several works in turns, after warming
-up until the clocks have settled.
-"""
+"""Time works on a device in turns, after a warm-up: by CUDA events on a card, else by the host's clock."""
 
 from __future__ import annotations
 
@@ -14,21 +12,21 @@ from typing import Any, Protocol
 from ..device import DeviceProfile
 
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
-# Seconds of a sample at least: so many launches run back to back, that starting the first one and the grain of the
-# clock (half a microsecond of events) do not count.
+# Least seconds of a sample: with that many launches back to back, the first one's start and the clock's resolution
+# (half a microsecond for events) are negligible.
 LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
-# Seconds beyond its time that sampling may take where others have the device; then two samples must do.
+# Seconds of overtime for LEAST_SAMPLES on a busy device; then two samples are enough.
 OVERTIME = 2.0
 MOST_LAUNCHES = 1000
 WARM_UP_SECONDS = 0.025
-SETTLED = 0.02  # two rounds whose times differ by less than this share: clocks have settled
+SETTLED = 0.02  # clocks have settled if two rounds differ by less than this share
 
 
 class Clock(Protocol):
     """Times calls on a device."""
 
     def __call__(self, work: Callable[[], object], launches: int = 1, /) -> float:
-        """Seconds that one of `launches` calls, made back to back, took on the device."""
+        """Return the device's seconds per call of `launches` calls, made back to back."""
         ...
 
 
@@ -40,7 +38,7 @@ def host_clock(work: Callable[[], object], launches: int = 1) -> float:
 
 
 class CudaClock:
-    """Events on the stream of this device, which may differ from the process's current one."""
+    """Times with events on the stream of this device, which may not be the current device."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -81,16 +79,15 @@ def sample(work: Work, clock: Clock, launches: int) -> float:
 
 
 def launches_of(work: Work, clock: Clock, least: float) -> int:
-    """Return how many launches fill `least` seconds. The first call, which creates handles and plans, does not
-    count."""
+    """Return how many launches fill `least` seconds. The first call, which creates handles, does not count."""
     sample(work, clock, 1)
     once = sample(work, clock, 1)
     return max(1, min(MOST_LAUNCHES, math.ceil(least / max(once, 1e-9))))
 
 
 def in_turns(works: Sequence[Work], clock: Clock, seconds: float, least: float = 0.0) -> list[list[float]]:
-    """Return samples of each work, seconds per launch. Works take turns, because clocks drift with heat and other load.
-    `seconds`: for all samples together, after a warm-up of at most half as long. `least`: seconds of a sample."""
+    """Return samples of each work, in seconds per launch. Works take turns, because clocks drift with heat and load.
+    `seconds`: for all samples, after a warm-up of at most half as long; `least`: seconds of a sample."""
     launches = [launches_of(work, clock, least) for work in works]
 
     def one_round() -> list[float]:
@@ -122,11 +119,11 @@ def _settle(one_round: Callable[[], list[float]], most: float) -> None:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """(p90 - p10) / median."""
+    """Return (p90 - p10) / median."""
     tenths = statistics.quantiles(samples, n=10)
     return (tenths[-1] - tenths[0]) / statistics.median(samples)
 
 
 def figure(number: float) -> float:
-    """Round to four significant digits; fixed decimals would round a slow device's rate to 0."""
+    """Round to four significant digits, because fixed decimals would round slow rates to 0."""
     return float(f"{number:.4g}")

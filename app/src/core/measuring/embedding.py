@@ -1,5 +1,6 @@
-"""Embedding: texts and tokens per second of the engine, tokenising included, by precision and by length of text; and a
-profiler's trace of one call with the engine's own ranges (tokenise, copy, forward, pool).
+"""Measure embedding: texts and tokens per second, with tokenising, by precision and text length; trace one call.
+
+The trace contains the engine's own ranges (tokenise, copy, forward, pool).
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from .clocks import figure, host_clock
 from .products import SQUARE, Matmul, ModelProducts, first_line, set_tf32
 
 TEXT_LENGTHS = (16, 64, 254)
-SHORTEST, LONGEST = 16, 512  # tokens of texts of mixed length; a model that takes fewer cuts them there
+SHORTEST, LONGEST = 16, 512  # tokens of texts of mixed length, limited by the model's maximum
 WORDS = (
     *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
-# Tokens of one embedding measurement, where a second and more is given.
+# Tokens of one embedding measurement, if at least a second is given.
 TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """`tokens` is the length of every text, of mixed ones their mean, special tokens not counted; the rates count what
-    was computed with them. `linear_tflops`: the products of the model's layers alone, as a rate over the whole time;
-    `share_of_products`: that as a share of what the same products reach by themselves, in this precision."""
+    """`tokens`: mean length of the texts without special tokens, which the rates include; `linear_tflops`: operations
+    of the layers' products over the whole time; `share_of_products`: relative to the same products measured alone."""
 
     precision: Precision
     tokens: int
@@ -51,9 +51,9 @@ class Embedding:
 def measure_embedding(
     profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
 ) -> Iterator[Embedding | Setting]:
-    """Measure equal lengths, then mixed ones, in each precision. `share`: of the usual number of tokens."""
+    """Measure equal lengths, then mixed ones, in each precision. `share`: of TEXTS_TOKENS."""
     for precision in precisions:
-        set_tf32(profile, False)  # an engine switches it on where it wants it, and supposes it off
+        set_tf32(profile, False)  # engines expect it off, and switch it on themselves
         try:
             options = EngineOptions(model=model, precision=precision, device=profile.torch_name)
             with load_engine(options) as engine:
@@ -66,14 +66,14 @@ def measure_embedding(
 
 
 def workloads(most: int, tokens: int) -> list[list[int]]:
-    """Return the text lengths of each measurement, about `tokens` in all: equal ones, then mixed ones."""
+    """Return the text lengths of each measurement, about `tokens` in each: equal ones, then mixed ones."""
     equal = sorted({min(length, most) for length in TEXT_LENGTHS})
     found = [[length] * max(4, tokens // length) for length in equal]
     return [*found, mixed_lengths(min(SHORTEST, most), min(LONGEST, most), tokens)]
 
 
 def mixed_lengths(shortest: int, longest: int, tokens: int) -> list[int]:
-    """Return log-uniform lengths: most texts are short, like descriptions. Always the same."""
+    """Return log-uniform lengths, always the same: most texts are short, like descriptions."""
     drawn = random.Random(11)
     found: list[int] = []
     while sum(found) < tokens or len(found) < 4:
@@ -102,7 +102,7 @@ def _embed(engine: EmbeddingEngine, precision: Precision, lengths: Sequence[int]
 
 
 def texts_of(lengths: Sequence[int]) -> list[str]:
-    """Return distinct texts of so many one-token words each."""
+    """Return distinct texts of the given lengths, in one-token words."""
     return [
         " ".join(WORDS[(number >> (place % 8 * 4)) % 16] for place in range(length))
         for number, length in enumerate(lengths)
@@ -110,10 +110,10 @@ def texts_of(lengths: Sequence[int]) -> list[str]:
 
 
 def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Precision) -> float | None:
-    """Return the TFLOP/s of a layer's products in sequence, by their aligned measurements; None if one is missing."""
+    """Return the TFLOP/s of a layer's products in sequence, from aligned measurements; None if one is missing."""
     seconds = {
         row.role: row.shape.operations / row.tflops / row.m
-        for row in reversed(products)  # the aligned one of a group comes first
+        for row in reversed(products)  # the aligned product of a group comes first
         if row.dtype == precision and row.role != SQUARE and row.tflops is not None
     }
     roles = [role for role, _, _ in model.products]
@@ -124,7 +124,7 @@ def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Prec
 
 
 def usable_precisions(profile: DeviceProfile, products: Sequence[Matmul]) -> list[Precision]:
-    """Return the precisions that the engine supports here and whose products were measured."""
+    """Return the precisions that the engine supports here and that have measured products."""
     measured = {row.dtype for row in products if row.tflops is not None}
     return [each for each in PRECISIONS if each in measured and not _refused(profile, each)]
 
@@ -138,7 +138,7 @@ def _refused(profile: DeviceProfile, precision: Precision) -> bool:
 
 
 def with_shares(row: Embedding, products: Sequence[Matmul], model: ModelProducts) -> Embedding:
-    """Add the rate in products, and its share of what the products reach alone."""
+    """Return the row with `linear_tflops` and `share_of_products`."""
     from dataclasses import replace
 
     reached = row.tokens_per_second * model.operations_per_token / 1e12
@@ -155,8 +155,7 @@ TOKENS = {"cuda": 16_384, "cpu": 1024}
 class TracedRange:
     name: str
     calls: int
-    host_milliseconds: float
-    """Until the host was through with it; a card may still be computing then."""
+    host_milliseconds: float  # on the host only: a card may still be computing
     device_milliseconds: float | None
 
 
@@ -169,14 +168,13 @@ class Trace:
 
 
 def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
-    """Trace one call over texts of mixed lengths, after one to warm up. Raises OSError when the file cannot be
-    written."""
+    """Trace one call over texts of mixed lengths, after a warm-up. Raises OSError if the file cannot be written."""
     on_card = engine.profile.kind == "cuda"
     longest = engine.max_tokens
     texts = texts_of(mixed_lengths(min(16, longest), min(512, longest), TOKENS[engine.profile.kind]))
     recorded = _record(engine, texts)
     if file.is_file():
-        file.write_bytes(b"")  # the profiler only prints that it failed, and an older trace would pass for this one
+        file.write_bytes(b"")  # the profiler only prints errors: an older trace must not remain
     recorded.export_chrome_trace(str(file))
     if not file.exists() or (file.is_file() and not file.stat().st_size):
         raise OSError(f"torch's profiler wrote no trace to {file}")
@@ -195,7 +193,7 @@ def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
         looking.enter_context(ranges.shown_to(record_function))
         if on_card:
             looking.enter_context(ranges.shown_to(torch.cuda.nvtx.range))
-        # The engine tokenises in this thread, and computes in others.
+        # The engine tokenises in this thread and computes in others.
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         with profile(activities=activities, record_shapes=True, experimental_config=every_thread) as recorded:
             with record_function("embed"):
@@ -206,7 +204,7 @@ def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
 
 
 def _summed(recorded: Any, on_card: bool) -> list[TracedRange]:
-    """Sum the host's events; on a card each range appears a second time, for its kernels."""
+    """Sum the host's events; on a card each range also appears for its kernels, which is skipped."""
     rows = (event for event in recorded.key_averages() if event.device_type.name == "CPU")
     found = {event.key: event for event in rows if event.key in RANGES}
     return [

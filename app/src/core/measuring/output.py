@@ -1,4 +1,4 @@
-"""The report as tables."""
+"""Show the report as tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from .report import Report
 from .sustained import Range, Sustained
 
-FOLDED = 24  # columns for a sentence on a narrow terminal
-PLAIN_WIDTH = 240  # columns of plain text: wide enough that nothing is folded
+FOLDED = 24  # columns of a sentence on a narrow terminal
+PLAIN_WIDTH = 240  # columns of plain text, enough to fold nothing
 
 
 def show(report: Report, console: Console) -> None:
@@ -28,7 +28,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def as_text(report: Report) -> str:
-    """Return plain text, one row per line."""
+    """Return the report as plain text, one row per line."""
     out = io.StringIO()
     show(report, Console(file=out, width=PLAIN_WIDTH, color_system=None, highlight=False))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -75,7 +75,7 @@ def _profile(device: dict[str, Any]) -> str:
 
 
 def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
-    """Make a table with right-aligned numbers; the columns in `text` are left-aligned."""
+    """Make a table; the first column and those in `text` are left-aligned."""
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for number, column in enumerate(columns):
         left = number == 0 or column in text
@@ -87,7 +87,7 @@ def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
 
 
 def _least_width(table: Table) -> int:
-    """Return the width at which no figure is cut; a narrower terminal wraps the lines."""
+    """Return the least width that cuts no figure; a narrower terminal wraps the lines."""
     widths = [
         max(map(cell_len, (str(column.header), *map(str, column.cells)))) if column.no_wrap else FOLDED
         for column in table.columns
@@ -174,7 +174,7 @@ class NotWritable(ValueError):
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """Check without changing or leaving a file. Raises NotWritable."""
+    """Check that a file can be written, without changing or creating it. Raises NotWritable."""
     if not file.parent.is_dir():
         raise NotWritable(f"{flag} {file}: the folder {file.parent} does not exist")
     if file.is_dir():

@@ -1,6 +1,7 @@
-"""Matrix products: squares and the products of the model's layers, in every precision of the device, in turns. For each
-the rate, its spread, its share of the card's peak, its error against fp64, and the kernel. What cannot be measured is a
-row of nulls, and a setting with the reason.
+"""Measure matrix products, squares and those of the model's layers, in every precision of the device, in turns.
+
+Each row has the rate, its spread and share of the card's peak, the error against fp64, and the kernel. A product that
+cannot be measured is a row of nulls, and a setting with the reason.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 
-# Rows of a model's products on a card: a batch that keeps it full. On a CPU they are those of its batches.
+# Rows of a model's products on a card: a batch that fills it. A CPU uses those of its batches.
 CARD_TOKENS = 16_384
 SQUARES_CPU, SQUARES_CARD = (512, 1024), (1024, 4096, 8192)
-# Numbers in 16 bytes, whose multiples tensor cores and vector units like. Source: NVIDIA, Matrix Multiplication
-# Background guide.
+# Numbers in 16 bytes, to whose multiples edges are aligned: NVIDIA, Matrix Multiplication Background guide.
 MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
 SQUARE = "square"
 WIDEST = "feed-forward in"
@@ -36,7 +36,7 @@ WIDEST = "feed-forward in"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A product (m, k) x (k, n). `role`: `square`, or the layer of the model that it is."""
+    """A product (m, k) x (k, n). `role`: `square`, or the name of a model's layer."""
 
     m: int
     n: int
@@ -48,13 +48,13 @@ class Shape:
         return 2 * self.m * self.n * self.k
 
     def aligned(self, precision: Precision) -> bool:
-        """Return whether every edge is a multiple of 16 bytes, as tensor cores need for full speed."""
+        """Return whether every edge is a multiple of 16 bytes, which tensor cores need for full speed."""
         return all(edge % MULTIPLES[precision] == 0 for edge in (self.m, self.n, self.k))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProducts:
-    """The products with weights of one layer, as (role, n, k); each layer has the same."""
+    """The products with weights of one layer, as (role, n, k); all layers are equal."""
 
     model: str
     layers: int
@@ -65,15 +65,15 @@ class ModelProducts:
 
     @property
     def operations_per_token(self) -> int:
-        """Count the products with weights of all layers, without attention."""
+        """Return the operations of all products with weights, without attention."""
         return self.layers * sum(2 * n * k for _, n, k in self.products)
 
 
 def products_of(folder: Folder) -> ModelProducts:
-    """Return a model's products; queries, keys and values are one, as in the packed path."""
+    """Return a model's products. As in the packed path, queries, keys and values are one product."""
     hidden, inner = folder.shape.hidden, folder.shape.intermediate
     get = folder.config.get
-    wide = 2 * inner if get("model_type") == "modernbert" else inner  # what goes through GELU, and what multiplies it
+    wide = 2 * inner if get("model_type") == "modernbert" else inner  # GELU's input and its factor
     return ModelProducts(
         folder.name,
         int(get("num_hidden_layers") or get("n_layers") or 1),
@@ -87,23 +87,23 @@ def products_of(folder: Folder) -> ModelProducts:
 
 
 def products_of_model(model: str) -> ModelProducts:
-    """Read the model's folder. Raises EngineError for an unknown model."""
+    """Return the products of a model by name. Raises EngineError for an unknown model."""
     path = find_folder(model)
     return products_of(read_folder(path, display_name(model, path)))
 
 
 def check_readable(model: str) -> None:
-    """Raise EngineError, with what to do, for an unknown model. The hashing embedder has no layers to check."""
+    """Raise EngineError, with what to do, for an unknown model. Hashing models have no layers to check."""
     if not model.startswith(HASHING):
         products_of_model(model)
 
 
-Group = tuple[Shape, ...]  # shapes that are measured in turns, so that they may be compared
+Group = tuple[Shape, ...]  # shapes measured in turns, so that they are comparable
 
 
 def groups_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelProducts | None) -> list[Group]:
-    """Return squares, the largest beside one with edges shorter by one; then the model's products over a full batch,
-    the widest beside the same with one token less."""
+    """Return squares, the largest together with one of edges one shorter; then the model's products over a full batch,
+    the widest together with the same for one token less."""
     on_card = profile.kind == "cuda"
     edges = sorted(set(sizes or (SQUARES_CARD if on_card else SQUARES_CPU)))
     *smaller, largest = [Shape(edge, edge, edge) for edge in edges]
@@ -115,9 +115,9 @@ def groups_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelP
     return groups
 
 
-# By the names that cuBLAS and CUTLASS give their kernels. The instruction's shape is in most of them (s884 and h884 are
-# Volta's, 1688 Turing's, 16816 Ampere's, 8816 and 16832 are of 8-bit numbers); PyTorch's Kineto tells them apart in the
-# same way (tb_plugin, tensor_core.py). nvjet is cuBLAS's family from Hopper on, xmma's kernels without them say "ffma".
+# Kernel names of cuBLAS and CUTLASS, most of which contain the instruction's shape: s884 and h884 for Volta, 1688
+# Turing, 16816 Ampere, 8816 and 16832 8-bit numbers. Kineto (tb_plugin, tensor_core.py) does the same. nvjet is cuBLAS'
+# family from Hopper on; xmma kernels without tensor cores contain "ffma".
 _OFF = re.compile(r"simt|ffma|dp4a|gemv|gemmk1|_[sdhi]gemm_", re.IGNORECASE)
 _ON = re.compile(
     r"[hsi](884|8816|1688|16816|16832)(?!\d)|hmma|imma|gmma|tensorop|tensor\d+x\d+x\d+|nvjet|xmma_|wmma|utcmma",
@@ -126,14 +126,14 @@ _ON = re.compile(
 
 
 def on_tensor_cores(kernel: str) -> bool | None:
-    """Tell by the kernel's name; None for an unknown name."""
+    """Return whether a kernel uses tensor cores, by its name; None if unknown."""
     if _OFF.search(kernel):
         return False
     return True if _ON.search(kernel) else None
 
 
 def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
-    """Return the kernel that took longest in one call, by torch's profiler; None without a card or profiler."""
+    """Return the longest-running kernel of one call, from torch's profiler; None without card or profiler."""
     if profile.kind != "cuda":
         return None
     import torch
@@ -145,7 +145,7 @@ def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
             with recording(activities=[ProfilerActivity.CUDA]) as recorded:
                 run()
                 torch.cuda.synchronize()
-        except RuntimeError:  # CUPTI is not there, or another profiler holds it
+        except RuntimeError:  # CUPTI is missing, or another profiler uses it
             return None
     kernels = [
         (float(event.time_range.elapsed_us()), str(event.name))
@@ -155,24 +155,25 @@ def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
     return max(kernels)[1] if kernels else None
 
 
-# A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
-# most CPUs), or on units that are few (fp16 on a P4).
+# A precision slower than this share of fp32 on a small probe is not measured further: it is emulated (fp16 on most
+# CPUs), or has few units (fp16 on a P4).
 SLOWEST = 0.5
 PROBE = Shape(256, 1536, 384)
-ERROR_ROWS = 64  # the relative error is taken over the first rows of the product, which need little fp64 work
-# How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold.
+ERROR_ROWS = 64  # the relative error covers only the first rows, which saves fp64 work
+# All copies of a product's matrices together exceed the last cache by this factor, so that each run is uncached.
 CACHES = 3
-CPU_CACHE = 32 << 20  # bytes, where the system does not tell
+CPU_CACHE = 32 << 20  # bytes, if the system gives no size
 MOST_COPIES = 64
-MOST_BYTES = 512 << 20  # of all copies of one product: memory is for its matrices first
+MOST_BYTES = 512 << 20  # of all copies of one product
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One measured product (m, k) x (k, n). `spread` is (p90 - p10) / median of the times. `relative_error` is that of
-    the result in this precision, inputs rounded to it, against fp64 (Frobenius norm). `tensor_cores`: whether the
-    device has them for this precision; `kernel_on_tensor_cores`: whether the kernel that ran is one of theirs by its
-    name, null where unknown (no card, an unknown name)."""
+    """One measured product (m, k) x (k, n).
+
+    `spread`: (p90 - p10) / median of the times; `relative_error`: against fp64, including the rounding of inputs
+    (Frobenius norm); `tensor_cores`: the device has some for this precision; `kernel_on_tensor_cores`: the kernel uses
+    them by its name, null if unknown."""
 
     dtype: Precision
     m: int
@@ -195,9 +196,11 @@ class Matmul:
 
 
 class Operands:
-    """Random matrices of a shape, in fp32 on the device, for all precisions. The right one is laid out (n, k) like a
-    layer's weight; cuBLAS has no fast 8-bit product for the other layout. Normal numbers, not zeros: zeros would need
-    less power, and power limits the clocks."""
+    """Random matrices of a shape, in fp32 on the device, for all precisions.
+
+    The right one is laid out (n, k) like a layer's weight: cuBLAS has no fast 8-bit product for the other layout.
+    Zeros would need less power, and power limits the clocks.
+    """
 
     def __init__(self, shape: Shape, device: str) -> None:
         import torch
@@ -209,12 +212,12 @@ class Operands:
 
     @cached_property
     def reference(self) -> torch.Tensor:
-        """The first rows of the product, in fp64."""
+        """Return the first rows of the product, in fp64."""
         return self.left[:ERROR_ROWS].double() @ self.weight.double().t()
 
 
 class Product:
-    """One product in one precision, ready to run; each run takes the next of its copies."""
+    """One product in one precision; each run uses the next copy of the matrices."""
 
     def __init__(self, operands: Operands, precision: Precision, cache_bytes: int = 0) -> None:
         self._operands = operands
@@ -257,13 +260,13 @@ class Product:
 
 
 def copies(size: int, cache_bytes: int) -> int:
-    """Return how many copies of matrices of `size` bytes exceed the cache."""
+    """Return how many copies of `size` bytes exceed the cache CACHES times, within the limits."""
     wanted = -(-CACHES * cache_bytes // size)
     return max(1, min(MOST_COPIES, wanted, MOST_BYTES // size))
 
 
 def cache_bytes_of(profile: DeviceProfile) -> int:
-    """Return the size of the last cache before memory: a card's L2, a CPU's L3."""
+    """Return the size of the last-level cache in bytes: a card's L2, a CPU's L3."""
     if profile.kind == "cuda":
         import torch
 
@@ -276,7 +279,7 @@ def cache_bytes_of(profile: DeviceProfile) -> int:
 
 
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
-    """Set torch's process-wide switch. It is off again before an engine is loaded, which has its own (`switches`)."""
+    """Set torch's process-wide switch. Switch it off before loading an engine, which sets it itself."""
     if profile.tf32:
         import torch
 
@@ -285,19 +288,19 @@ def set_tf32(profile: DeviceProfile, on: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measures products on one device, `seconds` each."""
+    """Measures products on one device, each for `seconds`."""
 
     profile: DeviceProfile
     seconds: float
     cache_bytes: int = 0
 
     def work(self, product: Product, precision: Precision) -> Work:
-        if precision in ("fp32", "tf32"):  # the same kernels' call, told apart by torch's switch
+        if precision in ("fp32", "tf32"):  # the same call, distinguished by torch's switch
             return Work(product.run, before=lambda: set_tf32(self.profile, precision == "tf32"))
         return Work(product.run)
 
     def measure(self, group: Group, precisions: Sequence[Precision]) -> Iterator[Matmul | Setting]:
-        """Yield rows by precision, then shape. A product that the device rejects is a row of nulls and a setting."""
+        """Yield rows by precision, then shape. A rejected product yields a row of nulls and a setting."""
         refusals: dict[tuple[Precision, Shape], str] = {}
         products: dict[tuple[Precision, Shape], Product] = {}
         for shape in group:
@@ -318,10 +321,10 @@ class Bench:
                 yield self._row(shape, precision, products[precision, shape], timed[precision, shape])
 
     def _made(self, shape: Shape, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, Product | str]]:
-        """Yield products that ran once, or why they did not."""
+        """Yield products that ran once, or the reason why they did not."""
         try:
             operands = Operands(shape, self.profile.torch_name)
-        except RuntimeError as error:  # memory
+        except RuntimeError as error:  # such as out of memory
             yield from ((precision, refused(error)) for precision in precisions)
             return
         for precision in precisions:
@@ -369,7 +372,7 @@ def first_line(error: BaseException) -> str:
 
 
 def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
-    """Return why this precision is not measured here, or None. A small probe finds precisions that are too slow."""
+    """Return why this precision is not measured here, or None. A small probe excludes slow precisions."""
     if precision == "tf32" and not profile.tf32:
         where = (
             "a CPU" if profile.capability is None else "compute capability " + ".".join(map(str, profile.capability))
@@ -383,7 +386,7 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
         rounds = [[_probe(profile, each) for each in (precision, "fp32")] for _ in range(4)]
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         return refused(error)
-    own, fp32 = (min(times) for times in zip(*rounds, strict=True))  # the least disturbed of interleaved rounds
+    own, fp32 = (min(times) for times in zip(*rounds, strict=True))  # the fastest of interleaved rounds
     if fp32 < own * SLOWEST:
         return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product"
     return None
@@ -396,7 +399,7 @@ def _probe(profile: DeviceProfile, precision: Any) -> float:
 
 
 def measure_products(profile: DeviceProfile, groups: Sequence[Group], seconds: float) -> Iterator[Matmul | Setting]:
-    """Measure every precision over every shape in about `seconds`, plus warming up."""
+    """Measure every precision and shape in about `seconds`, plus warm-up."""
     reasons: Mapping[Precision, str | None] = {each: unavailable(profile, each) for each in PRECISIONS}
     usable = [precision for precision, reason in reasons.items() if reason is None]
     for precision, reason in reasons.items():

@@ -1,5 +1,5 @@
-"""The report of the command: the device, the settings that follow, measurements and their ratios. Every figure is
-measured in this run, or null with the reason among the settings.
+"""The report of the command: device, settings, measurements and their ratios. Every figure is measured in this run, or
+null with a reason in the settings.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .products import (
 from .sustained import Conditions, Sampler, Sustained, driver_of, measure_sustained, sustained_shape
 
 T = TypeVar("T")
-MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
-QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
-LEAST_SHARE = 0.25  # of the tokens that are embedded, where less than a second is given
-UNDISTURBED = 0.25  # spread of the products, in the middle, up to which they are worth comparing
-# Seconds of each sustained run, where none are given: a card of 70 W needs 30 to show its cap.
+MODEL = "all-MiniLM-L6-v2"  # the default model to measure
+QUICK = {"cpu": 4.0, "cuda": 8.0}  # most seconds for the table of products
+LEAST_SHARE = 0.25  # of the tokens to embed if less than a second is given
+UNDISTURBED = 0.25  # median spread of the products up to which comparisons are meaningful
+# Default seconds of each sustained run: a card of 70 W needs 30 to show its cap.
 SUSTAINED = {"cpu": 1.0, "cuda": 30.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`text`: a line for people, with the number in it."""
+    """`text`: a line for people that contains the value."""
 
     name: str
     value: float
@@ -49,7 +49,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Report:
-    """`clocks`: the driver's samples while products were measured. `trace`: with --profile."""
+    """`clocks`: the driver's samples while products were measured; `trace`: only with --profile."""
 
     device: dict[str, Any]
     settings: list[Setting] = field(default_factory=list)
@@ -71,9 +71,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: edges of square products (None: by kind of device), `seconds` of each sustained run, which the
-    table of products does not exceed either (None: by kind of device), the model whose layers are multiplied and whose
-    vectors are computed. `trace` is a file for a profile."""
+    """What to measure. `sizes`: edges of square products; `seconds`: of each sustained run, also a limit for the table
+    of products (None: by kind of device); `model`: for products and embedding; `trace`: file for a profile."""
 
     sizes: tuple[int, ...] | None = None
     seconds: float | None = None
@@ -105,7 +104,7 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
-    """Measure everything. Raises DeviceError for a missing device, OSError when the trace cannot be written."""
+    """Measure everything. Raises DeviceError for a missing device, OSError if the trace cannot be written."""
     from ..backends.torch.linears import bf16_gain
 
     profile = detect(plan.device)
@@ -160,7 +159,7 @@ def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
 
 
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
-    """Measure the engine's precision and fp32, so that both ends of the ratio are under the same power cap."""
+    """Measure the engine's precision and fp32, so that both sides of the ratio have the same power cap."""
     seconds = plan.seconds or SUSTAINED[profile.kind]
     chosen = _chosen(report)
     wanted: list[Precision] = ["fp32"]
@@ -177,7 +176,7 @@ def _measure_embedding(
     if profile.kind == "cuda":
         import torch
 
-        torch.cuda.empty_cache()  # an engine plans its batches by the driver's free memory
+        torch.cuda.empty_cache()  # an engine plans its batches by the driver's figure of free memory
     precisions = usable_precisions(profile, report.matmul)
     share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
     tell(f"measuring the embedding model in {', '.join(precisions)}")
@@ -188,7 +187,7 @@ def _measure_embedding(
 
 
 def why_not_embedded(report: Report) -> str:
-    """Return why the model could not compute, where no text was embedded."""
+    """Return why no text was embedded."""
     reasons = (each.reason for each in report.settings if each.value is None and each.name.startswith("embedding "))
     chosen = (each.reason for each in report.settings if each.name == f"embedding {_chosen(report)}")
     return next(iter([*chosen, *reasons]), "no precision could be measured here")
@@ -198,14 +197,14 @@ def why_not_embedded(report: Report) -> str:
 
 
 def ratios_of(profile: DeviceProfile, report: Report) -> Iterator[Ratio]:
-    """Yield the ratios by precision, alignment and endurance of products, and by precision of embedding."""
+    """Yield the ratios of products by precision, alignment and duration, and of embedding by precision."""
     yield from _of_products(profile, report.matmul)
     yield from _of_sustained(report.sustained)
     yield from _of_embedding(report.embedding)
 
 
 def _of_products(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """Compare the largest aligned square, where all precisions were measured in turns."""
+    """Compare precisions on the largest aligned square, where they were measured in turns; then alignments."""
     squares = [row for row in rows if row.role == SQUARE and row.aligned and row.tflops]
     largest = max((row.m for row in squares), default=0)
     rates = {row.dtype: row.tflops for row in squares if row.m == largest and row.tflops}

@@ -1,5 +1,6 @@
-"""One product without pause for seconds: the rate at first, and the rate under the card's power cap and heat, which may
-be half of it. Clocks, power and temperature are sampled from the driver on a thread.
+"""Run one product for seconds without pause, and compare the first rate with the rate under power cap and heat.
+
+A thread samples clocks, power and temperature from the driver.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the driver reported while work ran. `throttle_reasons`: the share of samples in which each reduced the
-    clocks; a power cap is normal on a card of 70 W, heat is not. None: unknown, or see `reason`."""
+    """The driver's reports while work ran; None: unknown, see `reason`. `throttle_reasons`: share of samples in which
+    each reduced the clocks; a power cap is normal on a card of 70 W, heat is not."""
 
     samples: int = 0
     sm_clock_mhz: Range | None = None
@@ -46,14 +47,13 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    seconds: float
-    """Since sampling began."""
+    seconds: float  # since sampling began
     state: GpuState
 
 
 def driver_of(profile: DeviceProfile) -> tuple[Ask | None, str | None]:
-    """Return a function that asks the driver about this card, or the reason why there is none. torch and the driver
-    number cards differently, so the card is found by its UUID."""
+    """Return a function that queries the driver about this card, or None and the reason. The card is found by its UUID:
+    torch and the driver may number cards differently."""
     if profile.kind == "cpu":
         return None, "a CPU: clocks and power are not read"
     found = snapshot(throughput=False)
@@ -66,7 +66,7 @@ def driver_of(profile: DeviceProfile) -> tuple[Ask | None, str | None]:
     if index is None:
         return None, "the driver's card for this device is unknown"
 
-    def ask() -> GpuState | None:  # without the 40 ms that PCIe's rates take
+    def ask() -> GpuState | None:  # without PCIe's rates, which take 40 ms
         return next((each for each in snapshot(throughput=False).devices if each.index == index), None)
 
     return ask, None
@@ -80,7 +80,7 @@ def _uuid(profile: DeviceProfile) -> str | None:
 
 
 class Sampler:
-    """Sample while the context is open. `ask` None: no samples, for this `reason`."""
+    """Samples while the context is open. `ask` None: no samples, for the given `reason`."""
 
     def __init__(self, ask: Ask | None, reason: str | None = None, interval: float = INTERVAL) -> None:
         self._ask = ask
@@ -134,15 +134,15 @@ def _range(numbers: Sequence[float | None]) -> Range | None:
     return Range(min(known), statistics.median(known), max(known)) if known else None
 
 
-WINDOW = {"cuda": 0.1, "cpu": 0.05}  # seconds between two readings of the rate
-REST = 1.0  # seconds a card rests before, so that the burst is one
-BURST = 1.0  # seconds at the start in which the best window is the burst
-POINTS = 60  # of the course, at most
+WINDOW = {"cuda": 0.1, "cpu": 0.05}  # seconds of one reading of the rate
+REST = 1.0  # seconds that a card rests before a run
+BURST = 1.0  # seconds at the start whose best window is the burst
+POINTS = 60  # most points of the course
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`seconds` since the start, and the driver's last sample before."""
+    """The rate at `seconds` since the start, with the driver's last sample before."""
 
     seconds: float
     tflops: float
@@ -152,8 +152,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """`burst_tflops`: the best window of the first second; `tflops`: the second half of the run, by the time it took.
-    `kept` is their ratio."""
+    """`burst_tflops`: best window of the first second; `tflops`: mean of the run's second half; `kept`: their ratio."""
 
     dtype: Precision
     m: int
@@ -199,7 +198,7 @@ def measure_sustained(
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`ended`: seconds since the start; `took`: of one launch, as the device's clock has it."""
+    """`ended`: seconds since the start; `took`: seconds of one launch by the device's clock."""
 
     ended: float
     took: float
@@ -207,7 +206,7 @@ class Window:
 
 
 def readings(run: Callable[[], object], clock: Clock, launches: int, seconds: float) -> list[Window]:
-    """Time windows back to back until `seconds` are over, at least three."""
+    """Time windows back to back for `seconds`, at least three."""
     began = time.perf_counter()
     found: list[Window] = []
     while len(found) < 3 or time.perf_counter() - began < seconds:
@@ -241,7 +240,7 @@ def summary(
 
 
 def course(rates: Sequence[tuple[float, float]], samples: Sequence[Sample]) -> list[Point]:
-    """At most POINTS of the rates, evenly spread, each with the sample before it."""
+    """Return at most POINTS of the rates, evenly spread, each with the sample before it."""
     step = max(1, -(-len(rates) // POINTS))
     points = []
     for seconds, tflops in rates[::step]:

@@ -1,5 +1,4 @@
-"""Sentence encoders as ONNX graphs, also in calibrated INT8. Needs the extra `onnx`; onnx and onnxruntime are imported
-where they are used."""
+"""Sentence encoders as ONNX graphs, also in calibrated INT8. Needs the extra `onnx`, which is imported late."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from ..backends import DeviceUnavailable
 
 
 def needs(*libraries: str) -> None:
-    """Raises DeviceUnavailable when one of them cannot be imported."""
+    """Raise DeviceUnavailable if one of them cannot be imported."""
     for name in libraries:
         if find_spec(name) is None:
             raise DeviceUnavailable(

@@ -1,5 +1,7 @@
-"""The folder of graphs and TensorRT engines, [tensorrt] cache. Each entry is a folder named by a hash of its origin. A
-graph whose checksum does not fit is removed and made again. The newest few of each kind and model stay.
+"""The cache folder of graphs and TensorRT engines ([tensorrt] cache).
+
+An entry is a folder named by a hash of its origin. Graphs with a wrong checksum are removed; the newest entries of each
+kind and model are kept.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of this folder and of what calibration writes into it; another number is another entry
+FORMAT = 2  # of the folder and of calibration's facts; part of each entry's name
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
 KEPT = 8  # of each kind and model
 _BUILDING = ".building-"
-_ABANDONED_AFTER = 24 * 3600.0  # seconds after which a half-made entry belongs to a process that died
+_ABANDONED_AFTER = 24 * 3600.0  # seconds after which the process of an incomplete entry counts as dead
 
-# What an entry is made from: `model` (the SHA-256 of its weights), algorithm, versions, card, shapes.
+# Origin of an entry: `model` (SHA-256 of its weights), algorithm, versions, card, shapes.
 Dependencies = Mapping[str, str | int | float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified graph. `facts`: what its maker noted, such as a verdict."""
+    """A verified graph. `facts`: stored with it, such as a verdict."""
 
     graph: Path
     sha256: str
@@ -46,8 +48,7 @@ class Entry:
 
 
 class ArtifactCache:
-    """Graphs are written aside and renamed into place, so a reader sees a complete one or none. Processes may share the
-    folder."""
+    """Processes may share the folder: graphs are renamed into place, so readers never see an incomplete one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +59,7 @@ class ArtifactCache:
         return self.folder / f"{kind}-{str(depends['model'])[:12]}-{key[:32]}"
 
     def find(self, kind: str, depends: Dependencies) -> Entry | None:
-        """Return the graph made from exactly this. A damaged one is removed; one that cannot be read now is not."""
+        """Return the graph of this origin. A damaged graph is removed, an unreadable one is not."""
         path = self.path(kind, depends)
         if not path.exists():
             return None
@@ -76,7 +77,7 @@ class ArtifactCache:
         return None
 
     def store(self, kind: str, depends: Dependencies, graph: onnx.ModelProto, facts: Mapping[str, Any]) -> Entry:
-        """Write a graph in place of an older one. Raises DeviceUnavailable if the folder cannot be written."""
+        """Write or replace a graph. Raises DeviceUnavailable if the folder cannot be written."""
         content = graph.SerializeToString()
         manifest = {"depends": dict(depends), "facts": facts, "sha256": hashlib.sha256(content).hexdigest()}
         target = self.path(kind, depends)
@@ -93,7 +94,7 @@ class ArtifactCache:
         return Entry(target / GRAPH, str(manifest["sha256"]), facts)
 
     def engine_folder(self, depends: Dependencies) -> Path:
-        """Return a folder for TensorRT's engine; ONNX Runtime reads and writes it. Raises DeviceUnavailable."""
+        """Return a folder in which ONNX Runtime keeps TensorRT's engine. Raises DeviceUnavailable."""
         path = self.path(ENGINE, depends)
         with self._writing():
             path.mkdir(exist_ok=True)
@@ -113,7 +114,7 @@ class ArtifactCache:
             raise DeviceUnavailable(f"[tensorrt] cache cannot be written to: {error.strerror}") from error
 
     def _tidy(self) -> None:
-        """Remove all but the newest entries of each kind and model, and what dead processes left half-made."""
+        """Remove all but the newest entries of each kind and model, and incomplete ones of dead processes."""
         series: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # another process removes it

@@ -1,5 +1,6 @@
-"""A sentence encoder as an ONNX graph, written node by node from the packed path's weights: padded token ids in, pooled
-vectors out. Written rather than traced, so that the linear layers have names and `quantise` can plan them in 8 bits.
+"""Write a sentence encoder as an ONNX graph from the packed path's weights: padded token ids in, pooled vectors out.
+
+It is written node by node instead of traced, so that linear layers have names for `quantise`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ GraphPrecision = Literal["fp32", "fp16"]
 Numbers = NDArray[Any]
 
 INPUT_IDS, ATTENTION_MASK, OUTPUT = "input_ids", "attention_mask", "sentence_embedding"
-# The first opset whose QuantizeLinear takes fp16, which strongly typed engines need; TensorRT 10's parser and ONNX
-# Runtime from 1.17 on read it. The IR version is the one that came with it.
+# First opset with fp16 in QuantizeLinear, which strongly typed engines need, and its IR version. TensorRT 10 and ONNX
+# Runtime from 1.17 on read it.
 OPSET, IR_VERSION = 19, 9
-# The linear layers of one layer, in the order they compute.
+# The linear layers within one layer, in order of computation.
 PARTS = ("query_key_value", "attention_out", "wide", "narrow")
-# Of weights: a protobuf message, and so an ONNX file without files beside it, ends at 2 GiB.
+# Most bytes of weights: a protobuf message, and so a single ONNX file, is limited to 2 GiB.
 MOST_BYTES = 2_000_000_000
-# Added to the score of a token that is padding. Fits fp16; e to its power is 0 there and in fp32.
+# Added to the score of a padding token. Fits fp16; its exponential is 0 in fp16 and fp32.
 HIDDEN_SCORE = -10_000.0
 
 _WITHOUT_GRAPH = {
@@ -43,16 +44,15 @@ _WITHOUT_GRAPH = {
 }
 
 
-# Of signed 8 bits; zero points are 0, as TensorRT wants them.
+# Greatest value of signed 8 bits; zero points are 0, as TensorRT requires.
 GREATEST = 127
 LEAST_SCALE = 1e-7  # above the smallest number of fp16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """A linear layer in 8 bits: (inputs - shift) * factors is rounded, and 127 represents `threshold`. Inputs beyond
-    the factors stay in float. `order` of the inputs of a feed-forward's second layer: those with the largest range come
-    last."""
+    """A linear layer in 8 bits: (inputs - shift) * factors is rounded, and 127 represents `threshold`. Inputs without
+    factors stay in float. `order`: of the inputs of a feed-forward's second layer, largest ranges last."""
 
     threshold: float
     shift: NDArray[np.float32] | None
@@ -64,11 +64,11 @@ def build_graph(
     folder: Folder, *, precision: GraphPrecision = "fp32", plans: Mapping[str, LayerPlan] | None = None
 ) -> onnx.ModelProto:
     """Build the graph from `input_ids` and `attention_mask`, int64 (batch, seq), to `sentence_embedding`, float32
-    (batch, hidden): pooled as the model says, not normalised. Rows must not exceed the model's `max_length`; the result
-    of a row with an empty mask is undefined. `precision`: of everything except the norms' sums and pooling. `plans`:
-    the linear layers (`layer.0/wide`) that are in 8 bits.
+    (batch, hidden), pooled and not normalised.
 
-    Raises DeviceUnavailable without the extra, ModelUnsupported for a model that has no graph.
+    Rows must not exceed the model's `max_length`; the result of a row with an empty mask is undefined. Pooling and the
+    sums of norms are in fp32 in every `precision`. `plans`: linear layers (`layer.0/wide`) in 8 bits. Raises
+    DeviceUnavailable without the extra, ModelUnsupported for a model without a graph.
     """
     needs("onnx")
     import torch
@@ -89,7 +89,7 @@ def build_graph(
 
 
 def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None) -> dict[str, Numbers]:
-    """Return the inputs of the graph for these token ids, padded to a rectangle."""
+    """Return the graph's inputs for these token ids, padded to a rectangle."""
     ids, mask = rectangle(batch, width=width, rows=rows)
     return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
@@ -98,7 +98,7 @@ def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | No
 
 
 class _Writer:
-    """Nodes and constants in the order they are written. A node's output has the node's name."""
+    """Collects nodes and constants in order. A node's output has the node's name."""
 
     def __init__(self, model: str, precision: GraphPrecision, plans: Mapping[str, LayerPlan]) -> None:
         self._model = model
@@ -164,7 +164,7 @@ class _Writer:
         return self.node("Add", f"{name}.sum", product, self.numbers(f"{name}.bias", bias))
 
     def _in_8_bits(self, name: str, x: str, weight: Numbers, plan: LayerPlan) -> str:
-        """Add Q and DQ around a product, as TensorRT and ONNX Runtime expect them."""
+        """Add a product with Q and DQ in the form that TensorRT and ONNX Runtime recognise."""
         near, far = len(plan.factors), ""
         if near < len(weight):
             parts = self.integers(f"{name}.parts", near, len(weight) - near)
@@ -189,7 +189,7 @@ class _Writer:
         return self.node("Add", f"{name}.both", product, outside)
 
     def norm(self, name: str, x: str, norm: Affine, epsilon: float) -> str:
-        """Add a norm, which sums in fp32 in every precision (stash_type 1 is the default)."""
+        """Add a norm, which sums in fp32 in every precision (default stash_type 1)."""
         inputs = [x, self.numbers(f"{name}.weight", norm.weight)]
         if norm.bias is not None:
             inputs.append(self.numbers(f"{name}.bias", norm.bias))
@@ -223,7 +223,7 @@ class _Writer:
 
 
 def _encoder(writer: _Writer, weights: EncoderWeights, *, mean: bool) -> str:
-    """Write all layers, and return the name of the output."""
+    """Write all layers, and return the output's name."""
     hidden = writer.integers("hidden_axes", 1, 2)
     seen = writer.node("Unsqueeze", "mask", ATTENTION_MASK, hidden)
     hiding = writer.node(
@@ -255,7 +255,7 @@ def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
 
 
 def _counted(writer: _Writer, padding_id: int) -> str:
-    """Count positions as RoBERTa does (`packed.counted_positions`); in fp32, which TensorRT requires for CumSum."""
+    """Count positions as `packed.counted_positions` does; in fp32, which TensorRT requires for CumSum."""
     padding = writer.node("Equal", "places.padding", INPUT_IDS, writer.integers("padding_id", padding_id))
     real = writer.cast("places.real", writer.node("Not", "places.not", padding), np.float32)
     sums = writer.node("CumSum", "places.sums", real, writer.constant("places.axis", np.array(1, np.int64)))
@@ -271,7 +271,7 @@ def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: st
     width = hidden // weights.heads
     parts = (layer.query_key_value, layer.attention_out, layer.wide, layer.narrow)
     (joint, out, wide, narrow), names = map(_matrix, parts), [f"{under}/{part}" for part in PARTS]
-    # Dividing the queries divides the scores, and is done once here instead of at every call.
+    # Scaling the query weights once replaces dividing the scores at every call.
     scale = np.repeat(np.array([1.0 / math.sqrt(width), 1.0, 1.0], np.float32), hidden)
     joint = joint[0] * scale, None if joint[1] is None else joint[1] * scale
     if (plan := writer.plans.get(names[3])) is not None and plan.order is not None:
@@ -293,7 +293,7 @@ def _matrix(layer: Affine) -> tuple[Numbers, Numbers | None]:
 
 
 def _attention(writer: _Writer, name: str, qkv: str, hiding: str, heads: tuple[int, int]) -> str:
-    """Write attention from (batch, seq, 3 x hidden) to (batch, seq, hidden). `heads`: their number and width."""
+    """Write attention from (batch, seq, 3 x hidden) to (batch, seq, hidden). `heads`: number and width."""
     count, width = heads
     hidden = count * width
     third = writer.integers("thirds", hidden, hidden, hidden)

@@ -1,5 +1,6 @@
-"""`T4TensorRTOptimizer`: calibrate a model on the user's texts, judge the 8-bit graph on texts that were held back, and
-keep it in the cache; on a card, build its engine. Without a card the graph is judged on the CPU.
+"""`T4TensorRTOptimizer`: calibrate a model on the user's texts, judge the 8-bit graph on held-back texts, and cache it.
+
+On a card it also builds the engine; without one the graph is judged on the CPU.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HELD_BACK = 5  # one text in so many judges and does not calibrate
+HELD_BACK = 5  # one text in five judges and does not calibrate
 MOST_JUDGES = 400
-# Model, texts, algorithm -> the 8-bit graph and its figures, `int8_share` among them.
+# Model, texts, algorithm -> the 8-bit graph and its figures, including `int8_share`.
 Quantiser = Callable[[Folder, Sequence[str], str], "tuple[onnx.ModelProto, Mapping[str, Any]]"]
 
 
@@ -60,8 +61,8 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """`path`: the 8-bit graph, which serves only if `accepted`. `report`: the quantiser's figures. `engine`: a sentence
-    about TensorRT's engine, None without TensorRT. `cached`: the calibration came from the cache."""
+    """`path`: the 8-bit graph, which serves only if `accepted`; `report`: the quantiser's figures; `engine`: a sentence
+    about TensorRT's engine, or None; `cached`: the calibration came from the cache."""
 
     name: str
     accepted: bool
@@ -78,7 +79,7 @@ class Optimized:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the path, which holds on this machine only."""
+        """Return all fields except the local path."""
         values = asdict(self)
         del values["path"]
         return values
@@ -90,7 +91,7 @@ class T4TensorRTOptimizer:
     def __init__(
         self, options: OptimizerOptions | T4GPUConfig | None = None, *, quantiser: Quantiser = quantise
     ) -> None:
-        """With a T4GPUConfig without `calibration_cache`, results live as long as this object."""
+        """With a T4GPUConfig without `calibration_cache`, results are deleted with this object."""
         if isinstance(options, T4GPUConfig):
             folder = options.calibration_cache
             if folder is None:
@@ -109,9 +110,10 @@ class T4TensorRTOptimizer:
         data: Sequence[str],
         calibration_algorithm: str = DEFAULT,
     ) -> Optimized:
-        """Calibrate and judge `model`: a packaged name, a folder, a hub id in the local cache, or a
-        SentenceTransformer. `data`: about 1,000 texts like those it will embed; one in five judges. A calibration with
-        the same texts comes from the cache. Building an engine takes minutes.
+        """Calibrate and judge `model`: a packaged name, folder, cached hub id, or SentenceTransformer.
+
+        `data`: about 1,000 texts like those it will embed; one in five judges. A calibration with the same texts comes
+        from the cache. Building an engine takes minutes.
 
         Raises TooFewTexts, ModelNotFound, ModelUnsupported, DeviceUnavailable, ValueError for an unknown algorithm.
         """
@@ -166,15 +168,15 @@ class T4TensorRTOptimizer:
         )
 
     def _exact(self, model: Model, device: str, texts: Sequence[str]) -> Vectors:
-        """Embed with our own fp32 path, not with a graph, so that errors of graphs are found too."""
-        packaged = model.folder.name in PACKAGED  # else transformers, against which every packed path is tested
+        """Embed in fp32 with torch, not with a graph, so that errors of graphs are found."""
+        packaged = model.folder.name in PACKAGED  # else with transformers, the reference of every packed path
         name = model.folder.name if packaged else str(model.folder.path)
         options = TorchOptions(name, "fp32", device, self._options.threads, packed=packaged)
         return _embedded(TorchBackend.load(options), texts)
 
 
 def _embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
-    """Return float32 (n, dimension), not normalised, in order; close the backend."""
+    """Return float32 (n, dimension), not normalised; closes the backend."""
     try:
         tokens = backend.tokenize(texts)
         vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
@@ -187,8 +189,7 @@ def _embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
 
 
 def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the distinct texts into those that calibrate and those that judge, both spread evenly. Raises
-    TooFewTexts."""
+    """Split the distinct texts evenly into those that calibrate and those that judge. Raises TooFewTexts."""
     distinct = list(dict.fromkeys(text for text in texts if text.strip()))
     judges = distinct[HELD_BACK - 1 :: HELD_BACK]
     if len(judges) < LEAST_TEXTS:
@@ -204,7 +205,7 @@ def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def _readable(model: Model | str | Path | Any) -> Iterator[Model]:
-    """Yield the model as files; a loaded one is written to a temporary folder."""
+    """Yield the model as files; write a loaded one to a temporary folder."""
     if isinstance(model, Model):
         yield model
     elif isinstance(model, str | Path):

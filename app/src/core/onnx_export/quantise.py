@@ -1,4 +1,4 @@
-"""Calibrated INT8 of an encoder: watch the inputs of its linear layers over texts, and plan each layer in 8 bits.
+"""Calibrated INT8 of an encoder: record the inputs of its linear layers over texts, and plan each layer in 8 bits.
 
 SmoothQuant (Xiao et al. 2023) moves the range of inputs into the weights; the shift of Outlier Suppression+ (Wei et al.
 2023) lets channels of one sign use all 8 bits. In a feed-forward's second layer the channels with the largest range
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["minmax", "entropy", "percentile"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-# As `[tensorrt] algorithm`: what is calibrated without naming one is what serves without naming one
-# (docs/decisions/0020).
+# Also the default of `[tensorrt] algorithm`, so that the default calibration serves (docs/decisions/0020).
 DEFAULT: Algorithm = "minmax"
 
 ALPHA = 0.8  # SmoothQuant's exponent; its usual 0.5 is worse here (docs/decisions/0020)
-FAR = 24  # one channel in so many of a feed-forward stays in float: 64 of 1,536
-TOKENS = 1024  # of a batch, at most
-WATCHED = 2**24  # numbers that are watched at once, about: 64 MB
-SAMPLE = 512  # rows of each layer's inputs that entropy and percentile see
+FAR = 24  # one feed-forward channel in 24 stays in float: 64 of 1,536
+TOKENS = 1024  # most tokens of a batch
+WATCHED = 2**24  # about how many numbers are recorded at once: 64 MB
+SAMPLE = 512  # rows of each layer's inputs for entropy and percentile
 PERCENTILE = 99.99
-BINS, STRIDE = 2048, 8  # of entropy's histogram; every so many bins a cut is tried
+BINS, STRIDE = 2048, 8  # of entropy's histogram; bins between two cuts that are tried
 LEVELS = 128  # magnitudes of signed 8 bits
 LEAST = 1e-5
 
@@ -45,11 +44,10 @@ Rows = NDArray[np.float32]
 
 
 def quantise(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:
-    """Return the model's graph in 8 bits, calibrated on these texts, and figures: `int8_share` is the share of the
-    linear layers' products in 8 bits.
+    """Return the 8-bit graph, calibrated on these texts, and figures. `int8_share`: of the linear layers' products.
 
-    1,000 texts of 40 tokens through all-MiniLM-L6-v2 take seconds. Raises DeviceUnavailable without the extra,
-    ModelUnsupported for a model without a graph and for activations that are not finite.
+    1,000 texts of 40 tokens take seconds with all-MiniLM-L6-v2. Raises DeviceUnavailable without the extra,
+    ModelUnsupported for a model without a graph or with non-finite activations.
     """
     needs("onnx", "onnxruntime")
     from onnx import numpy_helper
@@ -74,8 +72,8 @@ def quantise(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx
 
 
 def _watched(graph: onnx.ModelProto, sources: Mapping[str, str], tokens: TokenBatch) -> dict[str, Rows]:
-    """Return rows of each layer's input: the least and the greatest value of each channel over all tokens, then an even
-    sample. Padding does not count."""
+    """Return rows of each layer's input without padding: least and greatest value of each channel, then an even sample
+    of tokens."""
     import onnx
 
     graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sources.values())
@@ -99,14 +97,14 @@ def _watched(graph: onnx.ModelProto, sources: Mapping[str, str], tokens: TokenBa
 
 
 def _plan(name: str, weight: Rows, rows: Rows, algorithm: str) -> LayerPlan:
-    """Return the plan of one layer by rows of its input, the first two being the least and the greatest."""
+    """Plan one layer by rows from `_watched`."""
     order, near = None, len(weight)
     if name.endswith(f"/{PARTS[-1]}"):
         order = np.argsort(np.abs(rows[:2]).max(0), kind="stable")
         weight, rows = weight[order], rows[:, order]
         near -= max(1, near // FAR)
     rows = rows[:, :near]
-    shift = (rows[0] + rows[1]) / 2 if order is None else None  # after GELU a shift measures worse
+    shift = (rows[0] + rows[1]) / 2 if order is None else None  # after GELU a shift lowers accuracy
     if shift is not None:
         rows = rows - shift
     reach = np.maximum(np.abs(rows[:2]).max(0), LEAST)
@@ -122,8 +120,7 @@ def _plan(name: str, weight: Rows, rows: Rows, algorithm: str) -> LayerPlan:
 
 
 def entropy(magnitudes: Rows) -> float:
-    """Return the cut whose 8-bit distribution diverges least from the observed one (Kullback and Leibler); of equal
-    ones the largest."""
+    """Return the cut with the smallest Kullback-Leibler divergence in 8 bits; the largest of equal ones."""
     counts, edges = np.histogram(magnitudes, BINS)
     cuts = range(LEVELS, BINS + 1, STRIDE)
     divergences = [_divergence(counts.astype(np.float64), cut) for cut in cuts]
@@ -131,8 +128,8 @@ def entropy(magnitudes: Rows) -> float:
 
 
 def _divergence(counts: NDArray[np.float64], cut: int) -> float:
-    """Return the divergence between the counts, clipped at bin `cut`, and the same bins in LEVELS even levels, each
-    level's counts spread over its non-empty bins. Infinite where a non-empty bin becomes empty."""
+    """Return the divergence between counts clipped at bin `cut` and the same in LEVELS even levels, whose counts are
+    spread over their non-empty bins. Infinite if a non-empty bin becomes empty."""
     inside = counts[:cut]
     seen = inside.copy()
     seen[-1] += counts[cut:].sum()

@@ -1,6 +1,4 @@
-"""ONNX Runtime on this machine: what is installed, the execution providers for CPU, CUDA and TensorRT, and the `Site`
-that creates sessions.
-"""
+"""ONNX Runtime on this machine: installed versions, execution providers for CPU, CUDA and TensorRT, and sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from ..memory import MOST_TOKENS, MemoryLimits, ModelShape, T4MemoryManager
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision
 
 Runtime = Literal["tensorrt", "cuda", "cpu"]
-# As `onnxruntime.InferenceSession(providers=[...])` takes them: the first that can compute a node does.
+# For `onnxruntime.InferenceSession(providers=[...])`: the first provider that supports a node computes it.
 Provider = tuple[str, dict[str, bool | int | str]]
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -29,14 +27,14 @@ TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPU
 TENSORRT_MAJOR = 10  # onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278.
 # onnxruntime-gpu 1.31 is built with CUDA 13. NVIDIA, CUDA Compatibility: 13.x needs driver 580.
 DRIVER_FLOOR = 580
-LEAST_CAPABILITY = (7, 5)  # CUDA 13 and TensorRT from 10.5 on know no older card
-USUAL_TOKENS = 128  # the length of text that TensorRT picks its kernels for
+LEAST_CAPABILITY = (7, 5)  # CUDA 13 and TensorRT from 10.5 on support no older card
+USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How TensorRT builds. `workspace_mb`: memory for trying kernels and computing. `optimization_level`, 0 to 5: how
-    long it searches for fast kernels."""
+    """Options of TensorRT's builder. `workspace_mb`: memory for kernels; `optimization_level`: 0 (fast to build) to 5
+    (fast to run)."""
 
     workspace_mb: int = 4096
     optimization_level: int = 3
@@ -44,10 +42,10 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The largest rectangle of an engine, which is built for all smaller ones too.
+    """The largest rectangle of an engine, which also takes all smaller ones.
 
-    There is one range only: ONNX Runtime always uses the first (microsoft/onnxruntime#31624), and a shape outside it
-    rebuilds the engine, which takes minutes.
+    Only one range is built, because ONNX Runtime uses only the first (microsoft/onnxruntime#31624). A shape outside it
+    would rebuild the engine, which takes minutes.
     """
 
     texts: int
@@ -64,8 +62,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Installed versions; None: not installed or unknown. `available`: the providers that ONNX Runtime was built
-    with."""
+    """Installed versions; None: not installed or unknown. `available`: ONNX Runtime's providers."""
 
     onnxruntime: str | None = None
     onnx: str | None = None
@@ -85,7 +82,7 @@ class Installed:
         except ImportError:
             version, available = None, []
         driver = snapshot().driver_version if CUDA in available else None
-        # NVIDIA's names of TensorRT's distribution, newest CUDA first.
+        # NVIDIA's names for the TensorRT distribution, newest CUDA first.
         names = [f"tensorrt{cuda}{kind}" for cuda in ("-cu13", "-cu12", "") for kind in ("-libs", "_libs", "")]
         tensorrt = next(filter(None, map(_version, names)), None)
         return cls(version, _version("onnx"), tensorrt, driver, available)
@@ -99,8 +96,7 @@ def _version(distribution: str) -> str | None:
 
 
 def choose_runtime(profile: DeviceProfile, installed: Installed) -> tuple[Runtime, str]:
-    """Return the best runtime for this device (`cpu` also for a card that ONNX Runtime cannot use), and why it is no
-    better one."""
+    """Return the best runtime for this device, and the reason; `cpu` also for a card that ONNX Runtime cannot use."""
     if profile.kind == "cpu":
         return "cpu", "ONNX Runtime on the CPU"
     install = install_command("tensorrt", index="https://pypi.nvidia.com")
@@ -135,8 +131,8 @@ def _major(version: str) -> int:
 
 
 def preload(runtime: Runtime) -> None:
-    """Load CUDA, cuDNN and TensorRT from pip's packages, which no library path contains; the providers then find them
-    by name. Failures show when a session is created."""
+    """Load CUDA, cuDNN and TensorRT from pip's packages, which are on no library path, so that providers find them.
+    Failures appear when a session is created."""
     if runtime == "cpu":
         return
     onnxruntime = importlib.import_module("onnxruntime")
@@ -148,8 +144,8 @@ def preload(runtime: Runtime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A device and the runtime for it; `reason`: why this one. `threads`: ONNX Runtime's on a CPU. `memory_limit`: of
-    CUDA's arena in bytes, 0: none."""
+    """A device and its runtime, with the `reason` for the choice. `threads`: of ONNX Runtime on a CPU; `memory_limit`:
+    of CUDA's arena in bytes, 0: none."""
 
     profile: DeviceProfile
     runtime: Runtime
@@ -166,8 +162,8 @@ class Site:
         return self.make(graph, self._providers(), self.threads)
 
     def tensorrt_session(self, graph: Path, precision: Precision, shapes: Shapes, engine: Path) -> Session:
-        """Create a session on TensorRT, which keeps its engine in the folder `engine` and the timings of its kernels
-        beside it. int8 needs a graph with Q/DQ; between its 8-bit layers TensorRT computes in fp16."""
+        """Create a session on TensorRT, which stores its engine in the folder `engine` and kernel timings in the
+        parent. int8 needs a graph with Q/DQ; other layers compute in fp16."""
         preload(self.runtime)
         half = precision in ("fp16", "int8") and "fp16" in self.profile.tensor_cores
         # ONNX Runtime, "TensorRT Execution Provider".
@@ -188,7 +184,7 @@ class Site:
     def _providers(self) -> list[Provider]:
         if self.runtime == "cpu":
             return [(CPU, {})]
-        # TF32 is off, so that fp32 means fp32. ONNX Runtime, "CUDA Execution Provider".
+        # TF32 is off, so that fp32 is exact. ONNX Runtime, "CUDA Execution Provider".
         options: dict[str, bool | int | str] = {
             "device_id": self.profile.index,
             "arena_extend_strategy": "kSameAsRequested",
@@ -199,7 +195,7 @@ class Site:
         return [(CUDA, options), (CPU, {})]
 
     def card(self) -> dict[str, str | int | float | None]:
-        """Return what a verdict and an engine depend on: card, driver and libraries."""
+        """Return the card, driver and libraries, on which verdicts and engines depend."""
         capability = None if self.profile.capability is None else ".".join(map(str, self.profile.capability))
         versions = asdict(self.installed)
         del versions["available"]
@@ -220,7 +216,7 @@ class Site:
         return ("fp16" if chosen == "fp16" else "fp32"), reason
 
     def shapes(self, shape: ModelShape, precision: Precision, limits: MemoryLimits) -> Shapes:
-        """Plan by the card's total memory: by free memory, each start would need another engine."""
+        """Plan by the card's total memory: with free memory, each start could need another engine."""
         budget = T4MemoryManager(self.profile, limits).plan_for(shape, precision)
         whole = min(1 << (budget.bit_length() - 1), MOST_TOKENS)
         return Shapes(max(1, whole // shape.max_tokens), shape.max_tokens)

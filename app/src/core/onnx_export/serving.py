@@ -1,5 +1,5 @@
-"""Choose and load the graph that serves: the calibrated one where its verdict on this machine allows it, else the float
-graph. `path_reason` says why. TensorRT's engines are kept between starts.
+"""Choose and load the graph that serves: the calibrated one if its verdict on this machine passes, else the float
+graph. `path_reason` gives the reason. TensorRT's engines are cached.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Model:
 
     @classmethod
     def find(cls, name: str, revision: str | None = None, weights_sha256: str | None = None) -> Model:
-        """Raises ModelNotFound, ModelUnsupported, WeightsMismatch."""
+        """Find and read a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch."""
         if name.startswith(HASHING):
             raise ModelUnsupported(f"model {name!r} is the test embedder, which has no layers for a graph")
         path = find_folder(name, revision)
@@ -66,8 +66,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """`enabled`: models run as graphs wherever they can; else only for int8 on a card. `algorithm`: of the calibration
-    that serves. `bar`: for its verdict."""
+    """`enabled`: use graphs for all precisions that have them, else only for int8 on a card; `algorithm`: of the
+    calibration that serves; `bar`: for its verdict."""
 
     cache: Path
     enabled: bool = False
@@ -81,9 +81,9 @@ class NotAsGraph(DeviceUnavailable):
 
 
 def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
-    """Load the calibrated graph for precision int8 (or auto with `enabled`) if its verdict passes; else, on a card with
-    `enabled`, the float graph. On a CPU only the calibrated graph serves: in float the packed path is faster. Raises
-    NotAsGraph when neither can serve, and the errors of loading a model."""
+    """Load the calibrated graph for int8 or auto if its verdict passes; else, on a card with `enabled`, the float
+    graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, and errors of
+    `Model.find`."""
     model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
     try:
         site = find_site(wanted.device, options.build, limits, wanted.threads)
@@ -122,14 +122,14 @@ class GraphServing:
         return OnnxRuntimeBackend(loaded, self._sessions(graph, precision, reason))
 
     def int8_backend(self, graph: Entry, algorithm: str) -> OnnxRuntimeBackend:
-        """Load this 8-bit graph, judged or not. Its fingerprint follows its content: another version of the quantiser,
-        or another processor, may make another graph of the same texts."""
+        """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
+        quantiser version or processor may make another graph from the same texts."""
         site, model = self._site, self._model
         loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", f"int8-{graph.sha256[:12]}")
         return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", f"calibrated by {algorithm}"))
 
     def calibration(self, algorithm: str) -> Dependencies:
-        """Return what a calibrated graph and its verdict depend on: one per machine, model and algorithm."""
+        """Return the cache key of a calibrated graph and its verdict: machine, model and algorithm."""
         return {**self._model.dependencies(), "algorithm": algorithm, **self._site.card()}
 
     def accepted(self, algorithm: str, bar: Bar) -> Entry:
@@ -168,12 +168,12 @@ class GraphServing:
         return Sessions(usual, exact, reason)
 
     def _exact(self) -> Session:
-        """Return the fp32 graph without TensorRT: the few rows that overflowed are not worth an engine."""
+        """Return a session for rows that overflowed, in fp32 without TensorRT: they are too few for an engine."""
         return self._site.session(self._float("fp32").graph)
 
     def _through_tensorrt(self, graph: Entry, precision: Precision, shapes: Shapes) -> tuple[Session, str]:
-        """Return a TensorRT session and a sentence about its engine; building one takes minutes. An engine from the
-        cache that does not load is built again. Raises DeviceUnavailable, OutOfMemory."""
+        """Return a TensorRT session and a sentence about its engine, which takes minutes to build. A cached engine that
+        does not load is rebuilt. Raises DeviceUnavailable, OutOfMemory."""
         site, build = self._site, self._site.build
         depends = {"model": self._model.weights, "graph": graph.sha256, "precision": precision, **site.card()}
         depends |= {"texts": shapes.texts, "tokens": shapes.tokens}

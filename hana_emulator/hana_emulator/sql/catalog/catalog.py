@@ -1,6 +1,6 @@
-"""The catalogue of schemas, tables, views, columns and indexes: rows in the SQLite file, and a snapshot in memory.
+"""The catalogue of schemas, tables, views, columns and indexes: rows in SQLite and an immutable snapshot.
 
-A snapshot is immutable; a change of structure writes rows in its transaction and is read back as the next snapshot.
+A change of structure writes rows in its transaction; the next snapshot reads them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A secondary index; `kind` as in SYS.INDEXES.INDEX_TYPE. An HNSW index is recorded only: search is exact."""
+    """A secondary index; `kind` is as in SYS.INDEXES.INDEX_TYPE. HNSW indexes are only recorded: search is exact."""
 
     schema: str
     name: str
@@ -89,7 +89,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table (`definition` is None) or a view (its HANA SQL, read with `definition_schema` as current schema)."""
+    """A table (`definition` is None) or a view (its HANA SQL, resolved with `definition_schema` as current schema)."""
 
     id: int
     schema: str
@@ -125,31 +125,31 @@ class Relation:
 
     @property
     def stored_schema(self) -> str:
-        """The schema that the catalogue and SQLite keep it under: one of its own for a local temporary table."""
+        """The schema under which it is stored; local temporary tables have one of their own."""
         if self.temporary is None or self.temporary.scope != LOCAL:
             return self.schema
         return temporary_schema(self.temporary.session, self.schema)
 
     @property
     def is_shared_by_sessions(self) -> bool:
-        """Whether it is a global temporary table, whose every row belongs to one session."""
+        """Whether it is a global temporary table, in which each row belongs to one session."""
         return self.temporary is not None and self.temporary.scope == GLOBAL
 
     @property
     def hides_rowid(self) -> bool:
-        """Whether a column takes the name by which SQLite would give the rowid."""
+        """Whether a column has the name of SQLite's rowid."""
         return any(column.name == "_ROWID_" for column in self.columns)
 
     @property
     def next_row_id(self) -> str:
-        """The SQLite text that gives a new `"$rowid$"`; '' for what has none: views, row tables, temporary tables."""
+        """The SQLite text of a new `"$rowid$"`; '' for relations without it: views, row tables, temporary tables."""
         if self.store != "COLUMN" or self.is_view or self.temporary is not None:
             return ""
         return f"{row_ids.FUNCTION}({self.id})"
 
     @property
     def row_id_renewal(self) -> list[str]:
-        """What every UPDATE sets besides its own columns: a changed row is a new version, with a new id."""
+        """Assignments that each UPDATE adds: a changed row is a new version with a new id."""
         return [f"{row_ids.COLUMN} = {self.next_row_id}"] if self.next_row_id else []
 
     @property
@@ -172,7 +172,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """One state of the whole catalogue."""
+    """One immutable state of the catalogue."""
 
     version: int
     schemas: frozenset[str]
@@ -195,15 +195,14 @@ class Catalog:
         return name
 
     def find(self, schema: str, name: str) -> Relation | None:
-        """A table or view; a name that begins with # is a local temporary table of this catalogue's session."""
+        """Find a table or view; a name with # is a local temporary table of this catalogue's session."""
         if name.startswith("#"):
             schema = temporary_schema(self.session, schema)
         return self.relations.get((schema, name))
 
     def meant(self, schema: str, current: str, name: str) -> Relation | None:
-        """Return the table or view that a name in a statement refers to, also through a synonym.
-
-        With `schema` '' the schema `current` is searched, then the public synonyms."""
+        """The table or view that a name refers to, also through a synonym. An empty `schema` means the schema
+        `current`, then the public synonyms."""
         found = self.find(schema or current, name) or self._of_synonym(schema or current, name)
         return found or (None if schema else self._of_synonym("PUBLIC", name))
 
@@ -224,7 +223,7 @@ class Catalog:
         ]
 
     def relation(self, schema: str, name: str) -> Relation:
-        """Raises HanaError 362 when the schema, 259 when the table or view is unknown."""
+        """Find a table or view. Raises HanaError 362 for an unknown schema, 259 for an unknown name."""
         self.require_schema(schema)
         found = self.find(schema, name)
         if found is None:
@@ -232,11 +231,11 @@ class Catalog:
         return found
 
     def table(self, schema: str, name: str) -> Relation:
-        """A relation that can be written. Raises HanaError 7 for a view."""
+        """Find a table. Raises HanaError 7 for a view."""
         return writable(self.relation(schema, name))
 
     def foreign_keys_of(self, table: str) -> list[tuple[str, Sequence[str], Sequence[str]]]:
-        """By the SQLite key of a table: the SQLite key of the table referred to, own columns, its columns."""
+        """For a table's SQLite key: the parent's SQLite key, the table's columns, the parent's columns."""
         relation = next((one for one in self.relations.values() if one.table_key == table), None)
         references = relation.references if relation is not None else ()
         return [(self.by_id(one.parent).table_key, one.columns, one.parent_columns) for one in references]
@@ -246,14 +245,14 @@ class Catalog:
 
 
 def writable(relation: Relation) -> Relation:
-    """The relation itself. Raises HanaError 7 for a view."""
+    """Return the relation. Raises HanaError 7 for a view."""
     if relation.is_view:
         raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
     return relation
 
 
 def reindexed(before: Catalog, after: Catalog) -> set[str]:
-    """The tables, by SQLite name, whose indexes differ: an HNSW index exists in the catalogue only."""
+    """The tables, by SQLite name, whose indexes differ. HNSW indexes exist only in the catalogue."""
     tables = {relation.id: relation.table_key for relation in before.relations.values()}
     return {
         tables[index.relation]
@@ -263,7 +262,7 @@ def reindexed(before: Catalog, after: Catalog) -> set[str]:
 
 
 def referred_anew(before: Catalog, after: Catalog) -> set[str]:
-    """The tables, by SQLite name, to which a table that was there before has got a foreign key."""
+    """The tables, by SQLite name, that an existing table refers to by a new foreign key."""
     was = {relation.id: relation for relation in before.relations.values()}
     return {
         after.by_id(reference.parent).table_key
@@ -274,7 +273,7 @@ def referred_anew(before: Catalog, after: Catalog) -> set[str]:
 
 
 def triggered_anew(before: Catalog, after: Catalog) -> set[str]:
-    """The tables, by SQLite name, that have got or lost a trigger."""
+    """The tables, by SQLite name, with added or removed triggers."""
     was, now = ({(one.id, one.enabled): one for one in each.objects.triggers.values()} for each in (before, after))
     tables = {relation.id: relation.table_key for relation in before.relations.values()}
     differing = [(was.get(key) or now[key]).relation for key in was.keys() ^ now.keys()]
@@ -328,7 +327,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
 
 
 def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
-    """From table to table, along triggers and along foreign keys, whose actions fire triggers too."""
+    """Tables that each table's triggers and foreign key actions write, also indirectly."""
     tables = {relation.id: relation for relation in catalog.relations.values()}
     following: dict[int, set[int]] = {}
     inserted: dict[int, set[int]] = {}
@@ -377,7 +376,7 @@ def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index
 
 
 def add_relation(connection: sqlite3.Connection, relation: Relation, comment: str | None) -> int:
-    """Write a new table or view with all that belongs to it; returns its id. The caller made sure the name is free."""
+    """Write a new table or view with all its parts; return its id. The caller has checked that the name is free."""
     cursor = connection.execute(
         "INSERT INTO owl_relations(schema, name, kind, store, comment, definition, definition_schema, created)"
         " VALUES (?,?,?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
@@ -403,7 +402,7 @@ def add_relation(connection: sqlite3.Connection, relation: Relation, comment: st
 
 
 def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
-    """The columns and the keys of a relation, in place of those it had."""
+    """Replace the columns and keys of a relation."""
     for table in ("owl_columns", "owl_constraints"):
         connection.execute(f"DELETE FROM {table} WHERE relation = ?", (relation.id,))
     for position, column in enumerate(relation.columns, 1):

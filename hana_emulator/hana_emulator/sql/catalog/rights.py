@@ -1,4 +1,4 @@
-"""Who may do what: owners, roles and grants as one immutable snapshot, and the questions asked of it."""
+"""Owners, roles and grants as one immutable snapshot, and the privilege checks on it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS owl_grants(
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One thing that a statement needs: a privilege on a table or view (`relation`), on a schema, or of the system. On
-    another object its `owner` has every privilege."""
+    """A privilege that a statement needs, on a table or view (`relation`), a schema, or the system. The `owner` of any
+    other object has all privileges on it."""
 
     privilege: str
     schema: str = ""
@@ -81,8 +81,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """One state of all owners, roles and grants. `administrator`, the user the emulator was started with, may do
-    everything; so may the owner of a schema or object with it."""
+    """A snapshot of all owners, roles and grants. The `administrator` has all privileges, and so has the owner of a
+    schema or object on it."""
 
     administrator: str = ""
     schema_owners: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -96,7 +96,7 @@ class Rights:
     synonym_owners: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
 
     def require(self, user: str, touches: Iterable[Touch], *, granting: bool = False) -> None:
-        """Raises HanaError 258 for the first privilege that `user` has not (with `granting`: cannot pass on)."""
+        """Raise HanaError 258 for the first privilege that `user` lacks (with `granting`: cannot grant)."""
         for wanted in touches:
             if not self.allows(user, wanted, granting=granting):
                 option = " with grant option" if granting else ""
@@ -106,14 +106,14 @@ class Rights:
                 )
 
     def allows(self, user: str, wanted: Touch, *, granting: bool = False) -> bool:
-        if user == self.administrator or wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: every user has rows of their own
+        if user == self.administrator or wanted.schema == "SYS":  # each user has its own rows in EXPLAIN_PLAN_TABLE
             return True
         return self._owns(user, wanted) or any(
             grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
         )
 
     def sees(self, user: str, relation: int) -> bool:
-        """May `user` know that the table or view exists? With any privilege on it or on its schema, or CATALOG READ."""
+        """Whether `user` has any privilege on the relation or its schema, or CATALOG READ."""
         schema = self.places.get(relation, "")
         if schema == "SYS" or user == self.administrator or self._owns(user, Touch("", schema, relation=relation)):
             return True
@@ -130,7 +130,7 @@ class Rights:
         return wanted.relation is not None and self.owners.get(wanted.relation) == user
 
     def _of(self, user: str) -> Iterable[Grant]:
-        """Return what `user` was granted directly, through PUBLIC or through nested roles."""
+        """The grants to the user, directly, through PUBLIC or through nested roles."""
         pending, seen = [user, PUBLIC], {user, PUBLIC}
         while pending:
             for grant in self.grants.get(pending.pop(), ()):
@@ -140,7 +140,7 @@ class Rights:
                     pending.append(grant.privilege)
 
     def holds_role(self, user: str, role: str) -> bool:
-        """May `user` pass the role on?"""
+        """Whether `user` may grant the role."""
         mine = (grant for grant in self._of(user) if grant.kind == ROLE and grant.privilege == role)
         return user == self.administrator or any(grant.grantable for grant in mine)
 
@@ -150,7 +150,7 @@ def create_storage(connection: sqlite3.Connection) -> None:
 
 
 def appoint(connection: sqlite3.Connection, user: str) -> None:
-    """The user who may do everything from now on, and log in; the one before loses that."""
+    """Make `user` the administrator, able to log in; the previous one loses these rights."""
     connection.execute("DELETE FROM owl_deactivated WHERE name = ?", (user,))
     connection.execute("DELETE FROM owl_administrator")
     connection.execute("INSERT INTO owl_administrator VALUES (?)", (user,))

@@ -1,7 +1,7 @@
-"""The ids behind `"$rowid$"`: a rising counter for each column table. No rollback, deletion or restart gives one back.
+"""The ids of `"$rowid$"`: a rising counter for each column table. Rollback, deletion and restart return no id.
 
-Every such table has a hidden column that takes the next id by default; statements that change a row give it a new one.
-Only TRUNCATE restarts the counter.
+Each such table has a hidden column with the next id as default. Statements that change a row assign a new id. Only
+TRUNCATE restarts the counter.
 
 Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.
 """
@@ -22,7 +22,7 @@ _RESERVED = 10_000
 
 
 class RowIds:
-    """Used by one thread at a time: the one that holds the turn to write."""
+    """Only the thread with the turn to write uses it."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
@@ -38,7 +38,7 @@ class RowIds:
         connection.create_function(FUNCTION, 1, self.next)
 
     def next(self, relation: int) -> int:
-        """The next id for the table with this number in the catalogue, from 1."""
+        """The next id, from 1, for the table with this number in the catalogue."""
         last = self._last.get(relation)
         if last is None:
             found = self._connection.execute("SELECT unused FROM ids WHERE relation = ?", (relation,)).fetchone()
@@ -52,7 +52,7 @@ class RowIds:
         return number
 
     def restart(self, relation: int) -> None:
-        """The table has been emptied by TRUNCATE: begin at 1 again."""
+        """Restart at 1 after TRUNCATE."""
         self._last.pop(relation, None)
         self._keep(relation, 1)
 
@@ -60,7 +60,7 @@ class RowIds:
         self._connection.execute("INSERT OR REPLACE INTO ids VALUES (?, ?)", (relation, unused))
 
     def close(self) -> None:
-        """Gives back what was reserved and not used."""
+        """Return reserved ids that were not used."""
         for relation, last in self._last.items():
             self._keep(relation, last + 1)
         self._connection.close()

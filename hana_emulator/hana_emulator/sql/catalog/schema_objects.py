@@ -1,6 +1,4 @@
-"""What the catalogue knows beside tables and views: referential and check constraints, sequences, synonyms, triggers,
-and which tables are temporary. Rows in the SQLite file and their immutable form in memory; knows no SQL of HANA's.
-"""
+"""Constraints, sequences, synonyms, triggers and temporary tables: rows in SQLite and their immutable form."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ CREATE VIEW owl_visible AS
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A foreign key: `columns` of its table hold values of `parent_columns` of the table with id `parent`."""
+    """A foreign key: `columns` of its table refer to `parent_columns` of the table with id `parent`."""
 
     name: str
     columns: tuple[str, ...]
@@ -69,7 +67,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition, as HANA SQL, that no row may make false."""
+    """A condition in HANA SQL that must not be false for any row."""
 
     name: str
     condition: str
@@ -77,7 +75,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Temporary:
-    """A table whose rows belong to a session: LOCAL to `session`, or GLOBAL with rows for each (`session` 0)."""
+    """A table whose rows belong to a session: LOCAL to `session`, or GLOBAL with rows of each session (`session` 0)."""
 
     scope: str
     session: int
@@ -86,7 +84,7 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """`version` changes whenever the sequence is to start again at `start`."""
+    """A sequence; a new `version` restarts it at `start`."""
 
     id: int
     schema: str
@@ -104,9 +102,9 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A trigger as written. `events` are INSERT, UPDATE, DELETE; `columns` the list after UPDATE OF; `new_row` and
-    `old_row` the names that the body has for the two forms of the row, '' for none. `body` is the text between
-    BEGIN and END, read with `definition_schema` as current schema."""
+    """A trigger as written. `events` are INSERT, UPDATE, DELETE; `columns` is the list after UPDATE OF; `new_row` and
+    `old_row` are the names of the transition variables or ''. `body` is the text between BEGIN and END, resolved with
+    `definition_schema` as current schema."""
 
     id: int
     schema: str
@@ -128,7 +126,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class SchemaObjects:
-    """Everything of this module at one state of the catalogue; constraints and temporaries by relation id."""
+    """All objects of this module in one catalogue state; constraints and temporary tables by relation id."""
 
     references: Mapping[int, tuple[Reference, ...]] = field(default_factory=lambda: MappingProxyType({}))
     checks: Mapping[int, tuple[Check, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -139,7 +137,7 @@ class SchemaObjects:
 
 
 def temporary_schema(session: int, schema: str) -> str:
-    """Where the catalogue keeps a session's local temporary tables of `schema`; no HANA name begins so."""
+    """The schema that stores a session's local temporary tables of `schema`; no HANA name has this prefix."""
     return f"#{session} {schema}"
 
 
@@ -228,7 +226,7 @@ def _load_triggers(connection: sqlite3.Connection) -> dict[tuple[str, str], Trig
 
 
 def put_trigger(connection: sqlite3.Connection, trigger: Trigger) -> int:
-    """A new trigger; returns its number."""
+    """Write a new trigger; return its number."""
     cursor = connection.execute(
         "INSERT INTO owl_triggers(schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
         " definition_schema, owner, created)"
@@ -243,7 +241,7 @@ def put_trigger(connection: sqlite3.Connection, trigger: Trigger) -> int:
 
 
 def put_writes(connection: sqlite3.Connection, trigger: int, writes: Mapping[int, bool], *, valid: bool) -> None:
-    """What a trigger writes, as it has been compiled, or that it cannot be."""
+    """Record the tables that a compiled trigger writes, or that it is invalid."""
     connection.execute("UPDATE owl_triggers SET valid = ? WHERE id = ?", (valid, trigger))
     connection.execute("DELETE FROM owl_trigger_writes WHERE trigger = ?", (trigger,))
     connection.executemany(
@@ -289,7 +287,7 @@ def add_temporary(connection: sqlite3.Connection, relation: int, temporary: Temp
 
 
 def put_sequence(connection: sqlite3.Connection, sequence: Sequence) -> None:
-    """A new sequence when its id is 0, else the new form of one that is there."""
+    """Insert a sequence with id 0, or update an existing one."""
     values = (
         sequence.schema, sequence.name, sequence.start, sequence.increment, sequence.minimum, sequence.maximum,
         sequence.cycles, sequence.cache, sequence.reset_by, sequence.reset_schema, sequence.version,

@@ -1,4 +1,4 @@
-"""The SYS views: typed columns, and the SQLite query over the catalogue tables behind each."""
+"""The SYS views: typed columns, and a SQLite query over the catalogue tables for each."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SEEN_RELATIONS = f"(SELECT * FROM owl_visible WHERE {SEES_FUNCTION}(id)) r"
 
 
 def view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
-    """A view of `columns` (type and SQLite expression of each) over what follows FROM.
+    """A view of `columns` (type and SQLite expression of each) over the FROM text.
 
-    `owl_visible r` there means the tables and views that the user has some privilege on: so HANA filters its system
-    views, except for CATALOG READ (SAP HANA Security Guide, system privileges).
+    `owl_visible r` means tables and views on which the user has some privilege: HANA filters system views this way,
+    except for CATALOG READ (SAP HANA Security Guide, system privileges).
     """
     sql_from = sql_from.replace(_ALL_RELATIONS, _SEEN_RELATIONS)
     items = ", ".join(f'{text} AS "{name}"' for name, (_, text) in columns.items())
@@ -461,7 +461,7 @@ _VIEWS: dict[str, SystemView] = {
 
 
 def find(schema: str, name: str) -> SystemView | None:
-    """SYS views answer under SYS and, as public synonyms, without a schema."""
+    """Find a SYS view, under SYS or, as a public synonym, without a schema."""
     return _VIEWS.get(name) if schema in ("", "SYS", "PUBLIC") else None
 
 
@@ -470,7 +470,7 @@ def names() -> list[str]:
 
 
 def register(connection: sqlite3.Connection) -> None:
-    """The functions that views ask for."""
+    """Register the functions that the views use."""
 
     def record_count(schema: str, table: str) -> int:
         (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted_table(schema, table)}").fetchone()

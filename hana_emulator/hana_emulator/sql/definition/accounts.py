@@ -1,4 +1,4 @@
-"""Statements about users, roles and privileges. Parsed here, run on a `Workbench`; `rights` says what they mean."""
+"""Parse statements about users, roles and privileges; they run on a `Workbench`. `rights` checks privileges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _create_user(reader: TokenReader) -> Definition:
 
 
 def _password_option(reader: TokenReader) -> None:
-    """Nobody is made to change a password here, so both forms mean the same."""
+    """Ignore the clause: the emulator never forces a password change."""
     _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
 
 
@@ -113,7 +113,7 @@ def _drop_user(reader: TokenReader) -> Definition:
         _require_admin(bench, name)
         if name in (bench.user, bench.catalog.rights.administrator):
             raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
-        # The user's schemas are dropped too, and with CASCADE all objects in them.
+        # Drops the user's schemas too; with CASCADE, also all objects in them.
         owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
         if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
             raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
@@ -169,7 +169,7 @@ def _known_role(catalog: Catalog, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One grant as the statement means it; `schema` and `relation` as `kind` needs them."""
+    """One grant; `kind` determines whether `schema` and `relation` are set."""
 
     kind: str
     privilege: str
@@ -180,14 +180,14 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Clause:
-    """The part between GRANT and TO: privileges or roles, and where they hold."""
+    """The part between GRANT and TO: privileges or roles, and the object or schema."""
 
     privileges: Sequence[str]
     on: Name | None = None
     on_schema: bool = False
 
     def given(self, bench: Workbench, grantable: bool) -> list[tuple[_Given, Touch | None]]:
-        """The grants, each with what its giver must be able to pass on (None: a role). Raises 257, 259, 362, 389."""
+        """The grants and the privilege that their grantor needs (None: a role). Raises HanaError 257, 259, 362, 389."""
         if self.on_schema and self.on is not None:
             schema = bench.catalog.require_schema(self.on.name)
             wanted = _expanded(self.privileges, SCHEMA_PRIVILEGES)
@@ -232,7 +232,7 @@ def _clause(reader: TokenReader, stop: str) -> _Clause:
 
 
 def _words(reader: TokenReader, stop: str) -> str:
-    """A privilege of one or two words, or a role."""
+    """Read a privilege of one or two words, or a role."""
     words = [reader.identifier()]
     while not any(reader.peek(end) for end in (",", "ON", stop)):
         words.append(reader.identifier())
@@ -275,7 +275,7 @@ def _known_grantee(catalog: Catalog, name: str) -> str:
 
 
 def _add_grant(bench: Workbench, grantee: str, given: _Given) -> None:
-    """A grant given twice is kept once, with the grant option if either had it."""
+    """Add a grant. A repeated grant is stored once and keeps the grant option if either had it."""
     known = _take_grant(bench, grantee, given)
     bench.connection.execute(
         "INSERT INTO owl_grants(grantee, kind, privilege, schema, relation, grantor, grantable) VALUES (?,?,?,?,?,?,?)",
@@ -292,7 +292,7 @@ def _add_grant(bench: Workbench, grantee: str, given: _Given) -> None:
 
 
 def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int]]:
-    """Remove it; the grant options of what there was."""
+    """Remove a grant; return the grant options of the removed rows."""
     return bench.connection.execute(
         "DELETE FROM owl_grants WHERE grantee = ? AND kind = ? AND privilege = ? AND schema IS ? AND relation IS ?"
         " RETURNING grantable",

@@ -1,6 +1,6 @@
-"""ALTER TABLE, RENAME TABLE and RENAME COLUMN. Parsed here, run on a `Workbench`.
+"""Parse ALTER TABLE, RENAME TABLE and RENAME COLUMN; they run on a `Workbench`.
 
-SQLite alters little; most changes rebuild the table and copy the rows.
+SQLite can alter little, so most changes rebuild the table and copy the rows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _alteration(reader: TokenReader) -> Alteration:
 
 
 def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
-    """Existing rows get the current default of a new column, and must keep what is added."""
+    """Existing rows get a new column's default and must satisfy new constraints."""
     known = {column.name for column in relation.columns}
     for column in draft.columns:
         if column.name in known:
@@ -118,7 +118,7 @@ def _drop_keys(bench: Workbench, relation: Relation, names: Sequence[str]) -> No
 
 
 def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[str]) -> None:
-    """Raises HanaError 417 for columns that a foreign key leads to."""
+    """Raise HanaError 417 if a foreign key uses one of the columns."""
     for child, reference in bench.catalog.children_of(relation):
         if set(reference.parent_columns) & set(columns):
             raise HanaError(
@@ -129,7 +129,7 @@ def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[s
 
 
 def _drop_columns(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
-    """Indexes and constraints on a dropped column alone go with it. Raises HanaError 260, 311, 350, 351, 417."""
+    """Drop columns, with indexes and constraints on a single one. Raises HanaError 260, 311, 350, 351, 417."""
     for name in names:
         relation.column(name)
         if name in relation.key:
@@ -168,7 +168,7 @@ def _drop_lone_users(bench: Workbench, relation: Relation, names: Sequence[str])
 
 
 def _switch_triggers(bench: Workbench, relation: Relation, *, enabled: bool, name: str) -> None:
-    """All triggers of the table, or one of them. Raises HanaError 445."""
+    """Switch one trigger of the table, or all. Raises HanaError 445."""
     bench.touches.add(touch("ALTER", relation))
     text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
     if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
@@ -179,8 +179,8 @@ def _switch_triggers(bench: Workbench, relation: Relation, *, enabled: bool, nam
 
 
 def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
-    """What is not written of a column stays: its nullability, its default, its comment. Raises HanaError 260, and for
-    rows that do not fit the new type 274, 287, 303, 314, 339."""
+    """Change columns; unspecified nullability, default and comment stay. Raises HanaError 260, and 274, 287, 303, 314
+    or 339 if rows do not fit the new type."""
     if draft.constraints or draft.references or draft.checks:
         raise not_supported("constraints in ALTER TABLE ALTER; use ADD CONSTRAINT")
     values, columns = {}, {column.name: column for column in relation.columns}
@@ -198,8 +198,7 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
         columns[column.name] = new
         values[column.name] = stored(Bound(quoted(column.name), old.type), new)
     changed = replace(relation, columns=tuple(columns.values()))
-    # Whether keys and foreign keys, its own and those to it, can be of the columns' new
-    # types.
+    # Keys and foreign keys in both directions must allow the new types.
     for key in changed.constraints:
         constraints.check_key(changed, key)
     for reference in changed.references:
@@ -212,8 +211,8 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
 
 
 def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
-    """Rebuild the table as `new` and copy the rows; `values` gives the SQLite text of columns that
-    change. Raises HanaError 301 when the rows do not keep a new key."""
+    """Rebuild the table as `new` and copy the rows; `values` has the SQLite text of changed columns. Raises HanaError
+    301 if the rows violate a new key."""
     connection, passing = bench.connection, '"owl rebuilt"'
     indexes = connection.execute(
         "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND name LIKE '#%'",
@@ -245,13 +244,13 @@ def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str,
 
 
 def has_row_ids(connection: sqlite3.Connection, relation: Relation) -> bool:
-    """Not so for tables of data folders that were written before there was `"$rowid$"`."""
+    """Whether the table has a `"$rowid$"` column; tables in old data folders have none."""
     text = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?"
     return connection.execute(text, (relation.table_key, row_ids.COLUMN.strip('"'))).fetchone() is not None
 
 
 def add_row_ids(bench: Workbench) -> None:
-    """Give the tables of such a folder their ids."""
+    """Add row ids to tables of old data folders."""
     for relation in list(bench.catalog.relations.values()):
         if relation.next_row_id and not has_row_ids(bench.connection, relation):
             with constraints.lifted(bench, relation):
@@ -316,7 +315,7 @@ def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
         connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
     connection.execute("UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?", values)
     for check in relation.checks:
-        # The condition with the column `old` called `new`.
+        # Replace the column name `old` in the condition by `new`.
         pieces, position = [], 0
         for token in dialect.tokenize(check.condition):
             if _name_of(token) == old:
@@ -328,7 +327,7 @@ def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
 
 
 def _name_of(token: Token) -> str:
-    """The name that a token may be; '' for a string or a number."""
+    """The name that a token may represent; '' for a string or a number."""
     if token.token_type is TokenType.IDENTIFIER:
         return str(token.text)
     return "" if token.token_type in (TokenType.STRING, TokenType.NUMBER) else str(token.text).upper()

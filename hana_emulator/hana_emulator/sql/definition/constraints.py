@@ -1,8 +1,7 @@
-"""Keys, foreign keys and checks as SQLite keeps them: unique indexes and triggers, made from the catalogue.
+"""Keys, foreign keys and checks as unique indexes and triggers in SQLite, created from the catalogue.
 
-Triggers rather than SQLite's own constraints, because these cannot be added or dropped, and tell neither which of them
-failed nor on which side. Actions run row by row, and RESTRICT looks at the rows there are at that moment; but foreign
-keys of a table to itself are looked at when the statement is over.
+SQLite's own constraints cannot be added or dropped, and their errors do not identify the constraint. Actions run row by
+row, and RESTRICT checks the rows at that moment. Self-referencing foreign keys are checked after the statement.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from hana_emulator.types import INTEGERS, LOBS, VECTORS
 _TRIGGERS, _KEYS, _HELPING = "owl trigger ", "owl key ", "owl helping "
 
 
-# --- what is asked of a definition ------------------------------------------------------------------------------------
+# --- checks of definitions --------------------------------------------------------------------------------------------
 
 
 def check_key(relation: Relation, constraint: Constraint) -> None:
-    """Raises HanaError 260 and 264 for columns that cannot make a key."""
+    """Raise HanaError 260 or 264 for columns that cannot be part of a key."""
     for name in constraint.columns:
         if relation.column(name).type.code in LOBS | VECTORS:
             raise HanaError(264, f"invalid datatype: {name} cannot be part of a key")
 
 
 def check_reference(relation: Relation, parent: Relation, reference: Reference) -> None:
-    """Raises HanaError 260, 266, 365, 367, 7."""
+    """Raise HanaError 260, 266, 365, 367 or 7 for an invalid foreign key."""
     if len(reference.columns) != len(reference.parent_columns):
         raise HanaError(
             367, f"number of referencing columns must match referenced columns: {hana_identifier(reference.name)}"
@@ -59,12 +58,12 @@ def check_reference(relation: Relation, parent: Relation, reference: Reference) 
 
 
 def check_condition(bench: Workbench, relation: Relation, check: Check) -> None:
-    """Raises HanaError 257 and 260, and 7 for what a CHECK of HANA takes no more than SQLite's."""
+    """Raise HanaError 257 or 260 for an invalid condition, 7 for a subquery or a sequence."""
     _condition(bench, relation, check)
 
 
 def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
-    """The SQLite condition over a row called NEW."""
+    """The SQLite condition for a row named NEW."""
     tree = dialect.parse_condition(check.condition)
     if tree.find(exp.Query) is not None or sequences.mentioned(tree):
         raise not_supported("a subquery or a sequence in a CHECK constraint")
@@ -80,8 +79,8 @@ def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
 
 
 def create_keys(connection: sqlite3.Connection, relation: Relation, sqlite_name: str = "") -> None:
-    """A unique index for each key, but for that of the identity column, which is SQLite's own. Raises
-    sqlite3.IntegrityError when rows are there that are not unique."""
+    """Create a unique index for each key except the identity column, which is SQLite's rowid. Raises
+    sqlite3.IntegrityError for duplicate rows."""
     identity = tuple(column.name for column in relation.columns if column.identity)
     for constraint in relation.constraints:
         if constraint.columns == identity:
@@ -92,7 +91,7 @@ def create_keys(connection: sqlite3.Connection, relation: Relation, sqlite_name:
 
 
 def key_columns(relation: Relation, columns: Sequence[str]) -> list[str]:
-    """The SQLite columns of a key: of a global temporary table, each session has its own."""
+    """The SQLite columns of a key; in a global temporary table they include the session."""
     names = [quoted(name) for name in columns]
     return [SESSION_COLUMN, *names] if relation.is_shared_by_sessions else names
 
@@ -106,8 +105,8 @@ def _name(kind: str, relation: Relation, name: str, more: str = "") -> str:
 
 @contextmanager
 def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
-    """No foreign key and no check of the tables `changing`, nor one that leads to them, acts inside; afterwards those
-    that the catalogue then has do again."""
+    """Suspend foreign keys and checks of `changing` and foreign keys that refer to them; restore them from the
+    catalogue afterwards."""
     numbers = {relation.id for relation in changing}
     numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
     for number in numbers:
@@ -123,7 +122,7 @@ def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
 
 
 def impose(bench: Workbench, relation: Relation) -> None:
-    """Make the triggers of the checks and the foreign keys of `relation`."""
+    """Create the triggers for the checks and foreign keys of `relation`."""
     for check in relation.checks:
         failed = f"NOT ({_condition(bench, relation, check)})"
         body = _refusal(677, f"check constraint violation: {hana_identifier(check.name)} of {_shown(relation)}")
@@ -136,7 +135,7 @@ def impose(bench: Workbench, relation: Relation) -> None:
 
 
 def _trigger(name: str, event: str, relation: Relation, when: str, body: str) -> str:
-    """It rests while the rows of a parked transaction are put back."""
+    """The trigger is inactive while a parked transaction's rows are restored."""
     when = f"WHEN {ENFORCING_FUNCTION}() AND ({when})"
     return f"CREATE TRIGGER {name} AFTER {event} ON {relation.sqlite_name} {when} BEGIN {body}; END"
 
@@ -146,7 +145,7 @@ def _refusal(code: int, message: str) -> str:
 
 
 def _postponed(child: Relation, own: Sequence[str], keys: Sequence[str], row: str, message: str) -> str:
-    """Look for rows with the key that `row` has in these columns, referring to nothing, when the statement is over."""
+    """SQL that checks after the statement for rows with the key of `row` and no parent row."""
     having = " AND ".join(f"c.{column} = ?{place}" for place, column in enumerate(own, 1))
     there = " AND ".join(f"p.{key} = ?{place}" for place, key in enumerate(keys, 1))
     table = child.sqlite_name
@@ -202,7 +201,7 @@ def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, ref
 
 
 def _missing(parent: Relation, keys: Sequence[str], own: Sequence[str], row: str = "NEW") -> str:
-    """True for a row whose key is complete and missing from the parent; a key with a NULL in it may be anything."""
+    """A condition that is true if the key is missing from the parent; a key with NULL is never missing."""
     whole = " AND ".join(f"{row}.{column} IS NOT NULL" for column in own)
     same = " AND ".join(f"p.{key} = {row}.{column}" for key, column in zip(keys, own, strict=True))
     return f"{whole} AND NOT EXISTS (SELECT 1 FROM {parent.sqlite_name} AS p WHERE {same})"
@@ -217,11 +216,11 @@ def _defaults(bench: Workbench, child: Relation, reference: Reference) -> list[s
     return [f"{quoted(c.name)} = {default_of(bench.binding(), c) or 'NULL'}" for c in columns]
 
 
-# --- rows that are there already --------------------------------------------------------------------------------------
+# --- existing rows ----------------------------------------------------------------------------------------------------
 
 
 def check_rows(bench: Workbench, relation: Relation, references: Sequence[Reference], checks: Sequence[Check]) -> None:
-    """Whether the rows of a table keep what is to be asked of them. Raises HanaError 461 and 677."""
+    """Check existing rows against new constraints. Raises HanaError 461 or 677."""
     for reference in references:
         parent = bench.catalog.by_id(reference.parent)
         own, keys = [quoted(name) for name in reference.columns], [quoted(name) for name in reference.parent_columns]
@@ -238,7 +237,7 @@ def _any_row(bench: Workbench, relation: Relation, condition: str) -> bool:
 
 
 def refuse_used_rows(bench: Workbench, relation: Relation) -> None:
-    """Raises HanaError 462 when a row of another table refers to this one, whose rows are all to go."""
+    """Raise HanaError 462 if rows of another table refer to this one; use before deleting all rows."""
     for child, reference in bench.catalog.children_of(relation):
         whole = " AND ".join(f"{quoted(column)} IS NOT NULL" for column in reference.columns)
         if child.id != relation.id and _any_row(bench, child, whole):

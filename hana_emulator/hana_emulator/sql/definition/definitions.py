@@ -1,4 +1,4 @@
-"""Data definition statements: which parser reads which. Nothing is checked against the catalogue before one runs."""
+"""Select the parser of a data definition statement. The catalogue is checked only when the statement runs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _PARSERS: Parsers[Definition] = Parsers(
 
 
 def parse(reader: TokenReader) -> Definition | None:
-    """Return the definition that the statement asks for, None when it is not a definition."""
+    """Parse a definition; None if the statement is not one."""
     definition = _PARSERS.parse(reader)
     if definition is None:
         return None
 
     def run(bench: Workbench) -> None:
-        # A change of structure may invalidate views and triggers or make them valid again. Triggers would fire during
-        # the change, so they are lifted first.
+        # A definition may change whether views and triggers are valid. Triggers are lifted so that none fires during
+        # it.
         triggers.lift(bench)
         definition(bench)
         views.note_validity(bench)
@@ -51,7 +51,7 @@ def parse(reader: TokenReader) -> Definition | None:
 
 
 def require_change(user: str, before: Catalog, after: Catalog) -> None:
-    """What a definition did, held against what its user may do. Raises HanaError 258; the caller undoes the change."""
+    """Check the privileges for a definition's changes. Raises HanaError 258; the caller undoes the changes."""
     before.rights.require(user, _needed(before, after))
 
 
@@ -69,7 +69,7 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
             yield touch("ALTER", was[number])
     dropped = [relation for number, relation in was.items() if number not in now]
     tables = [relation for relation in dropped if not relation.is_view]
-    # Views that go with a table (CASCADE) need no right of their own.
+    # Views dropped with a table (CASCADE) require no privilege.
     yield from (touch("DROP", relation) for relation in tables or dropped)
     for index in set(before.indexes.values()) ^ set(after.indexes.values()):
         if index.relation in was and index.relation in now:
@@ -89,7 +89,7 @@ def _needed_for_sequences(before: Catalog, after: Catalog) -> Iterable[Touch]:
 
 
 def _needed_for_triggers(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    """TRIGGER on the table is asked for by the definition itself. With its table a trigger goes of itself."""
+    """The definition itself checks TRIGGER on the table. Dropping the table drops its triggers."""
     was, now = ({one.id: one for one in catalog.objects.triggers.values()} for catalog in (before, after))
     tables = {relation.id for relation in after.relations.values()}
     yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
@@ -100,7 +100,7 @@ def _needed_for_triggers(before: Catalog, after: Catalog) -> Iterable[Touch]:
 
 
 def _needed_for_synonyms(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    """Anybody may make a public synonym: it gives no right on what it names."""
+    """Any user may create a public synonym: it grants no privilege on its target."""
     was, now = before.objects.synonyms, after.objects.synonyms
     yield from (Touch("CREATE ANY", schema) for schema, _ in now.keys() - was.keys() if schema != PUBLIC)
     for place in was.keys() - now.keys():

@@ -1,4 +1,4 @@
-"""Definitions other than tables and views: indexes, comments, schemas. Parsed here, run on a `Workbench`."""
+"""Parse definitions of indexes, comments and schemas; they run on a `Workbench`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PARSERS: Parsers[Definition] = Parsers()
 
 @PARSERS("CREATE", "HNSW", "VECTOR", "INDEX")
 def _create_hnsw(reader: TokenReader) -> Definition:
-    # Options and ranges as langchain-hana writes them. The index is recorded only.
+    # Options and ranges as langchain-hana writes them. The index is only recorded.
     name = reader.name()
     reader.expect("ON")
     table = reader.name()
@@ -212,7 +212,7 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
 
 def holds_objects(catalog: Catalog, schema: str) -> bool:
-    """Whether tables, views, sequences, synonyms or triggers are in the schema."""
+    """Whether the schema contains tables, views, sequences, synonyms or triggers."""
     named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
     return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
 
@@ -221,7 +221,7 @@ _NAMED_BY_SCHEMA = (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("o
 
 
 def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
-    """The schemas and all that is in them; foreign keys that lead there go too."""
+    """Drop the schemas with all objects in them, and foreign keys that refer to those."""
     inside = [relation for relation in bench.catalog.relations.values() if relation.schema in schemas]
     with constraints.lifted(bench, *inside):
         for relation in inside:

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP SEQUENCE, and what RESET BY does when the database starts."""
+"""CREATE, ALTER and DROP SEQUENCE, and RESET BY at database start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = dict[str, int | str | bool | None]
 
 
 def _options(reader: TokenReader) -> Change:
-    """The clauses as written; a `NO ...` is None."""
+    """Read the clauses; `NO ...` gives None."""
     found: Change = {}
     while not reader.at_end:
         for words, key in _NUMBERS.items():
@@ -63,7 +63,7 @@ _PLAIN: dict[tuple[str, ...], tuple[str, int | bool | None]] = {
 
 
 def _defined(base: Sequence, options: Change) -> Sequence:
-    """`base` with the options written into it, complete and consistent. Raises HanaError 313."""
+    """`base` with the options applied and validated. Raises HanaError 313."""
     increment = int(options.get("increment", base.increment) or 0)
     rising = increment > 0
     options = {
@@ -159,7 +159,7 @@ def _drop(reader: TokenReader) -> Definition:
 
 
 def reset(connection: sqlite3.Connection, catalog: Catalog, numbers: Numbers) -> None:
-    """What RESET BY says, done when the database starts. A query that fails leaves its sequence as it was."""
+    """Apply RESET BY at database start. A sequence whose query fails stays unchanged."""
     for sequence in catalog.objects.sequences.values():
         if sequence.reset_by is None:
             continue

@@ -1,4 +1,4 @@
-"""CREATE and DROP [PUBLIC] SYNONYM: other names of tables and views. A synonym may name what is not there yet."""
+"""CREATE and DROP [PUBLIC] SYNONYM: other names of tables and views. The target need not exist yet."""
 
 from __future__ import annotations
 

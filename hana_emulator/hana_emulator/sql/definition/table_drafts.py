@@ -24,7 +24,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ReferenceDraft:
-    """A foreign key as written; without `parent_columns` it means the primary key of `parent`."""
+    """A foreign key as written; without `parent_columns` it refers to the parent's primary key."""
 
     name: str
     columns: tuple[str, ...]
@@ -42,7 +42,7 @@ class CheckDraft:
 
 @dataclass(slots=True)
 class TableDraft:
-    """Columns and constraints as written; a constraint without a name has ''."""
+    """Columns and constraints as written; an unnamed constraint has ''."""
 
     columns: list[TableColumn] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
@@ -72,7 +72,7 @@ def table_body(reader: TokenReader) -> TableDraft:
 
 
 def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
-    """Read a constraint of the whole table into `draft`; False when none comes next."""
+    """Read a table constraint into `draft`; False if none follows."""
     name = reader.identifier() if reader.take("CONSTRAINT") else ""
     if reader.take("PRIMARY", "KEY"):
         draft.constrain(reader.identifiers(), primary=True, name=name)
@@ -92,7 +92,7 @@ def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
 
 
 def _references(reader: TokenReader, draft: TableDraft, columns: Sequence[str], name: str) -> None:
-    """What follows the word REFERENCES."""
+    """Read the part after REFERENCES."""
     parent = reader.name()
     parent_columns = reader.identifiers() if reader.peek("(") else []
     actions = {"DELETE": "RESTRICT", "UPDATE": "RESTRICT"}
@@ -148,7 +148,7 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
 
 
 def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
-    """Read the bytes up to which HANA keeps the LOB in memory, or NULL; nothing here depends on them."""
+    """Read the number of bytes that HANA keeps in memory, or NULL, and ignore it."""
     if not reader.take("NULL") and reader.number() < 0:
         raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
     return column

@@ -1,4 +1,4 @@
-"""CREATE, DROP and TRUNCATE TABLE, temporary tables among them. Parsed here, run on a `Workbench`."""
+"""Parse CREATE, DROP and TRUNCATE TABLE, also for temporary tables; they run on a `Workbench`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hana_emulator.types import TypeCode
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The words between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
+    """The words between CREATE and TABLE. `scope` is '' for a permanent table."""
 
     store: str
     scope: str = ""
 
     def relation(self, bench: Workbench, name: Name) -> Relation:
-        """An empty table of this kind. Raises HanaError 397 for a # where it must not, or must, be."""
+        """An empty table of this kind. Raises HanaError 397 if the name has a wrong or missing #."""
         schema, table = bench.place(name)
         if table.startswith("#") is not (self.scope == LOCAL):
             raise HanaError(
@@ -44,8 +44,6 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Creation:
-    """One CREATE TABLE: what it is called, of which kind, and whether it may be there already."""
-
     name: Name
     kind: _Kind
     if_absent: bool = False
@@ -106,7 +104,7 @@ def _table_definition(creation: _Creation, draft: TableDraft) -> Definition:
 
 
 def _names_come(reader: TokenReader) -> bool:
-    """Whether a list of bare names follows, as it may before AS; the columns of a table have types."""
+    """Whether a list of bare names follows, as before AS; columns of a table have types."""
     following = reader.tokens[reader.index + 2 : reader.index + 3]
     return reader.peek("(") and bool(following) and following[0].text in (",", ")")
 
@@ -170,8 +168,8 @@ def _unique_name(keys: Sequence[Constraint]) -> str:
 
 
 def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form; an identity
-    is SQLite's own rowid; keys are indexes that come later."""
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form. An identity
+    column is SQLite's rowid; keys are indexes created later."""
     pieces = [_sqlite_column(column) for column in relation.columns]
     if relation.is_shared_by_sessions:
         pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
@@ -188,7 +186,7 @@ def _sqlite_column(column: TableColumn) -> str:
 
 
 def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
-    """Let the identity column of a table give `number` next."""
+    """Make `number` the next identity value of a table."""
     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
     connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
 
@@ -196,8 +194,8 @@ def begin_identity(connection: sqlite3.Connection, relation: Relation, number: i
 def attach(
     bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
 ) -> tuple[list[Reference], list[Check]]:
-    """Write foreign keys and checks of a table of the catalogue; they act once they are imposed. Raises
-    HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
+    """Write foreign keys and checks to the catalogue; `constraints.impose` activates them. Raises HanaError 257, 259,
+    260, 266, 365, 366, 367, 457."""
     names = relation.constraint_names
 
     def label(name: str, sign: str) -> str:

@@ -1,4 +1,4 @@
-"""What becomes of temporary tables: a session's go with it, what a killed emulator left when it starts again."""
+"""Clean up temporary tables at the end of a session, and after a killed emulator at the next start."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hana_emulator.sql.definition.workbench import Workbench, drop_table
 
 
 def belongs_to(catalog: Catalog, session: int) -> bool:
-    """Whether a session has local temporary tables."""
+    """Whether the session has local temporary tables."""
     return any(entry.scope == LOCAL and entry.session == session for entry in catalog.objects.temporary.values())
 
 
 def sweep(bench: Workbench) -> None:
-    """A definition: drop the local temporary tables of the bench's session, and its rows in the global ones."""
+    """Drop the session's local temporary tables and its rows in global ones, as a definition."""
     for relation in bench.catalog.relations.values():
         if relation.temporary is None:
             continue
@@ -27,7 +27,7 @@ def sweep(bench: Workbench) -> None:
 
 
 def sweep_all(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """The same for every session there was before; inside a transaction."""
+    """Clean up after all earlier sessions, inside a transaction."""
     for relation in catalog.relations.values():
         if relation.temporary is not None and relation.temporary.scope == LOCAL:
             connection.execute(f"DROP TABLE {relation.sqlite_name}")

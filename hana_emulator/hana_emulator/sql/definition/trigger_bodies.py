@@ -1,6 +1,6 @@
-"""The body of a trigger, between BEGIN and END: INSERT, UPDATE and DELETE statements, and IF around them.
+"""Parse the body of a trigger, between BEGIN and END: INSERT, UPDATE, DELETE, and IF around them.
 
-An IF becomes a condition of each statement inside. Knows syntax only; names are resolved elsewhere.
+An IF becomes a condition of each statement inside. Names are not resolved here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LONGEST_QUOTED = 20
 
 
 def row_name(variable: str) -> str:
-    """How the source of a transition variable's columns is called: no table can be meant by it."""
+    """The name of the source of a transition variable's columns; no table can have it."""
     return f":{variable}"
 
 
 def statements(body: str, rows: Collection[str]) -> list[exp.Expr]:
-    """The statements as syntax trees; `:row.column` of one of `rows` has become a column of the source `row_name`.
-    Raises HanaError 257, 467, 2048, and 7 for what SQLScript knows and this emulator does not."""
+    """The statements as syntax trees; `:row.column` becomes a column of the source `row_name` for each of `rows`.
+    Raises HanaError 257, 467, 2048, and 7 for unsupported SQLScript."""
     if len(body) > LONGEST_BODY:
         raise HanaError(2048, f"column store error: the body of a trigger is longer than {LONGEST_BODY} characters")
     reading = _Body(body, rows)
@@ -50,7 +50,7 @@ class _Body:
         self._parts = 0
 
     def block(self, guards: Sequence[exp.Expr], depth: int) -> None:
-        """Statements up to the END, ELSE or ELSEIF that ends them."""
+        """Read statements until END, ELSE or ELSEIF."""
         reader = self.reader
         while not reader.at_end and not any(reader.peek(word) for word in ("END", "ELSE", "ELSEIF")):
             if reader.take("IF"):
@@ -66,7 +66,7 @@ class _Body:
         while True:
             condition = self._condition()
             self.block((*before, condition), depth)
-            # False or unknown: what takes an IF to its ELSE.
+            # ELSE runs if the condition is false or unknown.
             zero, one = exp.Literal.number(0), exp.Literal.number(1)
             case = exp.Case(ifs=[exp.If(this=condition.copy(), true=zero)], default=one)
             before.append(exp.EQ(this=case, expression=one.copy()))
@@ -110,7 +110,7 @@ class _Body:
         self.found.append(_guarded(dialect.parse(self._text(tokens)), guards))
 
     def _text(self, tokens: Sequence[Token]) -> str:
-        """The text of `tokens` with the transition variables written as columns."""
+        """The text of `tokens` with transition variables replaced by columns."""
         pieces, position, index = [], tokens[0].start, 0
         while index < len(tokens):
             token = tokens[index]
@@ -138,11 +138,11 @@ def _quoted(name: str) -> str:
 
 
 def _guarded(tree: exp.Expr, guards: Sequence[exp.Expr]) -> exp.Expr:
-    """The statement, doing nothing unless all of `guards` hold."""
+    """The statement with `guards` added to its condition."""
     if not guards:
         return tree
     if isinstance(tree, exp.Insert):
-        # The rows that an INSERT writes, if the condition holds.
+        # Limit the rows that an INSERT writes to those for which the guards hold.
         condition = _all(guards)
         if isinstance(tree.expression, exp.Values):
             if len(tree.expression.expressions) != 1:

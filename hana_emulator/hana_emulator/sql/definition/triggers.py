@@ -1,7 +1,7 @@
-"""CREATE and DROP TRIGGER, and the triggers of SQLite that HANA's become. Parsed here, run on a `Workbench`.
+"""Parse CREATE and DROP TRIGGER, and compile row triggers to SQLite; they run on a `Workbench`.
 
 Source: SAP HANA Cloud SQL Reference Guide, CREATE TRIGGER; error codes from SAP's list of SQL error codes (445, 446,
-451, 465). Row triggers only. A trigger whose body can no longer be read makes the statements fail that would fire it.
+451, 465). Statements that would fire a trigger with an invalid body fail.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A trigger as the statement describes it."""
-
     name: Name
     table: Name
     timing: str
@@ -85,7 +83,7 @@ def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
 
 
 def _events(reader: TokenReader) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """INSERT OR UPDATE [OF column, ...] OR DELETE, and those columns."""
+    """Read INSERT OR UPDATE [OF column, ...] OR DELETE; return the events and columns."""
     events: list[str] = []
     columns: list[str] = []
     while True:
@@ -197,7 +195,7 @@ def _unknown(name: str) -> HanaError:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """SQLite's statements for a body, the tables it writes (each with whether it inserts), the rights it needs."""
+    """SQLite statements of a body, the tables it writes (true if it inserts), the privileges it needs."""
 
     statements: list[str]
     writes: dict[int, bool]
@@ -205,7 +203,7 @@ class _Compiled:
 
 
 def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compiled:
-    """Raises HanaError 7, 257, 259, 260 ..., and 451 for a body that writes the trigger's own table."""
+    """Compile a body. Raises HanaError 7, 257, 259, 260 ..., and 451 if it writes the trigger's own table."""
     compiled = _Compiled([], {}, set())
     rows = {"NEW": trigger.new_row, "OLD": trigger.old_row}
     sources = [_transition(relation, trigger, form, variable) for form, variable in rows.items() if variable]
@@ -236,7 +234,7 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compile
 
 
 def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) -> Source:
-    """Before a row is inserted its identity has no value yet."""
+    """The source of a transition variable. BEFORE INSERT, the identity has no value yet."""
     nameless = trigger.timing == "BEFORE" and "INSERT" in trigger.events
     columns = tuple(
         SourceColumn(column, quoted(column.name))
@@ -247,7 +245,7 @@ def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) 
 
 
 def _fire(connection: sqlite3.Connection, relation: Relation, trigger: Trigger, statements: list[str]) -> None:
-    """It rests while the rows of a parked transaction are put back."""
+    """The trigger is inactive while a parked transaction's rows are restored."""
     body = "; ".join(statements)
     for event in trigger.events:
         name = _quoted_text(f"{_PREFIX}{trigger.id} {event}")
@@ -263,7 +261,7 @@ def _quoted_text(name: str) -> str:
 
 
 def _try_out(connection: sqlite3.Connection, relation: Relation, trigger: Trigger) -> None:
-    """SQLite reads a trigger's body when it plans a statement that fires it. Raises HanaError 7 for what it refuses."""
+    """Let SQLite compile the body by planning statements that fire it. Raises HanaError 7 if SQLite rejects it."""
     table = relation.sqlite_name
     column = quoted(trigger.columns[0] if trigger.columns else relation.columns[0].name)
     firing = {
@@ -279,7 +277,7 @@ def _try_out(connection: sqlite3.Connection, relation: Relation, trigger: Trigge
 
 
 def lift(bench: Workbench) -> None:
-    """Take all of them out of SQLite: no definition fires one, and SQLite refuses to rename what a trigger mentions."""
+    """Remove all triggers from SQLite: definitions must not fire them, and they prevent SQLite from renaming."""
     if bench.catalog.objects.triggers:
         _take_out(bench.connection)
 
@@ -293,7 +291,7 @@ def _take_out(connection: sqlite3.Connection) -> None:
 
 
 def install(bench: Workbench) -> None:
-    """Put those in that the catalogue has now; one that cannot be compiled any more refuses what would fire it."""
+    """Create the catalogue's triggers in SQLite. An invalid one rejects the statements that fire it."""
     if bench.connection.execute("SELECT 1 FROM owl_triggers LIMIT 1").fetchone() is None:
         return
     bench.refresh()

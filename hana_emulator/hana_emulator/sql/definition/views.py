@@ -1,4 +1,4 @@
-"""CREATE and DROP VIEW, and which views see a table. Parsed here, run on a `Workbench`."""
+"""Parse CREATE and DROP VIEW, and find the views of a table; the definitions run on a `Workbench`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _reads(bench: Workbench, view: Relation, searched: Relation) -> bool:
 
 
 def note_validity(bench: Workbench) -> None:
-    """Write down which views can no longer be read, after any change of structure; HANA finds out at the same time."""
+    """Record which views are invalid after a change of structure. HANA also checks at this point."""
     bench.connection.execute("DELETE FROM owl_invalid_views")
     if bench.connection.execute("SELECT 1 FROM owl_relations WHERE kind = 'VIEW' LIMIT 1").fetchone() is None:
         return

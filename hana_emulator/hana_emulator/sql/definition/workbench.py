@@ -1,4 +1,4 @@
-"""Where a data definition runs: a connection inside a write transaction, and the catalogue it starts from."""
+"""The environment of a data definition: a connection inside a write transaction, and the catalogue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hana_emulator.sql.query.scope import Binding
 
 @dataclass(slots=True)
 class Workbench:
-    """Where a definition runs: inside a write transaction that holds the only write lock."""
+    """The environment of a definition, inside a write transaction that holds the only write lock."""
 
     connection: sqlite3.Connection
     catalog: Catalog
@@ -30,11 +30,11 @@ class Workbench:
     """Tables, by number, whose `"$rowid$"` restart once the definition is committed."""
 
     def refresh(self) -> None:
-        """Read the catalogue again, with what this definition has changed so far."""
+        """Read the catalogue again, including the changes of this definition."""
         self.catalog = catalogue.load(self.connection, self.catalog.version).seen_by(self.catalog.session)
 
     def place(self, name: Name) -> tuple[str, str]:
-        """Schema and name of an object, in the current schema unless told otherwise; the schema must exist."""
+        """Schema (by default the current one) and name of an object. Raises HanaError for an unknown schema."""
         schema = name.schema or self.schema
         if schema in catalogue.SYSTEM_SCHEMAS:
             raise HanaError(258, f"insufficient privilege: nothing can be changed in {schema}")
@@ -51,14 +51,14 @@ Definition = Callable[[Workbench], None]
 
 
 def refuse_taken(bench: Workbench, schema: str, name: str) -> None:
-    """Tables, views and synonyms share one name space."""
+    """Raise HanaError if the name exists: tables, views and synonyms share one name space."""
     encode(name)
     if bench.catalog.find(schema, name) is not None or (schema, name) in bench.catalog.objects.synonyms:
         raise duplicate_table(hana_identifier(name))
 
 
 def refuse_used_by_sessions(bench: Workbench, relation: Relation) -> None:
-    """Raises HanaError 510 for a global temporary table in which any session has rows."""
+    """Raise HanaError 510 for a global temporary table that contains rows of any session."""
     if not relation.is_shared_by_sessions:
         return
     if bench.connection.execute(f"SELECT 1 FROM {relation.sqlite_name} LIMIT 1").fetchone() is not None:

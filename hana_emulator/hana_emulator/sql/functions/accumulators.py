@@ -1,6 +1,6 @@
-"""What aggregates keep while they run over rows: exact sums, spreads, percentiles, joined texts, first and last values.
+"""Accumulators of aggregates: exact sums, variances, percentiles, joined texts, first and last values.
 
-All of them serve as window functions too: SQLite takes rows back in the order in which it gave them.
+All work as window functions too: SQLite removes rows in the order in which it added them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def register(connection: sqlite3.Connection) -> None:
 
 
 class DecimalSum:
-    """SUM over DECIMAL and, as a base, AVG over everything exact; also as a window function."""
+    """SUM of DECIMAL and the base of exact AVG; also a window function."""
 
     def __init__(self) -> None:
         self.total = Decimal(0)
@@ -62,7 +62,7 @@ class DecimalAverage(DecimalSum):
 
 
 class Kept:
-    """Keeps every row of arguments in which `counted` is not NULL, and gives `result` of them."""
+    """Keep all rows whose `counted` arguments are not NULL; `result` computes the aggregate from them."""
 
     counted: slice = slice(None)
 
@@ -87,7 +87,7 @@ class Kept:
 
 
 def _estimate(estimator: Callable[..., float]) -> type[Kept]:
-    """An accumulator of one or two columns of numbers; NULL where the estimator has too few."""
+    """An accumulator of one or two numeric columns; its result is NULL for too few rows."""
 
     class Estimate(Kept):
         def result(self, rows: list[tuple[Any, ...]]) -> Storage:
@@ -104,7 +104,7 @@ def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Places from 1 in ascending order; equal values share the mean of theirs."""
+    """Ranks from 1 in ascending order; equal values get the mean of their ranks."""
     _, group, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     found: list[float] = ((2 * last - counts + 1) / 2)[group].tolist()
@@ -112,7 +112,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 class Percentile(Kept):
-    """Of (value, share, 1 for descending): the value at that share of the sorted rows."""
+    """PERCENTILE_CONT. Arguments: value, share, 1 for descending."""
 
     counted = slice(0, 1)
 
@@ -121,7 +121,7 @@ class Percentile(Kept):
         return self.at(sorted((row[0] for row in rows), reverse=bool(descending)), float(share))
 
     def at(self, values: list[float], share: float) -> float:
-        """Between two rows, linearly."""
+        """Interpolate linearly between two rows."""
         place = share * (len(values) - 1)
         below = int(place)
         above = min(below + 1, len(values) - 1)
@@ -130,13 +130,13 @@ class Percentile(Kept):
 
 class DiscretePercentile(Percentile):
     def at(self, values: list[float], share: float) -> float:
-        """The first row whose share is reached."""
+        """The value of the first row that reaches the share."""
         count = len(values)
         return float(next(value for number, value in enumerate(values, 1) if number / count >= share))
 
 
 class StringAggregate(Kept):
-    """STRING_AGG of (text, separator, flags, key...): NULLs are left out, the rest joined in the order of the keys."""
+    """STRING_AGG. Arguments: text, separator, flags, key...; NULLs are omitted."""
 
     counted = slice(0, 1)
 
@@ -145,7 +145,7 @@ class StringAggregate(Kept):
 
 
 class NthValue(Kept):
-    """FIRST_VALUE, LAST_VALUE, NTH_VALUE of (value, number from 1 or from the end below 0, flags, key...)."""
+    """FIRST_VALUE, LAST_VALUE, NTH_VALUE. Arguments: value, position (from 1; negative: from the end), flags, key..."""
 
     counted = slice(0, 0)
 
@@ -157,8 +157,8 @@ class NthValue(Kept):
 
 
 def ordered(rows: list[tuple[Any, ...]], flags: str, first: int) -> list[tuple[Any, ...]]:
-    """`rows` sorted by the keys from place `first` on. `flags` has three letters for each: A or D (order), F or L
-    (NULLs first or last), N for a decimal number or T."""
+    """Sort `rows` by the keys from place `first` on. `flags` has three letters for each key: A or D (order),
+    F or L (NULLs first or last), N (decimal number) or T (any other type)."""
     for place in reversed(range(len(flags) // 3)):
         order, nulls, kind = tuple(flags[3 * place : 3 * place + 3])
         column = first + place

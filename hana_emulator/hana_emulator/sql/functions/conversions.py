@@ -1,6 +1,6 @@
-"""The `owl_...` functions and the decimal collation behind `coercion.py` and `calls.py`.
+"""The `owl_...` functions and the decimal collation that `coercion.py` and `calls.py` use.
 
-They carry what SQLite lacks: exact decimals, checked integers, strict conversion of numbers and dates.
+They add what SQLite lacks: exact decimals, integer range checks, strict conversion of numbers and dates.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _finite(value: float) -> float:
 
 
 def _modulo(left: Any, right: Any) -> Any:
-    """The sign of the result is the dividend's; HANA gives the dividend back for a zero divisor."""
+    """The result has the dividend's sign. As in HANA, a zero divisor returns the dividend."""
     if right == 0:
         return left
     if isinstance(left, int) and isinstance(right, int):
@@ -83,7 +83,7 @@ _ROUNDINGS = {"round": ROUND_HALF_UP, "floor": ROUND_FLOOR, "ceil": ROUND_CEILIN
 
 
 def _rounding(mode: str) -> Callable[[str, Storage, int], Storage]:
-    """`flavour` is the kind of number the argument has and the result gets."""
+    """`flavour` is the kind of number of argument and result."""
 
     def apply(flavour: str, value: Storage, digits: int) -> Storage:
         number = _decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=_ROUNDINGS[mode], context=_WIDE)
@@ -135,7 +135,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
 
 
 def register(connection: sqlite3.Connection, report: Report) -> None:
-    """`report` receives every HanaError, because sqlite3 replaces it by an OperationalError without code."""
+    """Register the functions. `report` receives each HanaError, because sqlite3 hides its code."""
     for name, (arity, function) in _FUNCTIONS.items():
         connection.create_function(name, arity, _guarded(function, report), deterministic=True)
     stored = _reporting(_stored, report)
@@ -168,7 +168,7 @@ def _reporting(function: Callable[..., Storage], report: Report) -> Callable[...
 
 
 def compare_decimals(left: str, right: str) -> int:
-    """Numeric order of two canonical decimal texts; non-numeric text sorts as text."""
+    """Compare canonical decimal texts by value; non-numeric text compares as text."""
     if left == right:
         return 0
     try:

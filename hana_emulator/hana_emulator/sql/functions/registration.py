@@ -1,7 +1,7 @@
-"""What a session's functions may ask for, and their registration with SQLite.
+"""The context of a session's functions, and their registration with SQLite.
 
-`signatures.py` declares how functions are called, `builtin/` computes them. SQLite swallows exceptions of user
-functions, so the last HanaError is kept in `Context.error` for the caller to raise after `sqlite3.OperationalError`.
+SQLite hides exceptions of user functions. `Context.error` keeps the last HanaError, so that the caller can raise it
+after `sqlite3.OperationalError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Context:
-    """What a session's functions may ask for, and where their errors go."""
+    """A session's state that functions read, and their last error."""
 
     user: str = "OWL"
     schema: str = "OWL"
@@ -46,7 +46,7 @@ class Context:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     def begin_statement(self) -> None:
-        """Forget the last error and fix the time: HANA gives one CURRENT_TIMESTAMP to a whole statement."""
+        """Clear the last error and fix the time: as in HANA, CURRENT_TIMESTAMP is constant within a statement."""
         self.error = None
         self.memory.begin_statement()
         self.statement_time = self.clock()
@@ -82,7 +82,7 @@ SESSION_VARIABLES = "owl_session_variables"
 
 
 def register(connection: sqlite3.Connection, context: Context) -> None:
-    """Make every function known to `connection`, under names that begin with `hana_`."""
+    """Register all functions with `connection`; their names begin with `hana_`."""
     for name, scalar in SCALARS.items():
         compute = _null_in_null_out(scalar.compute) if scalar.strict else scalar.compute
         connection.create_function(name, -1, _guarded(compute, context), deterministic=scalar.pure)
@@ -106,8 +106,7 @@ def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
     def call(*arguments: Storage) -> Storage:
         try:
-            # A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer
-            # beyond 64 bits.
+            # An unpaired surrogate becomes U+FFFD; an integer beyond 64 bits raises 314.
             value = compute(*arguments)
             if isinstance(value, bool):
                 return int(value)
@@ -126,7 +125,7 @@ def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Sto
 
 
 def _as_hana_error(error: Exception) -> HanaError:
-    """Errors of arithmetic and of a wrong number of arguments get HANA's codes; never with the values in the text."""
+    """Map arithmetic and argument count errors to HANA's codes. The text never contains values."""
     if isinstance(error, HanaError):
         return error
     if isinstance(error, ZeroDivisionError):

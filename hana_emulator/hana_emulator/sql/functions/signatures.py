@@ -1,4 +1,4 @@
-"""HANA's scalar functions by name: how each is called and typed, and the Python of `builtin/` behind it."""
+"""HANA's scalar functions by name: arguments, result type and the function in `builtin/` that computes them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ NAME = nvarchar(256)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a HANA function is called and typed. A parameter of None takes any type; so does what follows the list of a
-    variadic function, unless its last entry says more. `required` counts the arguments that must be there."""
+    """The arguments and result type of a HANA function. A parameter of None takes any type.
+    The last parameter of a variadic function repeats. `required` is the least number of arguments (-1: all)."""
 
     sqlite_name: str
     parameters: tuple[HanaType | None, ...]
@@ -71,13 +71,13 @@ class Signature:
     """Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart."""
 
     def parameter(self, position: int) -> HanaType | None:
-        """The type wanted at a 0-based position; None when any will do."""
+        """The type expected at a 0-based position; None for any."""
         if position < len(self.parameters):
             return self.parameters[position]
         return self.parameters[-1] if self.variadic and self.parameters else None
 
     def accepts(self, count: int) -> bool:
-        """Whether that many arguments may be given."""
+        """Whether the function can be called with `count` arguments."""
         least = len(self.parameters) if self.required < 0 else self.required
         return least <= count and (self.variadic or count <= len(self.parameters))
 
@@ -85,7 +85,7 @@ class Signature:
         return self.result(arguments) if callable(self.result) else self.result
 
     def function(self, arguments: Sequence[HanaType]) -> str:
-        """The SQLite function to call for arguments of these types."""
+        """The SQLite function for arguments of these types."""
         return self.by_type(arguments) if self.by_type else self.sqlite_name
 
 
@@ -97,13 +97,13 @@ def _first(arguments: Sequence[HanaType]) -> HanaType:
 
 
 def _first_text(arguments: Sequence[HanaType]) -> HanaType:
-    """Text functions keep the kind of string they are given; anything else becomes NVARCHAR."""
+    """Text functions return the string type of their first argument, or NVARCHAR."""
     kind = _first(arguments)
     return kind if kind.code in STRINGS or kind.code in (TypeCode.NCLOB, TypeCode.CLOB, TypeCode.TEXT) else TEXT
 
 
 def _substring(arguments: Sequence[HanaType]) -> HanaType:
-    """Of a LOB, a string; of a string or binary, its own kind."""
+    """A substring of a LOB is a string; of a string or binary, it keeps the type."""
     kind = _first(arguments)
     if kind.code in VECTORS | {TypeCode.BLOB}:
         return VARBINARY
@@ -153,7 +153,7 @@ def _define(
     result: HanaType | ResultRule,
     **options: Any,
 ) -> None:
-    """All `names` for one function; `strict` and `pure` go to the scalar, other options to the signature."""
+    """Define all `names` with one function; `strict` and `pure` go to the scalar, other options to the signature."""
     scalar = Scalar(compute, options.pop("strict", True), options.pop("pure", True))
     for name in names.split():
         sqlite_name = f"hana_{name.lower()}"
@@ -181,7 +181,7 @@ def _timed(shape: Callable[[Any], str]) -> Callable[..., str]:
 
 
 def _replaced(arguments: Sequence[HanaType]) -> HanaType:
-    """The replacement may be longer than what it replaces, so the length is the greatest there is."""
+    """The replacement may be longer than the text it replaces, so the result has the maximum length."""
     kind = _first_text(arguments)
     return kind.sized(TEXT.length) if kind.code in STRINGS else kind
 
@@ -205,7 +205,7 @@ _PARTS: tuple[tuple[str, Callable[[datetime], int | str], HanaType], ...] = (
 def _define_shift(
     name: str, compute: Callable[[Any, Any], str], kept: tuple[TypeCode, ...], result: ResultRule
 ) -> None:
-    """ADD_DAYS and its kin keep some types; other types become a TIMESTAMP first."""
+    """ADD_DAYS and similar functions keep the types `kept`; others become TIMESTAMP first."""
     plain, converting = f"hana_{name.lower()}", f"hana_{name.lower()}_timestamp"
     _define(
         name,
@@ -294,7 +294,7 @@ SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(ter
 
 # --- regular expressions and series -----------------------------------------------------------------------------------
 
-# Read by `clauses.py`; the clauses are their signatures.
+# `clauses.py` reads these; their clauses replace a signature.
 SCALARS["hana_like_regexpr"] = Scalar(regular.like)
 SCALARS["hana_occurrences_regexpr"] = Scalar(regular.occurrences)
 SCALARS["hana_locate_regexpr"] = Scalar(regular.locate)

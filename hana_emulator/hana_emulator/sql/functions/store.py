@@ -1,4 +1,4 @@
-"""What a value must look like to be stored in a column: conversion and checks as HANA does them on INSERT and UPDATE.
+"""Convert and check values for storage in a column, as HANA does on INSERT and UPDATE.
 
 Works on storage values only. Messages name the column and the limit, never the value.
 """
@@ -36,7 +36,7 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", 
 
 @lru_cache(maxsize=4096)
 def converter(kind: HanaType, column: str) -> Convert:
-    """A function that makes a storage value one of `kind`, or raises HanaError 274, 303, 314 or 339 naming `column`."""
+    """A function that converts a storage value to `kind`. It raises HanaError 274, 303, 314 or 339 naming `column`."""
     make = _MAKERS.get(kind.code)
     if make is None:
         raise HanaError(7, f"feature not supported: storing {kind.name} (by this emulator)")
@@ -57,7 +57,7 @@ def _integer(kind: HanaType, column: str) -> Convert:
 
     def convert(value: Storage) -> Storage:
         if type(value) is not int:
-            # HANA cuts fraction digits off when a decimal goes into an integer column.
+            # HANA truncates a decimal for an integer column.
             value = int(to_decimal(value, column))
         if not low <= value <= high:
             raise HanaError(314, f"numeric overflow: {column} takes {kind.name} from {low} to {high}")
@@ -67,7 +67,7 @@ def _integer(kind: HanaType, column: str) -> Convert:
 
 
 def to_decimal(value: Storage, where: str) -> Decimal:
-    """Any numeric storage value as a Decimal. Raises HanaError 339."""
+    """Convert a numeric storage value to Decimal. Raises HanaError 339."""
     try:
         if isinstance(value, str):
             number = bounded(Decimal(digits(value)))
@@ -91,7 +91,7 @@ def _decimal(kind: HanaType, column: str) -> Convert:
 
 
 def decimal_text(number: Decimal, kind: HanaType, where: str) -> str:
-    """The canonical text of a DECIMAL: rounded half up to the scale. Raises 314 when its digits do not fit."""
+    """Canonical text of a DECIMAL, rounded half up to the scale. Raises HanaError 314 if it has too many digits."""
     with localcontext() as context:
         context.prec = 80
         if kind.scale == FLOATING_SCALE:
@@ -103,7 +103,7 @@ def decimal_text(number: Decimal, kind: HanaType, where: str) -> str:
 
 
 def plain_decimal(number: Decimal, precision: int = 34) -> str:
-    """At most `precision` digits, no exponent, no trailing zeros after the point."""
+    """Text with at most `precision` digits, no exponent and no trailing zeros after the point."""
     with localcontext() as context:
         context.prec = precision
         number = bounded(+number)
@@ -166,7 +166,7 @@ def _text(kind: HanaType, column: str) -> Convert:
 
 
 def utf16_length(text: str) -> int:
-    """Length as HANA counts it: a character beyond U+FFFF is two."""
+    """Length as HANA counts it: a character above U+FFFF counts as two."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
@@ -220,7 +220,7 @@ def _moment(kind: HanaType, column: str) -> Convert:
 
 
 def date_text(text: str, where: str) -> str:
-    """'YYYY-MM-DD' of any date form HANA reads, also of a timestamp. Raises HanaError 303."""
+    """'YYYY-MM-DD' from any date or timestamp that HANA can read. Raises HanaError 303."""
     text = text.strip()
     match = _DATE.match(text)
     if match is None or not (match.end() == len(text) or text[match.end()] in " T"):
@@ -250,7 +250,7 @@ def second_text(text: str, where: str) -> str:
 
 
 def timestamp_text(text: str, where: str) -> str:
-    """'YYYY-MM-DD HH:MM:SS.fffffff' of a date or timestamp. Raises HanaError 303."""
+    """'YYYY-MM-DD HH:MM:SS.fffffff' from a date or timestamp. Raises HanaError 303."""
     stripped = text.strip()
     if len(stripped) == 27 and stripped[4] == "-" and stripped[19] == ".":
         date_text(stripped, where)

@@ -1,4 +1,4 @@
-"""Aggregates and window functions: from syntax trees to SQLite calls. `accumulators.py` computes them."""
+"""Bind aggregates and window functions as SQLite calls; `accumulators.py` computes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PERCENTILES = ("PERCENTILE_CONT", "PERCENTILE_DISC")
 
 
 def is_aggregate_name(name: str, arguments: Sequence[exp.Expr]) -> bool:
-    """FIRST_VALUE and its kin are aggregates when they sort by themselves."""
+    """Whether the call is an aggregate. FIRST_VALUE, LAST_VALUE and NTH_VALUE are if they contain ORDER BY."""
     return name in _AGGREGATES or (name in _PLACES and bool(arguments) and isinstance(arguments[-1], exp.Order))
 
 
@@ -60,7 +60,7 @@ def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
 
 
 def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> tuple[str, Bound]:
-    """The DISTINCT prefix and the one argument of an aggregate."""
+    """The DISTINCT prefix and the only argument of an aggregate."""
     if len(arguments) != 1:
         raise wrong_arguments(name)
     argument, prefix = arguments[0], ""
@@ -106,7 +106,7 @@ def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     if bound.type.code is TypeCode.DECIMAL:
         scale = bound.type.scale
         kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
-        # SQLite takes DISTINCT with one argument only, so the scale is set afterwards.
+        # SQLite allows DISTINCT with one argument only, so the scale is set afterwards.
         summed = (
             f"owl_sum({bound.sql}, {scale})"
             if not prefix
@@ -148,8 +148,7 @@ def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Exp
 def _sorted_arguments(
     binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]
 ) -> tuple[list[exp.Expr], list[str]]:
-    """The arguments without the ORDER BY that the last one carries, and the flags and keys as `accumulators.ordered`
-    takes them."""
+    """The arguments without the ORDER BY of the last one, and the flags and keys for `accumulators.ordered`."""
     nodes, flags, keys = list(arguments), "", list[str]()
     if isinstance(nodes[-1], exp.Order):
         order = nodes[-1]
@@ -165,7 +164,6 @@ def _sorted_arguments(
 
 @_AGGREGATES("STRING_AGG")
 def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    """STRING_AGG(text[, separator] [ORDER BY keys])."""
     if not 1 <= len(arguments) <= 2:
         raise wrong_arguments(name)
     nodes, sorting = _sorted_arguments(binding, scope, arguments)
@@ -186,7 +184,7 @@ def _placed(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
 
 @expressions.BINDERS(exp.WithinGroup)
 def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    """PERCENTILE_CONT(share) WITHIN GROUP (ORDER BY number), and PERCENTILE_DISC."""
+    """Bind PERCENTILE_CONT(share) or PERCENTILE_DISC(share) WITHIN GROUP (ORDER BY number)."""
     name = str(node.this.this).upper() if isinstance(node.this, exp.Anonymous) else ""
     keys = node.expression.expressions
     if name not in _PERCENTILES or len(node.this.expressions) != 1 or len(keys) != 1:
@@ -254,7 +252,7 @@ def _window_function(binding: Binding, scope: Scope, name: str, arguments: Seque
 
 
 def ordering(key: str, node: exp.Expr) -> str:
-    """One ORDER BY key; NULLs come first in ascending order, as in HANA and SQLite alike, unless said otherwise."""
+    """The SQL of one ORDER BY key. As in HANA, NULLs come first in ascending order by default."""
     descending = bool(node.args.get("desc"))
     first = bool(node.args.get("nulls_first"))
     placed = "" if first is not descending else (" NULLS FIRST" if first else " NULLS LAST")

@@ -35,7 +35,7 @@ _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "
 
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    """A call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
+    """Bind a call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
     if aggregates.is_aggregate_name(name, arguments):
         return aggregates.call(binding, scope, name, arguments)
     if name in _SPECIAL:
@@ -144,7 +144,7 @@ def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -
 
 
 def _rounded(function: str, most: int) -> Special:
-    """ROUND, FLOOR, CEIL and ABS keep the kind of number they get; decimals stay exact."""
+    """ROUND, FLOOR, CEIL and ABS return the kind of number they are given; decimals stay exact."""
 
     def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
         if not 1 <= len(arguments) <= most:
@@ -183,7 +183,7 @@ _SPECIAL |= {
 
 
 def rules_of(rules: JsonRules, *, scalar: bool) -> list[str | None]:
-    """The rules in the order that `builtin.json_rules` takes them; no wrapper for a scalar."""
+    """The rules in the order of the arguments of `builtin.json_rules`; a scalar has no wrapper."""
     wrapper = "" if scalar else rules.wrapper
     return [wrapper, rules.on_empty, rules.on_error, rules.empty_default, rules.error_default]
 

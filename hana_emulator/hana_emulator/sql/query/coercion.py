@@ -1,6 +1,6 @@
-"""Implicit conversions between HANA types, written as SQLite text. SQLite itself would compare '1' = 1 as false.
+"""Implicit conversions between HANA types, written as SQLite text. SQLite would compare '1' = 1 as false.
 
-The `owl_...` functions named here are registered by `conversions.py`.
+`conversions.py` registers the `owl_...` functions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOMENT_FUNCTIONS = {
 
 
 def coerce(bound: Bound, target: HanaType) -> Bound:
-    """`bound` as a value of `target`'s kind (lengths are not checked). Raises HanaError 266 without a conversion."""
+    """Convert `bound` to the kind of `target`; lengths are not checked. Raises HanaError 266 if it is impossible."""
     source = bound.type
     if source is None or (source.code is target.code and source.code is not TypeCode.DECIMAL):
         return replace(bound, type=target, column=None)
@@ -120,7 +120,7 @@ def _moment(sql: str, source: HanaType, code: TypeCode) -> str:
 
 
 def comparable(left: Bound, right: Bound) -> tuple[str, str]:
-    """The SQLite texts of two values that HANA would compare, brought to one kind. Raises HanaError 266."""
+    """Convert two values to a common kind and return their SQLite texts. Raises HanaError 266 if there is none."""
     if left.type is None or right.type is None:
         refuse_lob(left)
         refuse_lob(right)
@@ -135,14 +135,14 @@ def comparable(left: Bound, right: Bound) -> tuple[str, str]:
 
 
 def _ready(kind: HanaType | None, common: HanaType) -> bool:
-    """True when SQLite compares a value of `kind` correctly without conversion."""
+    """Whether SQLite compares a value of `kind` correctly without conversion."""
     if kind is None or kind.code is common.code:
         return True
     return kind.code in INTEGERS and common.code in FLOATS
 
 
 def refuse_lob(bound: Bound) -> None:
-    """HANA has no comparison, sorting or grouping of LOBs (LIKE and IS NULL it has)."""
+    """Raise HanaError 266 for a LOB: HANA cannot compare, sort or group LOBs; LIKE and IS NULL are allowed."""
     if bound.type is not None and bound.type.code in LOBS:
         raise HanaError(
             266, f"inconsistent datatype: {bound.type.name} is not allowed in a comparison, ORDER BY or GROUP BY"
@@ -150,7 +150,7 @@ def refuse_lob(bound: Bound) -> None:
 
 
 def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:
-    """The kind in which two values are compared; None when their storage values compare without conversion."""
+    """The kind in which two values are compared; None if their storage values compare without conversion."""
     codes = {left.code, right.code}
     if codes & LOBS:
         raise HanaError(266, "inconsistent datatype: a LOB is not allowed in a comparison; use LIKE or TO_NVARCHAR()")
@@ -177,7 +177,7 @@ def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:
 
 
 def sort_key(bound: Bound) -> str:
-    """`bound` as ORDER BY, GROUP BY, MIN and MAX must see it."""
+    """The form of `bound` that ORDER BY, GROUP BY, MIN and MAX need."""
     refuse_lob(bound)
     if bound.type is not None and bound.type.code is TypeCode.DECIMAL:
         return f"{bound.sql} COLLATE {DECIMAL_COLLATION}"
@@ -185,7 +185,7 @@ def sort_key(bound: Bound) -> str:
 
 
 def text_of(bound: Bound) -> Bound:
-    """`bound` as text; texts and LOBs of text stay what they are."""
+    """`bound` as text; strings and character LOBs are unchanged."""
     if bound.type is None or is_text(bound.type):
         return bound
     kind = nvarchar(text_length(bound.type))

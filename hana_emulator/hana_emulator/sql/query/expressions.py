@@ -1,6 +1,6 @@
-"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by their neighbours.
+"""Convert sqlglot expressions to SQLite text with a HANA type; an untyped parameter takes its neighbour's type.
 
-One function per kind of node; a node without one is refused, never guessed.
+Each kind of node has its own function. A node without one is rejected.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", 
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
 BINDERS: Registry[type[exp.Expr], Handler] = Registry()
-# By kind of node; `aggregates.py` and `calls.py` add theirs.
+# By kind of node; `aggregates.py` and `calls.py` add their own.
 
 
 def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None = None) -> Bound:
@@ -88,20 +88,20 @@ def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None =
 
 
 def bind_all(binding: Binding, scope: Scope, nodes: Sequence[exp.Expr]) -> list[Bound]:
-    """Bind branches of one value; parameters among them take the type of the first typed one."""
+    """Bind alternatives such as CASE branches; untyped parameters take the type of the first typed one."""
     bounds = [bind(binding, scope, node) for node in nodes]
     kind = datatypes.unify(bound.type for bound in bounds)
     return [typed_parameter(binding, bound, kind) for bound in bounds]
 
 
 def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -> tuple[Bound, Bound]:
-    """Bind both sides of an operator; a parameter takes the other side's type."""
+    """Bind both sides of an operator; an untyped parameter takes the other side's type."""
     first, second = bind(binding, scope, left), bind(binding, scope, right)
     return typed_parameter(binding, first, second.type), typed_parameter(binding, second, first.type)
 
 
 def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
-    """A WHERE, ON or HAVING condition."""
+    """Bind a WHERE, ON or HAVING condition."""
     bound = bind(binding, scope, node)
     if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
         raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
@@ -136,7 +136,7 @@ def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 @BINDERS(exp.And, exp.Or)
 def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    """AND and OR chains as a balanced tree: SQLite and Python both limit the depth of an expression."""
+    """Balance AND and OR chains, because SQLite and Python limit the depth of an expression."""
     word = "AND" if isinstance(node, exp.And) else "OR"
     parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
     return Bound(_balanced(parts, word), BOOLEAN)
@@ -283,7 +283,7 @@ def _arithmetic(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def calculate(operator: str, left: Bound, right: Bound) -> Bound:
-    """`left operator right` in the type HANA gives it; an overflow raises 314, a division by zero 304."""
+    """Bind `left operator right` with HANA's result type. At run time, overflow raises 314 and division by zero 304."""
     kind = datatypes.arithmetic(operator, left.type, right.type)
     nullable, constant = left.nullable or right.nullable, left.constant and right.constant
     if kind.code is TypeCode.BIGINT and operator != "%":
@@ -313,7 +313,7 @@ def _concatenation(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def concatenated(sides: Sequence[Bound]) -> Bound:
-    """Binaries with binaries give a binary, anything else a text."""
+    """Concatenate binaries as a binary, anything else as text."""
     length = sum(side.type.length if side.type else 0 for side in sides)
     nullable, constant = any(side.nullable for side in sides), all(side.constant for side in sides)
     if all(side.type is not None and side.type.code in BINARIES for side in sides):
@@ -348,7 +348,7 @@ def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
-    """All branches brought to one type."""
+    """The common type of all branches, and the branches converted to it."""
     kind = datatypes.unify(value.type for value in values)
     if kind is None:
         return None, list(values)
@@ -366,14 +366,14 @@ def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 @BINDERS(exp.Cast)
 def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    """DATE '...', TIME '...', TIMESTAMP '...'; not the value::type of other databases."""
+    """DATE '...', TIME '...' or TIMESTAMP '...'. The form value::type is rejected."""
     if not isinstance(node.this, exp.Literal) or not node.this.is_string:
         raise syntax_error("use CAST(value AS type)")
     return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"].this.name))
 
 
 def cast(value: Bound, kind: HanaType) -> Bound:
-    """CAST: like a coercion, but text is cut to the length asked for and a number or vector must fit its type."""
+    """Convert `value` as CAST does: text is cut to the length; numbers and vectors must fit the type."""
     moved = coercion.coerce(value, kind)
     if value.type is None:
         return moved
@@ -399,7 +399,7 @@ def number_literal(text: str) -> Bound:
         try:
             number = float(text)
         except ValueError:
-            raise HanaError(257, "sql syntax error: a number without its exponent") from None  # sqlglot takes "1e"
+            raise HanaError(257, "sql syntax error: a number without its exponent") from None  # sqlglot accepts "1e"
         if math.isinf(number):
             raise HanaError(314, "numeric overflow: a literal does not fit DOUBLE")
         return Bound(repr(number), DOUBLE, nullable=False, constant=True)
@@ -438,7 +438,7 @@ def _boolean(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def identifier(node: exp.Expr | None) -> str:
-    """Return the name of an identifier: as written when quoted, upper-cased otherwise; '' for none."""
+    """The name of an identifier, upper-cased unless it is quoted; '' for None."""
     if node is None:
         return ""
     if not isinstance(node, exp.Identifier):
@@ -465,7 +465,7 @@ def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _holds(binding: Binding, scope: Scope, node: Score) -> Bound | None:
-    """SCORE(...) > 0 by the words that are kept for a column of a stored table; None for any other."""
+    """SCORE(...) > 0 through the word index of a stored column; None if the index does not apply."""
     term, *columns = (bind(binding, scope, part, DEFAULT_PARAMETER) for part in (node.this, *node.expressions))
     if len(columns) != 1 or not term.constant:
         return None
@@ -495,7 +495,7 @@ def by_signature(name: str, arguments: Sequence[Bound]) -> Bound:
 
 
 def _argument(argument: Bound, declared: HanaType | None) -> str:
-    """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
+    """The SQLite text of an argument, converted where SQLite cannot see the type."""
     kind = argument.type
     if kind is not None and declared is not None and declared.code in BINARIES and kind.code not in _BYTES:
         raise HanaError(266, f"inconsistent datatype: a binary is wanted, not {kind.name}; use TO_BINARY()")

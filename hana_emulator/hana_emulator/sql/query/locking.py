@@ -1,4 +1,4 @@
-"""SELECT ... FOR UPDATE: the clause's text, and which rows of which tables a bound SELECT locks. Takes no locks itself.
+"""Parse SELECT ... FOR UPDATE and find the rows that a bound SELECT must lock. Takes no locks itself.
 
 Source: SAP HANA SQL Reference Guide, SELECT: FOR UPDATE [OF columns] [NOWAIT | WAIT seconds] [IGNORE LOCKED].
 """
@@ -24,7 +24,7 @@ ResultRow = tuple[Storage, ...]
 
 @dataclass(frozen=True, slots=True)
 class LockClause:
-    """FOR UPDATE as written. `columns` are the dotted names after OF; `patience` seconds, None: the session's own."""
+    """FOR UPDATE as written: the dotted names after OF, and `patience` in seconds (None: the session's default)."""
 
     columns: tuple[tuple[str, ...], ...] = ()
     patience: float | None = None
@@ -37,20 +37,20 @@ class LockClause:
 
 @dataclass(frozen=True, slots=True)
 class RowLocks:
-    """What to lock: each of the last columns of a result row is the rowid of a row in the table at its place."""
+    """The tables to lock. The last columns of a result row are rowids, one for each table, in the same order."""
 
     clause: LockClause
     tables: tuple[str, ...]
 
     def split(self, row: ResultRow) -> tuple[ResultRow, list[tuple[str, int]]]:
-        """The row that was asked for, and (table, rowid) of the rows behind it; an outer join may lack some."""
+        """The row without rowids, and (table, rowid) of each row to lock; outer joins may lack some."""
         end = len(row) - len(self.tables)
         behind = zip(self.tables, row[end:], strict=True)
         return row[:end], [(table, rowid) for table, rowid in behind if isinstance(rowid, int)]
 
 
 def split_clause(sql: str, tokens: Sequence[Token]) -> tuple[list[Token], LockClause | None]:
-    """The statement without its FOR UPDATE, and that clause. Raises HanaError 257, and 7 for FOR SHARE LOCK."""
+    """Split FOR UPDATE off the statement. Raises HanaError 257, or 7 for FOR SHARE LOCK."""
     depth = 0
     for place, token in enumerate(tokens):
         depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
@@ -84,7 +84,7 @@ def _dotted(reader: TokenReader) -> tuple[str, ...]:
 
 
 def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
-    """Adds the rowids to the select list of `parts`. Raises HanaError 7 where result rows are not rows of tables."""
+    """Add rowids to the select list of `parts`. Raises HanaError 7 if result rows are not table rows."""
     if parts.distinct or parts.groups or parts.scope.aggregates:
         raise not_supported("FOR UPDATE of DISTINCT, GROUP BY or aggregates")
     by_alias = {alias: table.replace('""', '"') for table, alias in _TABLE.findall(parts.source)}
@@ -102,7 +102,7 @@ def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
 
 
 def _owner(sources: Sequence[Source], names: tuple[str, ...]) -> str:
-    """The alias of the table that has the column; a table's own name will do too."""
+    """The alias of the table that has the column, which may be qualified by the table name."""
     column, table = names[-1], names[-2] if len(names) > 1 else ""
     for source in sources:
         known = any(entry.column.name == column for entry in source.columns)

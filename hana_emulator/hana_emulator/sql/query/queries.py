@@ -1,4 +1,4 @@
-"""SELECT, set operations, FROM clauses, views and WITH: from sqlglot's tree to one SQLite query with typed columns."""
+"""Convert SELECT, set operations, FROM clauses, views and WITH from sqlglot trees to one typed SQLite query."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EX
 
 @dataclass(slots=True)
 class SelectParts:
-    """One SELECT, bound clause by clause."""
+    """The bound clauses of one SELECT."""
 
     scope: Scope
     items: list[Bound] = field(default_factory=list)
@@ -73,7 +73,7 @@ def limits(limit: str, offset: str) -> str:
 
 
 def bind_query(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQuery:
-    """Bind a whole query. Raises HanaError 257, 259, 260, 266, 268, 276, 362."""
+    """Bind a complete query. Raises HanaError 257, 259, 260, 266, 268, 276, 362."""
     node = expressions.unwrapped(node)
     if isinstance(node, exp.Select):
         parts = bind_select(binding, node, parent)
@@ -102,8 +102,7 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
         parts.having = expressions.condition(binding, scope, node.args["having"].this)
     _bind_order(binding, node, parts)
     if scope.aggregates or parts.groups:
-        # HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any
-        # row's value.
+        # HANA rejects a column that is neither grouped nor aggregated; SQLite would return any row's value.
         pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
         if node.args.get("having") is not None:
             pending.append(node.args["having"].this)
@@ -178,7 +177,7 @@ def _result_column(item: exp.Expr, inner: exp.Expr, bound: Bound) -> Column:
 
 
 def _expression_name(node: exp.Expr) -> str:
-    """HANA calls an unnamed column by its text."""
+    """HANA names an unnamed column after its text."""
     try:
         text = node.sql()
     except ValueError:
@@ -262,8 +261,7 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     alias_node = node.args.get("alias")
     name = identifier(alias_node.this) if alias_node is not None and alias_node.this is not None else ""
     if isinstance(node, exp.Subquery):
-        # What a derived table sees: the WITH entries and the outer query, not its neighbours in
-        # FROM.
+        # A derived table sees WITH entries and the outer query, not other FROM entries.
         query = binding.bind_query(binding, node.this, Scope(scope.parent, common=scope.common))
         return _add_derived(binding, scope, name, query)
     if not isinstance(node, exp.Table):
@@ -274,7 +272,7 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
 
 
 def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "") -> str:
-    """Add the table, view, WITH entry or SYS view that `node` names to the scope; returns its FROM text."""
+    """Add the table, view, WITH entry or SYS view that `node` names to the scope; return its FROM text."""
     name, schema = identifier(node.this), identifier(node.args.get("db"))
     common = None if schema else scope.common_table(name)
     if common is not None:
@@ -290,14 +288,14 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
     if not binding.view_depth:
         binding.touches.add(touch("SELECT", relation))
     if not alias and relation.name != name:
-        alias = name  # a synonym: its columns are qualified by it
+        alias = name  # columns can be qualified by the synonym's name
     if relation.is_view:
         return _add_derived(binding, scope, alias or name, bind_view(binding, relation), relation)
     return add_table(binding, scope, relation, alias)
 
 
 def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "", *, whole: bool = False) -> str:
-    """`whole`: also the rows that a global temporary table has for other sessions, as a write must name the table."""
+    """Add `relation` to the scope; return its FROM text. `whole` includes other sessions' rows, for writes."""
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
     row_id = None
     if relation.next_row_id:
@@ -335,7 +333,7 @@ def _add_derived(binding: Binding, scope: Scope, name: str, query: BoundQuery, r
 
 
 def bind_view(binding: Binding, relation: Relation) -> BoundQuery:
-    """The query of a view, with the columns it was created with. Raises HanaError 391 when that cannot be any more."""
+    """Bind a view with the columns it was created with. Raises HanaError 391 if the view is no longer valid."""
     if binding.view_depth >= _MAX_VIEW_DEPTH:
         raise HanaError(391, f"invalidated view: {relation.name} (views nested too deeply)")
     schema, binding.schema = binding.schema, relation.definition_schema
@@ -353,7 +351,7 @@ def bind_view(binding: Binding, relation: Relation) -> BoundQuery:
 
 
 def _as_created(relation: Relation, query: BoundQuery) -> BoundQuery:
-    """HANA spells a `*` out when it creates the view, so a column added to the table later stays out of it."""
+    """HANA expands `*` when it creates the view, so columns added later are not included."""
     names = [column.name for column in query.columns]
     places = [names.index(column.name) for column in relation.columns if names.count(column.name) == 1]
     if len(places) < len(relation.columns):

@@ -1,6 +1,6 @@
-"""What a name means at one place of a statement: sources with their columns, common table expressions, outer queries.
+"""Name resolution in a statement: sources and their columns, common table expressions, outer queries.
 
-Knows nothing of values; emits SQLite text for column references.
+Column references become SQLite text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound expression: its SQLite text and its HANA type (None: NULL, or a parameter without a type yet)."""
+    """SQLite text of an expression and its HANA type; None for NULL and untyped parameters."""
 
     sql: str
     type: HanaType | None
@@ -38,15 +38,15 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column that a FROM clause offers: how HANA names it, how SQLite reads it. With a `place`, it is that element of
-    the JSON array that `sql` gives."""
+    """A column of a FROM entry: its HANA name and SQLite text. With `place`, it is that element of the JSON array
+    `sql`."""
 
     column: Column
     sql: str
     place: int | None = None
 
     def read(self, alias: str) -> str:
-        """SQLite text for the column of the source called `alias`."""
+        """The SQLite text of the column in the source with this alias."""
         whole = f"{alias}.{self.sql}"
         return whole if self.place is None else f"json_extract({whole}, '$[{self.place}]')"
 
@@ -56,7 +56,7 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One entry of a FROM clause. `alias` is unique in the statement and never clashes with an encoded name."""
+    """One FROM entry. `alias` is unique in the statement and never equals an encoded name."""
 
     alias: str
     name: str
@@ -79,14 +79,14 @@ class Source:
 
     @property
     def readable(self) -> tuple[SourceColumn, ...]:
-        """All that can be named."""
+        """All columns that a statement can name."""
         return self.columns if self.row_id is None else (*self.columns, self.row_id)
 
     def answers_to(self, table: str, schema: str) -> bool:
         return self.name == table and (not schema or self.schema == schema)
 
     def outer(self) -> Source:
-        """The same with every column nullable: the optional side of an outer join."""
+        """The source with all columns nullable, as the optional side of an outer join."""
         columns = tuple(entry.optional() for entry in self.columns)
         row_id = self.row_id.optional() if self.row_id is not None else None
         return replace(self, columns=columns, row_id=row_id, table="")
@@ -94,7 +94,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CommonTable:
-    """A WITH entry: its SQLite name and its columns, read as c1, c2, ..."""
+    """A WITH entry: its SQLite name and its columns, named c1, c2, ... in SQLite."""
 
     alias: str
     columns: tuple[Column, ...]
@@ -125,7 +125,7 @@ class Scope:
         return None
 
     def resolve(self, name: str, table: str = "", schema: str = "") -> Bound:
-        """Raises HanaError 260 when no source has the column, 268 when two sources do."""
+        """Find a column. Raises HanaError 260 if no source has it, 268 if more than one does."""
         scope: Scope | None = self
         while scope is not None:
             found = scope._local(name, table, schema)
@@ -149,7 +149,7 @@ class Scope:
         return column_reference(*found[0]) if found else None
 
     def matching(self, table: str, schema: str = "") -> list[Source]:
-        """Return the sources that `*` or `table.*` includes."""
+        """The sources that `*` or `table.*` includes."""
         found = [source for source in self.sources if not table or source.answers_to(table, schema)]
         if not found:
             raise invalid_column(f"{table}.*" if table else "*")
@@ -162,7 +162,7 @@ def column_reference(source: Source, entry: SourceColumn) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class BoundQuery:
-    """A query ready for SQLite; its output columns are called c1, c2, ... there."""
+    """A query ready for SQLite; its output columns are named c1, c2, ..."""
 
     sql: str
     columns: tuple[Column, ...]
@@ -170,7 +170,7 @@ class BoundQuery:
 
 @dataclass(slots=True)
 class Binding:
-    """One statement being bound: the catalogue it sees and what has been learnt of its parameters."""
+    """The state of binding one statement: the catalogue it sees and the parameter types found so far."""
 
     catalog: Catalog
     schema: str
@@ -188,18 +188,18 @@ class Binding:
     _aliases: int = 0
 
     def count(self, sources: int) -> None:
-        """Raises HanaError 2048 for too many."""
+        """Add to the number of sources. Raises HanaError 2048 when there are too many."""
         self.sources += sources
         limits.check_sources(self.sources)
 
     def alias(self, prefix: str = "t") -> str:
-        """A name of its own for a source."""
+        """A new alias for a source."""
         self.count(1)
         self._aliases += 1
         return f"{prefix}{self._aliases}"
 
     def parameter(self, number: int, kind: HanaType | None, name: str = "") -> None:
-        """Declare the type of the `number`-th `?`; the first that knows one wins."""
+        """Declare the type of the `number`-th `?`; the first known type is kept."""
         if number not in self.parameters or kind is not None:
             self.parameters[number] = Parameter(kind or DEFAULT_PARAMETER, name)
 
@@ -209,7 +209,7 @@ class Binding:
 
 
 def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name: str = "") -> Bound:
-    """`bound` with the type that its surroundings suggest, if it is a parameter without a type yet."""
+    """`bound` with the type `kind` if it is an untyped parameter."""
     if bound.parameter is None or bound.type is not None or kind is None:
         return bound
     binding.parameter(bound.parameter, kind, name)

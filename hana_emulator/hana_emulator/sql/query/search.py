@@ -1,7 +1,7 @@
-"""Top k by vector similarity: recognises the one shape that searches have, and scores a whole column with NumPy.
+"""Plan and score top-k vector searches: a whole column at once, with NumPy.
 
-SELECT TOP k ..., COSINE_SIMILARITY(column, constant) AS s FROM table [WHERE ...] ORDER BY s DESC. Anything else runs
-through the scalar functions, row by row, with the same result.
+Applies to SELECT TOP k ..., COSINE_SIMILARITY(column, constant) AS s FROM table [WHERE ...] ORDER BY s DESC. Other
+statements call the scalar functions for each row, with the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Run = Callable[[str, Sequence[Storage]], list[tuple[Storage, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """The statements of one search. `final` takes the row's parameters and, last, the chosen rowids as a JSON array."""
+    """The statements of one search. `final` takes the row's parameters and the chosen rowids as a JSON array."""
 
     key: Key
     metric: Metric
@@ -45,7 +45,7 @@ class SearchPlan:
     offset: str
 
     def wanted(self, row: Sequence[Storage]) -> int:
-        """How many best rows the result can need."""
+        """The number of best rows that the result can need."""
         return _number(self.limit, row) + (_number(self.offset, row) if self.offset else 0)
 
 
@@ -55,7 +55,7 @@ def _number(text: str, row: Sequence[Storage]) -> int:
 
 
 def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters: int) -> SearchPlan | None:
-    """The plan for a bound SELECT of the shape above, None for any other."""
+    """Plan a bound SELECT of the shape above; None for any other."""
     relation = _single_table(binding, node, parts)
     if relation is None or not parts.limit:
         return None
@@ -82,7 +82,7 @@ def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters
 
 
 def _final(parts: SelectParts, call: str, alias: str, holder: int) -> str:
-    """The statement with the scored call looked up instead of computed, over the chosen rows only."""
+    """The statement over the chosen rows, with each score looked up instead of computed."""
     chosen = f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{holder}))"
     where, parts.where = parts.where, chosen
     text = parts.render().replace(call, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
@@ -107,7 +107,7 @@ def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relat
 
 
 def _ranking(node: exp.Expr, parts: SelectParts) -> tuple[exp.Anonymous, bool] | None:
-    """The vector function that the result is sorted by first, and whether in descending order."""
+    """The vector function that is the first sort key, and whether the order is descending."""
     order = node.args.get("order")
     if order is None:
         return None
@@ -128,7 +128,6 @@ def _ranking(node: exp.Expr, parts: SelectParts) -> tuple[exp.Anonymous, bool] |
 
 
 def _operands(binding: Binding, parts: SelectParts, call: exp.Anonymous) -> tuple[Bound | None, Bound | None]:
-    """The vector column and the constant among the two arguments."""
     column = constant = None
     for argument in call.expressions:
         bound = expressions.bind(binding, parts.scope, argument, None)
@@ -141,7 +140,7 @@ def _operands(binding: Binding, parts: SelectParts, call: exp.Anonymous) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The rows a search may return, with their scores (none for a row without a vector)."""
+    """The rows a search may return and their scores; a row without a vector has none."""
 
     rowids: list[int]
     scores: dict[int, float]
@@ -152,8 +151,8 @@ class Ranking:
 
 
 def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequence[Storage]) -> Ranking | None:
-    """Choose the best rows; ties at the last place are all kept, so that further sort keys decide. None when the query
-    vector is NULL: then every score is NULL, which the scalar functions handle."""
+    """Choose the best rows, including ties at the last place for further sort keys to decide.
+    Return None for a NULL query vector; the scalar functions then score each row as NULL."""
     ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
     if not isinstance(query, bytes):
         return None
@@ -181,7 +180,7 @@ def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDAr
 
 
 def _needed_nulls(nulls: Rowids, scored: int, plan: SearchPlan, row: Sequence[Storage]) -> list[int]:
-    """Rows without a vector sort last in descending order and first in ascending order, as NULLs do in HANA."""
+    """As in HANA, rows without a vector come last in descending order and first in ascending order."""
     if plan.descending and scored >= plan.wanted(row):
         return []
     return list(map(int, nulls))

@@ -13,7 +13,7 @@ _PSEUDO_COLUMNS = ("NEXTVAL", "CURRVAL")
 
 
 def mentioned(node: exp.Expr) -> bool:
-    """Whether `node` may ask a sequence for a number."""
+    """Whether `node` may contain NEXTVAL or CURRVAL."""
     return any(column.name.upper() in _PSEUDO_COLUMNS and column.table for column in node.find_all(exp.Column))
 
 
@@ -26,7 +26,7 @@ def _is_column(scope: Scope, name: str, table: str, schema: str) -> bool:
 
 
 def bind(binding: Binding, scope: Scope, name: str, table: str, schema: str) -> Bound | None:
-    """sequence.NEXTVAL or sequence.CURRVAL; None for any other column. Raises HanaError 313."""
+    """Bind sequence.NEXTVAL or sequence.CURRVAL; None for other columns. Raises HanaError 313."""
     if name not in _PSEUDO_COLUMNS or not table or _is_column(scope, name, table, schema):
         return None
     sequence = binding.catalog.objects.sequences.get((schema or binding.schema, table))

@@ -1,6 +1,6 @@
-"""Table functions of a FROM clause: JSON_TABLE and SERIES_GENERATE_....
+"""Table functions in FROM: JSON_TABLE and SERIES_GENERATE_....
 
-Each becomes SQLite's json_each over a function that gives all rows as one JSON array and may read earlier tables.
+Each becomes json_each over a function that returns all rows as one JSON array. It may read earlier FROM entries.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SERIES: dict[str, HanaType] = {
 
 
 def bind_table_function(binding: Binding, scope: Scope, node: exp.Expr, alias: str) -> str:
-    """Add the function's columns to the scope; returns its FROM text. Raises 328 for an unknown name."""
+    """Add the function's columns to the scope; return its FROM text. Raises HanaError 328 for an unknown name."""
     if isinstance(node, JsonTable):
         columns, call = _json_table(binding, scope, node)
     elif isinstance(node, exp.Anonymous) and str(node.this).upper().startswith("SERIES_GENERATE_"):
@@ -78,7 +78,7 @@ def _json_table(binding: Binding, scope: Scope, node: JsonTable) -> tuple[list[C
 
 
 def _described(written: tuple[JsonColumn, ...], columns: list[Column]) -> list[object]:
-    """The form that `builtin.json_rules` reads; every column of its own, nested ones too, is added to `columns`."""
+    """The columns in the form that `builtin.json_rules` reads. Adds all of them, nested ones too, to `columns`."""
     spec: list[object] = []
     for column in written:
         if column.nested:

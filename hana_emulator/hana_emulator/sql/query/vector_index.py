@@ -1,7 +1,7 @@
-"""Whether HANA would answer a vector search through an HNSW index, by the rules that it documents.
+"""Decide whether HANA would use an HNSW index for a vector search, by its documented rules.
 
-An index serves SELECT TOP k ... ORDER BY function(column, vector) of one table when function and direction are those of
-the index and no hint forbids it. WHERE is allowed here, though HANA does not say whether it keeps the index in use.
+The index must match the function and direction of SELECT TOP k ... ORDER BY function(column, vector) on one table, and
+no hint may forbid it. WHERE is allowed, although HANA does not document whether it prevents use of the index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DESCENDING = {"COSINE_SIMILARITY": True, "L2DISTANCE": False}
 
 @dataclass(frozen=True, slots=True)
 class VectorUse:
-    """What becomes of a vector search: an index, or an exact search with the reasons for it."""
+    """How HANA runs a vector search: through an index, or exactly, with the reasons."""
 
     function: str
     column: str
@@ -41,7 +41,7 @@ class VectorUse:
 
 
 def use(catalog: Catalog, select: exp.Select, relation: Relation | None, hints: frozenset[str]) -> VectorUse | None:
-    """None when the SELECT does not sort by a vector function of a column of `relation`, the only table it reads."""
+    """Return None unless the SELECT reads only `relation` and sorts by a vector function of one of its columns."""
     order = select.args.get("order")
     if order is None or relation is None or relation.is_view or select.args.get("joins"):
         return None
@@ -74,7 +74,7 @@ def _shape(select: exp.Select) -> list[str]:
 
 
 def _call(select: exp.Select, key: exp.Expr) -> exp.Anonymous | None:
-    """Return the vector function that a sort key refers to: written there, or named by alias or position."""
+    """The vector function of a sort key: written there, or referred to by alias or position."""
     key = unwrapped(key)
     if isinstance(key, exp.Literal) and not key.is_string and 1 <= int(key.this) <= len(select.expressions):
         key = select.expressions[int(key.this) - 1]
@@ -88,7 +88,7 @@ def _call(select: exp.Select, key: exp.Expr) -> exp.Anonymous | None:
 
 
 def _vector_column(relation: Relation, call: exp.Anonymous) -> str | None:
-    """The one argument that is a column of the table, where the other depends on no column."""
+    """The only argument that is a column of the table, if the other argument depends on no column."""
     columns = [unwrapped(argument) for argument in call.expressions]
     names = [identifier(node.this) for node in columns if isinstance(node, exp.Column)]
     others = [node for node in columns if not isinstance(node, exp.Column)]

@@ -1,6 +1,6 @@
-"""INSERT, UPSERT, UPDATE, DELETE and MERGE: from sqlglot's tree to SQLite steps, with a converter per parameter.
+"""Convert INSERT, UPSERT, UPDATE, DELETE and MERGE from sqlglot trees to SQLite steps.
 
-A parameter that goes straight into a column is converted in Python before SQLite sees it; other values by `owl_store`.
+Parameters that go straight into a column are converted in Python; `owl_store` converts other values in SQLite.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Step:
 
 
 def step(sql: str) -> Step:
-    """SQLite wants exactly as many values as the greatest `?k` says."""
+    """A step for `sql`. SQLite requires exactly as many values as the largest `?k`."""
     return Step(sql, max((int(number) for number in _NUMBERED.findall(_QUOTED.sub("", sql))), default=0))
 
 
@@ -47,8 +47,8 @@ def step(sql: str) -> Step:
 class WritePlan:
     """How to run a write for one row of parameters.
 
-    `steps` run in order and their row counts add up. With `fallback`, it runs only if the steps before touched no row.
-    `collect` (MERGE) is read before the steps; `insert_collected` then writes its rows.
+    `steps` run in order; the result is the sum of their row counts. `fallback` runs only if the steps touch no row.
+    For MERGE, `collect` is read before the steps, and `insert_collected` then writes its rows.
     """
 
     function: FunctionCode
@@ -68,7 +68,7 @@ class WritePlan:
         return self.function is FunctionCode.INSERT or self.collect is not None
 
     def convert(self, rows: Sequence[StorageRow]) -> Sequence[StorageRow]:
-        """The parameter rows with every value as its column keeps it. Raises HanaError 274, 303, 314, 339."""
+        """Convert parameter rows to their columns' storage values. Raises HanaError 274, 303, 314, 339."""
         if not self.converters or not rows:
             return rows
         converters = [self.converters.get(number) for number in range(1, len(rows[0]) + 1)]
@@ -85,16 +85,16 @@ class WritePlan:
 
 @dataclass(slots=True)
 class _Target:
-    """The table written to, and the plan's converters in the order of their parameters."""
+    """The table to write, and the converters by parameter number."""
 
     binding: Binding
     relation: Relation
     converters: dict[int, Convert] = field(default_factory=dict)
 
     def value(self, scope: Scope, node: exp.Expr, column: TableColumn) -> str:
-        """The SQLite text that gives `column` the value of `node`."""
+        """The SQLite text of the value of `node` for `column`."""
         number = dialect.parameter_number(node)
-        if number in self.converters:  # :1 twice; its value comes converted for the first column
+        if number in self.converters:  # the same parameter again: its value is already converted for the first column
             known = self.binding.parameters[number].type
             return stored(Bound(f"?{number}", known, parameter=number, constant=True), column)
         if number is not None:
@@ -105,7 +105,7 @@ class _Target:
 
 
 def default_of(binding: Binding, column: TableColumn) -> str | None:
-    """The SQLite text of a column's default, None when it has none. Raises HanaError 336 for what cannot be one."""
+    """The SQLite text of a column's default; None without one. Raises HanaError 336 for an invalid default."""
     if column.default is None:
         return None
     scope = Scope()
@@ -117,7 +117,7 @@ def default_of(binding: Binding, column: TableColumn) -> str | None:
 
 
 def stored(bound: Bound, column: TableColumn) -> str:
-    """A value of any type as `column` keeps it: converted, and checked where it might not fit."""
+    """The SQLite text of a value converted for `column`, with the checks that its type needs."""
     source, target = bound.type, column.type
     if source is None:
         return bound.sql
@@ -213,7 +213,7 @@ def _check_count(given: int, wanted: int) -> None:
 
 
 def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str], list[str]]:
-    """Names and values of the columns that the statement leaves out and that have a default."""
+    """Names and default values of the columns that the statement omits."""
     named = {column.name for column in given}
     found = [(c, default_of(target.binding, c)) for c in target.relation.columns if c.name not in named]
     kept = [(quoted(column.name), sql) for column, sql in found if sql is not None]
@@ -232,7 +232,7 @@ def _insert_query(target: _Target, columns: Sequence[TableColumn], node: exp.Exp
 
 
 def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_key: bool) -> WritePlan:
-    """UPSERT: by primary key (WITH PRIMARY KEY, or a query), by a condition, or (neither) a plain INSERT."""
+    """Bind UPSERT: by primary key (WITH PRIMARY KEY or a query), by a condition, or as a plain INSERT."""
     plan = bind_insert(binding, node)
     if where is not None:
         return _upsert_where(binding, node, where, plan)
@@ -312,7 +312,7 @@ def _where(target: _Target, scope: Scope, node: exp.Expr) -> str:
 
 
 def _own_rows(target: _Target, scope: Scope, condition: str) -> str:
-    """`condition`, narrowed to the rows of this session where the target is a global temporary table."""
+    """`condition`, limited to this session's rows if the target is a global temporary table."""
     if not target.relation.is_shared_by_sessions:
         return condition
     own = queries.own_rows(scope.sources[0].alias)
@@ -343,7 +343,7 @@ class _Merge:
 
 
 def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
-    """MERGE INTO t USING s ON ... WHEN [NOT] MATCHED [AND ...] THEN UPDATE | DELETE | INSERT."""
+    """Bind MERGE INTO t USING s ON ... WHEN [NOT] MATCHED [AND ...] THEN UPDATE | DELETE | INSERT."""
     target, scope, table = _written(binding, node.this)
     source = queries.bind_source(binding, scope, node.args["using"])
     on = _own_rows(target, scope, expressions.condition(binding, scope, node.args["on"]))

@@ -1,7 +1,7 @@
-"""Which rows a transaction has changed, what they look like, and how they are put back. SQLite's side of row locks.
+"""Record which rows a transaction has changed, and restore them: SQLite's side of row locks.
 
-Every table has triggers that report changed rows to `owl_touch`; inserted rows are known by their rowids, the highest.
-Knows tables by their SQLite names and nothing of HANA's types.
+Triggers of each table report changed rows to `owl_touch`. Inserted rows have the highest rowids. Tables are known by
+their SQLite names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ForeignKey = tuple[str, Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A foreign key: places of its columns in `Shape.columns`, the table referred to and its columns (quoted)."""
+    """A foreign key: positions of its columns in `Shape.columns`, the parent table and its columns (quoted)."""
 
     table: str
     columns: tuple[int, ...]
@@ -44,7 +44,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as SQLite has it. `rowid` is a name of the rowid that no column hides; `keys` are places in `columns`."""
+    """A table in SQLite. `rowid` is a name of the rowid that no column hides; `keys` are positions in `columns`."""
 
     table: str
     rowid: str
@@ -59,7 +59,7 @@ class Shape:
         return _quoted(self.table)
 
     def keys_of(self, rows: Iterable[Row]) -> set[Key]:
-        """The unique keys of these rows; a key with NULL in it clashes with nothing."""
+        """The unique keys of the rows. Keys with NULL are omitted, since they never conflict."""
         found: set[Key] = set()
         for row in rows:
             for number, places in enumerate(self.keys):
@@ -69,7 +69,7 @@ class Shape:
         return found
 
     def vacated(self, before: Image, after: Image) -> set[int]:
-        """Rows of `before` that are gone `after`, or have given up a key."""
+        """Rows of `before` that are deleted in `after` or have a different key there."""
         return {
             rowid
             for rowid, row in before.items()
@@ -79,7 +79,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Changes:
-    """A transaction's rows in one table: `rowids` were changed or deleted, all rows above `above` are its own."""
+    """A transaction's rows in one table: `rowids` were changed or deleted; it inserted all rows above `above`."""
 
     rowids: set[int] = field(default_factory=set)
     above: int | None = None
@@ -93,7 +93,7 @@ def _quoted(name: str) -> str:
 
 
 def read_shape(connection: sqlite3.Connection, table: str, references: Iterable[ForeignKey] = ()) -> Shape:
-    """Keys are read from SQLite; foreign keys, which are triggers there, come from the catalogue."""
+    """Read a table's shape: keys from SQLite, foreign keys (triggers in SQLite) from the catalogue."""
     described = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     names = [name for name, _, _ in described]
     places = {name: place for place, name in enumerate(names)}
@@ -127,7 +127,7 @@ def _rowid_name(table: str, columns: Sequence[str]) -> str:
 
 
 def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
-    """Name and text of each trigger a table needs. One for INSERT would make loading an identity table much slower."""
+    """Name and text of each trigger of a table. An INSERT trigger would slow down loading an identity table."""
     old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
     bodies = {"DELETE": f"BEGIN {old} END", "UPDATE": f"BEGIN {old} {new if identity else ''} END"}
     sqls = {}
@@ -138,7 +138,7 @@ def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
 
 
 def install_triggers(connection: sqlite3.Connection) -> None:
-    """Give every table of HANA's its current triggers: after renames, rebuilt tables and in older files."""
+    """Create all tables' current triggers: after renames and rebuilds, and in files of older versions."""
     tables: dict[str, list[tuple[str, bool]]] = {}
     for table, column, kind, key in connection.execute(
         "SELECT t.name, c.name, c.type, c.pk FROM sqlite_master t, pragma_table_info(t.name) c"
@@ -170,14 +170,14 @@ def _is_rowid(kind: str, key: int) -> bool:
 
 
 def _chunks(rowids: Iterable[int]) -> Iterator[str]:
-    """The rowids, ascending, as JSON arrays that SQLite can join with."""
+    """The rowids, ascending, as JSON arrays for SQL joins."""
     ordered = sorted(rowids)
     for start in range(0, len(ordered), _CHUNK):
         yield json.dumps(ordered[start : start + _CHUNK])
 
 
 def highest(connection: sqlite3.Connection, shape: Shape) -> int:
-    """Rows inserted from now on are above this, unless an identity column is given a lower value."""
+    """The highest rowid. Later rows are above it, except those with an explicit lower identity value."""
     (found,) = connection.execute(f"SELECT max({shape.rowid}) FROM {shape.name}").fetchone()
     if shape.identity is not None:
         (given,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (shape.table,)).fetchone()
@@ -204,7 +204,7 @@ def rowids_above(connection: sqlite3.Connection, shape: Shape, rowid: int) -> se
 
 
 def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Image:
-    """The current rows of a transaction; a missing one has been deleted."""
+    """The current rows of a transaction; deleted ones are missing."""
     found = rows_at(connection, shape, changes.rowids)
     if changes.above is not None:
         found |= rows_above(connection, shape, changes.above)
@@ -212,18 +212,18 @@ def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Ima
 
 
 def parent_rows(connection: sqlite3.Connection, parent: Parent, parent_shape: Shape, rows: Iterable[Row]) -> set[int]:
-    """The rows that these rows refer to by one foreign key."""
+    """The rowids of the parent rows of these rows, by one foreign key."""
     keys = {tuple(row[place] for place in parent.columns) for row in rows}
     condition = " AND ".join(f"{column} = ?" for column in parent.parent_columns)
     sql = f"SELECT {parent_shape.rowid} FROM {parent_shape.name} WHERE {condition}"
     return {row[0] for key in keys if None not in key for row in connection.execute(sql, key)}
 
 
-# --- putting back -----------------------------------------------------------------------------------------------------
+# --- restoring --------------------------------------------------------------------------------------------------------
 
 
 def children_first(shapes: Iterable[Shape]) -> list[Shape]:
-    """Tables before those that their foreign keys refer to; in a circle, any of them."""
+    """Sort tables before those that their foreign keys refer to; the order within a cycle is arbitrary."""
     left, ordered = list(shapes), []
     while left:
         referred = {parent.table for shape in left for parent in shape.parents if parent.table != shape.table}
@@ -234,7 +234,7 @@ def children_first(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def delete_rows(connection: sqlite3.Connection, shape: Shape, rowids: Iterable[int]) -> None:
-    """Rows that other rows of the same table refer to go after those."""
+    """Delete rows; a row goes after rows of the same table that refer to it."""
     sql, left = f"DELETE FROM {shape.name} WHERE {shape.rowid} = ?", sorted(rowids)
     while left:
         refused = []
@@ -258,7 +258,7 @@ def insert_rows(connection: sqlite3.Connection, shape: Shape, rows: Image) -> No
 
 
 def update_rows(connection: sqlite3.Connection, shape: Shape, rows: Image) -> None:
-    """Give existing rows other values. Where rows exchange unique keys they pass through keys that no row has."""
+    """Update existing rows. Rows that exchange unique keys pass through unused keys."""
     changes = ", ".join(f"{column} = ?" for column in shape.columns)
     sql = f"UPDATE {shape.name} SET {changes} WHERE {shape.rowid} = ?"
     values = [(*row, rowid) for rowid, row in rows.items()]

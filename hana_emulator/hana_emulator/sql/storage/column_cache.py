@@ -1,7 +1,6 @@
-"""Contents computed from the rows of a column, kept for all sessions. For another version of the table only the rows
-that changed are read.
+"""Cache contents computed from a column's rows, for all sessions. A new version reads only the changed rows.
 
-A session gets what its own snapshot holds, whether that is newer or older than what is kept.
+A session gets the content of its own snapshot, which may be newer or older than the cached one.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ Read = Callable[[AbstractSet[int] | None], Rows]
 
 
 class Content(Protocol):
-    """What is computed; it never changes."""
+    """Immutable content computed from a column."""
 
     @property
     def nbytes(self) -> int: ...
 
     def changed(self, rowids: AbstractSet[int], rows: Rows) -> Self:
-        """The same for a state in which, of the rows `rowids`, there are `rows`."""
+        """The content after the rows `rowids` have become `rows`; rowids without a row are deleted."""
 
 
 C = TypeVar("C", bound=Content)
 
 
 class ColumnCache(Generic[C]):
-    """Thread-safe. Keeps one version of each column: the newest. Those used last stay, up to `max_bytes` together; a
-    larger one is used but not kept."""
+    """Thread-safe cache of the newest version of each column. The least recently used are dropped above `max_bytes` in
+    total; a larger content is not cached."""
 
     def __init__(self, versions: RowVersions, build: Callable[[Rows], C], max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -61,7 +60,7 @@ class ColumnCache(Generic[C]):
         return content
 
     def clear(self) -> None:
-        """After a definition: no version from before it is asked for again."""
+        """Clear the cache after a definition: earlier versions are no longer requested."""
         with self._lock:
             self._kept.clear()
             self._builders.clear()

@@ -1,4 +1,4 @@
-"""What SQLite reports, said in HANA's codes. Messages name objects, never values."""
+"""Translate SQLite's errors to HANA's codes. Messages name objects, never values."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def serialization_failure() -> HanaError:
 
 
 def rolled_back(error: HanaError) -> HanaError:
-    """The same error, said to have undone the whole transaction."""
+    """The same error with `rolls_back` set."""
     if error.rolls_back:
         return error
     return HanaError(error.code, f"{error.text}; the transaction was rolled back", rolls_back=True)
 
 
 def translate(error: Exception, reported: HanaError | None) -> HanaError:
-    """`reported` is what a function of ours raised inside SQLite, which keeps no more than 'user-defined function'."""
+    """Translate an error. `reported` is the HanaError behind SQLite's 'user-defined function raised exception'."""
     text = str(error)
     if reported is not None and ("user-defined" in text or (text == "interrupted" and reported.code == _NO_MEMORY)):
         return reported
@@ -82,7 +82,7 @@ _OPERATIONAL = {
 
 
 def _integrity(text: str) -> HanaError:
-    """'UNIQUE constraint failed: ~S.T.A, ~S.T.B' and the like."""
+    """Translate a message such as 'UNIQUE constraint failed: ~S.T.A, ~S.T.B'."""
     if text.startswith(ERROR_MARK):
         code, _, message = text.removeprefix(ERROR_MARK).partition(":")
         return HanaError(int(code), message)

@@ -1,6 +1,6 @@
-"""Who holds what: the locks of transactions that are not on the SQLite writer now, and who waits for whom.
+"""The locks of parked transactions, and which transaction waits for which.
 
-Knows no SQL and no SQLite; a table is the name that callers use for it.
+A table is identified by the name that callers use for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = tuple[int, tuple[object, ...]]
 
 
 class Holder:
-    """A transaction as far as waiting goes."""
+    """A transaction that can hold locks and wait for another."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -26,7 +26,7 @@ class Holder:
 
 
 class Blocked(Exception):
-    """Not an error: the statement needs what `holder` has locked, has been undone, and may be tried again later."""
+    """The statement needs a lock that `holder` has. It was undone and can be retried."""
 
     def __init__(self, holder: Holder) -> None:
         super().__init__()
@@ -35,10 +35,10 @@ class Blocked(Exception):
 
 @dataclass(slots=True)
 class Claims:
-    """The locks of one transaction in one table: rows (by rowid), keys of rows that only it can see, everything.
+    """The locks of one transaction in one table: rows (by rowid), keys of its uncommitted rows, or the whole table.
 
-    `vacated` are those of its rows whose keys will be free if it commits. `parents` are rows that must not change
-    because uncommitted rows refer to them; many may hold them.
+    `vacated` are its rows whose keys become free on commit. `parents` are rows that must not change because uncommitted
+    rows refer to them; transactions can share these locks.
     """
 
     rows: set[int] = field(default_factory=set)
@@ -49,7 +49,7 @@ class Claims:
 
 
 class LockTable:
-    """Claims are entered, read and withdrawn only by the thread that has the turn to write; waiting needs no turn."""
+    """Only the thread with the turn to write adds, reads and removes claims; waiting needs no turn."""
 
     def __init__(self) -> None:
         self._claims: dict[str, dict[Holder, Claims]] = {}
@@ -65,7 +65,7 @@ class LockTable:
                 del self._claims[table]
 
     def claims(self, table: str) -> Mapping[Holder, Claims]:
-        """The locks of all transactions that are not on the writer, in the table."""
+        """The locks of all parked transactions in the table."""
         return self._claims.get(table, {})
 
     @property
@@ -73,31 +73,31 @@ class LockTable:
         return bool(self._claims)
 
     def check_open(self, table: str) -> None:
-        """Raises Blocked when another transaction has locked the whole table."""
+        """Raise Blocked if another transaction has locked the whole table."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive:
                 raise Blocked(holder)
 
     def check_unused(self, tables: Iterable[str]) -> None:
-        """Raises Blocked when another transaction has locked anything at all in the tables."""
+        """Raise Blocked if another transaction has any lock in the tables."""
         for table in tables:
             for holder in self.claims(table):
                 raise Blocked(holder)
 
     def check_rows(self, table: str, rowids: set[int]) -> None:
-        """Raises Blocked when another transaction has locked one of the rows."""
+        """Raise Blocked if another transaction has locked one of the rows."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids) or not claims.parents.isdisjoint(rowids):
                 raise Blocked(holder)
 
     def check_parents(self, table: str, rowids: set[int]) -> None:
-        """Raises Blocked when another transaction has changed one of the rows; references by others do not matter."""
+        """Raise Blocked if another transaction has changed one of the rows; shared references do not block."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids):
                 raise Blocked(holder)
 
     def check_keys(self, table: str, keys: set[Key]) -> None:
-        """Raises Blocked when another transaction has written a row with one of the keys."""
+        """Raise Blocked if another transaction has written a row with one of the keys."""
         for holder, claims in self.claims(table).items():
             if not claims.keys.isdisjoint(keys):
                 raise Blocked(holder)
@@ -105,27 +105,26 @@ class LockTable:
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def end(self, holder: Holder) -> None:
-        """Let go of everything; who waited may try again."""
+        """Release all locks and wake the waiting transactions."""
         self.withdraw(holder)
         with self._changed:
             holder.ended = True
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make those who wait ask once more whether they are cancelled."""
+        """Make waiting transactions check whether they are cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     def await_end(self, holder: Holder, seconds: float) -> None:
-        """Returns when `holder` has ended, or after that time."""
+        """Wait until `holder` has ended, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: holder.ended, seconds)
 
     def wait(self, waiter: Holder, holder: Holder, until: float, check: Callable[[], None]) -> None:
-        """Return when `holder` has ended.
+        """Wait until `holder` has ended. `until` is a time of the monotonic clock.
 
-        Raises 133 at once when `holder` waits for `waiter`, directly or not, 131 when the monotonic clock reaches
-        `until`, and the errors of `check`.
+        Raises HanaError 133 at once on a deadlock, 131 at `until`, and the errors of `check`.
         """
         with self._changed:
             if _leads_to(holder, waiter):

@@ -1,4 +1,4 @@
-"""Rows in blocks that never change: other rows give other blocks, and the blocks without such rows are shared."""
+"""Immutable blocks of rows; a new version rebuilds only blocks with changed rows and shares the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 256
 
 
 class Block(Protocol):
-    """Rows with their values. `rowids` are ascending, and there is at least one."""
+    """A non-empty block of rows with their values. `rowids` are ascending."""
 
     @property
     def rowids(self) -> Rowids: ...
@@ -24,7 +24,7 @@ class Block(Protocol):
     def nbytes(self) -> int: ...
 
     def rows(self) -> Iterable[tuple[int, Any]]:
-        """As they were given to what makes a block."""
+        """The rows from which the block was made."""
 
 
 B = TypeVar("B", bound=Block)
@@ -32,7 +32,7 @@ Row = tuple[int, Any]
 
 
 def cut(rows: Sequence[Row], make: Callable[[Sequence[Row]], B], most: int = ROWS) -> list[B]:
-    """Blocks of `rows`, which are ascending."""
+    """Split `rows`, which are ascending by rowid, into blocks."""
     if len(rows) <= most:
         return [make(rows)] if rows else []
     return [make(rows[start : start + ROWS]) for start in range(0, len(rows), ROWS)]
@@ -41,7 +41,7 @@ def cut(rows: Sequence[Row], make: Callable[[Sequence[Row]], B], most: int = ROW
 def changed(
     blocks: Sequence[B], gone: AbstractSet[int], new: Iterable[Row], make: Callable[[Sequence[Row]], B]
 ) -> list[B]:
-    """Blocks without the rows `gone`, and with the rows `new`; only blocks that had or get such rows are rebuilt."""
+    """Blocks without the rows `gone` and with the rows `new`; only affected blocks are rebuilt."""
     if not blocks:
         return cut(sorted(new, key=itemgetter(0)), make)
     starts = [int(block.rowids[0]) for block in blocks]
@@ -59,6 +59,6 @@ def changed(
             found += cut(sorted(kept.items(), key=itemgetter(0)), make, 2 * ROWS)
         else:
             found.append(block)
-    if len(found) > 8 + 2 * sum(len(block.rowids) for block in found) // ROWS:  # deletions have left small ones
+    if len(found) > 8 + 2 * sum(len(block.rowids) for block in found) // ROWS:  # deletions have left small blocks
         return cut([row for block in found for row in block.rows()], make)
     return found

@@ -1,4 +1,4 @@
-"""Versions of tables, and which rows changed between two of them. Knows no SQL."""
+"""Versions of tables, and which rows changed between two of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MOST_CHANGES = 100_000
 
 
 class Version(NamedTuple):
-    """A state of a table's rows. The catalogue's `epoch` changes with every definition, and takes all tables along."""
+    """A state of a table's rows. Each definition changes `epoch`, which covers all tables."""
 
     epoch: int
     number: int
 
 
 class RowVersions:
-    """Thread-safe. Changes are remembered for tables whose version has been asked for since the last definition."""
+    """Thread-safe. Changes are recorded for tables whose version was requested since the last definition."""
 
     def __init__(self, most_changes: int = MOST_CHANGES) -> None:
         self._most_changes = most_changes
@@ -37,13 +37,13 @@ class RowVersions:
         self._lock = threading.Lock()
 
     def current(self, table: str) -> Version:
-        """From now on the changes of `table` are remembered. Call with the database's `commit_lock`."""
+        """The current version; starts to record changes of `table`. Call with the database's `commit_lock`."""
         with self._lock:
             self._changes.setdefault(table, deque())
             return Version(self._epoch, self._numbers.get(table, 0))
 
     def advance(self, table: str, changed: Callable[[], Iterable[int]]) -> None:
-        """The table has other rows now; `changed` is called only if they are remembered. Call with `commit_lock`."""
+        """Begin a new version of the table; `changed` is called only if needed. Call with `commit_lock`."""
         with self._lock:
             self._numbers[table] = number = self._numbers.get(table, 0) + 1
             changes = self._changes.get(table)
@@ -56,14 +56,14 @@ class RowVersions:
             self._sizes[table] = size
 
     def begin_epoch(self) -> None:
-        """A definition: nothing that was computed before is good for any table. Call with `commit_lock`."""
+        """Invalidate all versions after a definition. Call with `commit_lock`."""
         with self._lock:
             self._epoch += 1
             self._changes.clear()
             self._sizes.clear()
 
     def between(self, table: str, one: Version, other: Version) -> set[int] | None:
-        """The rows that may differ between two versions, whichever is the newer; None when that is not known."""
+        """The rows that may differ between two versions, in either order; None if unknown."""
         older, newer = sorted((one, other))
         with self._lock:
             if older.epoch != newer.epoch or newer.epoch != self._epoch:

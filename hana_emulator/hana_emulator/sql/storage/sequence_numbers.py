@@ -1,6 +1,6 @@
-"""The numbers that sequences give, which no rollback gives back, and the SQLite functions behind NEXTVAL and CURRVAL.
+"""Sequence numbers, which rollbacks do not return, and the SQLite functions of NEXTVAL and CURRVAL.
 
-They are kept in a SQLite file of their own, since another session's transaction may hold the database's write lock.
+They have their own SQLite file, because another session may hold the database's write lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE = "sequences.sqlite"
 
 
 class Numbers:
-    """The next number of every sequence, for all sessions at once."""
+    """The next number of every sequence, shared by all sessions."""
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Numbers:
         )
 
     def next(self, sequence: Sequence) -> int:
-        """Raises HanaError 312 when there is none left."""
+        """The next number. Raises HanaError 312 if the sequence is exhausted."""
         with self._lock:
             row = self._connection.execute(
                 "SELECT next FROM numbers WHERE id = ? AND version = ?", (sequence.id, sequence.version)
@@ -56,7 +56,7 @@ class Numbers:
 
 
 def register(connection: sqlite3.Connection, context: Context, numbers: Numbers) -> None:
-    """Make NEXTVAL and CURRVAL of one session known to its SQLite connection."""
+    """Register NEXTVAL and CURRVAL of one session with its SQLite connection."""
 
     def next_value(*definition: int | str) -> int | None:
         number, name, start, increment, minimum, maximum, cycles, version = definition

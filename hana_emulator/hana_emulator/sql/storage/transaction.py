@@ -1,7 +1,7 @@
-"""One open transaction on a SQLite connection: what it has changed, its savepoints, and its rows while it is parked.
+"""One transaction on a SQLite connection: its changes, its savepoints, and its rows while it is parked.
 
-SQLite lets one transaction write at a time. So a transaction that has nothing to do can be parked: its rows are
-remembered and SQLite is rolled back; before its next statement they are put back. Knows nothing of waiting.
+SQLite allows one writing transaction at a time. An idle transaction can be parked: its rows are kept in memory and
+SQLite is rolled back. Its next statement first restores the rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Layer = Mapping[str, Image]
 
 @dataclass(slots=True)
 class _Parked:
-    """`layers` are the rows at each savepoint, oldest first, the current ones last; `base` what exists without them."""
+    """`layers`: rows at each savepoint, oldest first, then the current rows; `base`: rows without them."""
 
     layers: list[dict[str, Image]]
     base: dict[str, set[int]]
 
 
 class Transaction(Holder):
-    """Used by one thread at a time: the one that holds the turn to write."""
+    """A transaction. Only the thread with the turn to write uses it."""
 
     def __init__(self, connection: sqlite3.Connection, shapes: Shapes, identities: dict[str, int]) -> None:
         super().__init__()
@@ -70,11 +70,11 @@ class Transaction(Holder):
 
     @property
     def tables(self) -> set[str]:
-        """Tables whose rows it has changed."""
+        """Tables whose rows the transaction has changed."""
         return set(self._changes)
 
     def written(self, table: str) -> set[int]:
-        """The rows that it has inserted, changed or deleted there, and perhaps some more."""
+        """The rows inserted, changed or deleted in the table; may include a few others."""
         changes, shape = self._changes[table], self._shapes(table)
         if changes.above is None:
             return changes.rowids
@@ -88,7 +88,7 @@ class Transaction(Holder):
 
     @contextmanager
     def statement(self) -> Iterator[dict[str, set[int]]]:
-        """Run a statement inside: an exception undoes it alone. Gives the rows that it touches."""
+        """Run a statement; an exception undoes only that statement. Yields the rows it touches."""
         self.connection.execute(f"SAVEPOINT {STATEMENT}")
         touched: dict[str, set[int]] = {}
         self.touched = touched
@@ -107,7 +107,7 @@ class Transaction(Holder):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Several statements: an exception undoes them all."""
+        """Run several statements; an exception undoes all of them."""
         self.connection.execute("SAVEPOINT owl_together")
         try:
             yield
@@ -120,7 +120,7 @@ class Transaction(Holder):
 
     @contextmanager
     def probe(self) -> Iterator[None]:
-        """Whatever is done inside is undone."""
+        """Undo everything that is done inside."""
         known, self.touched = self.touched, None
         self.connection.execute("SAVEPOINT owl_probe")
         try:
@@ -133,7 +133,7 @@ class Transaction(Holder):
 
     @contextmanager
     def unconstrained(self) -> Iterator[None]:
-        """Foreign keys and checks neither refuse nor follow what is done inside."""
+        """Suspend foreign keys and checks, including their actions."""
         self.restoring = True
         try:
             yield
@@ -141,13 +141,13 @@ class Transaction(Holder):
             self.restoring = False
 
     def mark(self, table: str) -> None:
-        """Rows are about to be inserted: remember which rowids are still free."""
+        """Record the highest rowid before rows are inserted."""
         changes = self._changes.setdefault(table, Changes())
         if changes.above is None:
             changes.above = rows.highest(self.connection, self._shapes(table))
 
     def lock_rows(self, table: str, rowids: set[int]) -> None:
-        """Uncommitted rows of the transaction need no lock."""
+        """Lock rows. The transaction's own uncommitted rows need no lock."""
         changes = self._changes.get(table)
         above = changes.above if changes is not None else None
         mine = rowids if above is None else {rowid for rowid in rowids if rowid <= above}
@@ -163,7 +163,7 @@ class Transaction(Holder):
         self._savepoints.append(name)
 
     def rollback_to(self, name: str) -> None:
-        """Raises ValueError for an unknown savepoint; so does `release`."""
+        """Undo changes since a savepoint. Raises ValueError for an unknown one, like `release`."""
         place = self._place(name)
         self.connection.execute(f"ROLLBACK TO {name}")
         del self._savepoints[place + 1 :]
@@ -179,7 +179,7 @@ class Transaction(Holder):
     # ------------------------------------------------------------------------------------------- parking and resuming
 
     def park(self) -> dict[str, Claims]:
-        """Remember all rows, roll SQLite back, and return what must stay locked."""
+        """Keep all rows in memory, roll SQLite back, and return the claims that stay."""
         shapes = {table: self._shapes(table) for table in self._changes}
         layers = [self._image(shapes)]
         keys = self._keys(shapes, layers[0])
@@ -223,13 +223,13 @@ class Transaction(Holder):
         return found
 
     def _note_identities(self, shapes: Mapping[str, Shape]) -> None:
-        """The values given out stay given out, as HANA's do, even after a rollback."""
+        """Keep identity values that were used; as in HANA, a rollback does not return them."""
         for table in [table for table, shape in shapes.items() if shape.identity is not None]:
             for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
                 self._identities[table] = max(value, self._identities.get(table, 0))
 
     def resume(self) -> None:
-        """Put everything back. Other transactions may have changed and inserted other rows."""
+        """Restore all rows. Other transactions may have changed and inserted other rows since."""
         parked = self._parked
         assert parked is not None
         self._begin()
@@ -251,7 +251,7 @@ class Transaction(Holder):
         self._parked = None
 
     def _renumbered(self, parked: _Parked) -> list[dict[str, Image]]:
-        """The layers, inserted rows moved above everything that exists now; where rowids have a meaning they stay."""
+        """The layers with inserted rows renumbered above all existing rows, except where rowids are identities."""
         layers = [dict(layer) for layer in parked.layers]
         for table, changes in self._changes.items():
             if changes.above is None:
@@ -268,7 +268,7 @@ class Transaction(Holder):
         return layers
 
     def _put(self, layer: Layer, before: Mapping[str, set[int]]) -> None:
-        """Deletions first, in all tables, then changes, then new rows; a table before those that it refers to, because
+        """Delete in all tables first, then update, then insert. A table comes before those it refers to, because
         RESTRICT is not deferred."""
         shapes = rows.children_first(self._shapes(table) for table in layer)
         for shape in shapes:

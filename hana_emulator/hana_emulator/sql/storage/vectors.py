@@ -1,4 +1,4 @@
-"""Scores of a query vector against a whole column at once, over matrices of its vectors. Knows no SQL."""
+"""Score a query vector against a whole column at once, with matrices of its vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TINY = 1e-25
 
 
 class Metric(Enum):
-    """The two functions that HANA's clients search with."""
+    """The two functions that HANA's clients use for search."""
 
     COSINE_SIMILARITY = "COSINE_SIMILARITY"
     L2DISTANCE = "L2DISTANCE"
@@ -54,14 +54,14 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's vectors by dimension, and the rows that have none (ascending)."""
+    """A column's vectors by dimension, and the rows without a vector (ascending)."""
 
     matrices: Mapping[int, Sequence[Matrix]]
     nulls: Rowids
 
     @classmethod
     def build(cls, rows: Iterable[tuple[int, bytes | None]]) -> Column:
-        """From its rows, in any order. Raises 8 for bytes that are not a vector."""
+        """Build from rows in any order. Raises HanaError 8 for bytes that are not a vector."""
         return cls({}, np.zeros(0, np.int64)).changed(frozenset(), rows)
 
     @property
@@ -88,10 +88,9 @@ class Column:
         )
 
     def scores(self, query: bytes, metric: Metric) -> tuple[Rowids, Scores]:
-        """Rowids (ascending) and their scores; rows without a vector are left out. Never NaN.
+        """Rowids (ascending) and their scores, never NaN; rows without a vector are omitted.
 
-        Raises 8 when any row of the column has another dimension than the query, as the scalar function would at such a
-        row, whether a filter keeps it or not.
+        Raises HanaError 8 if any row's dimension differs from the query's, even if a filter excludes that row.
         """
         vector = fvecs.decode(query)
         other = next((found for found in self.matrices if found != vector.size), None)
@@ -108,13 +107,13 @@ class Column:
 
 
 def _norms(block: NDArray[Any]) -> NDArray[np.float64]:
-    """In double precision: squares of large float32 values overflow."""
+    """Norms in double precision, because squares of large float32 values overflow."""
     norms: NDArray[np.float64] = np.linalg.norm(block.astype(np.float64), axis=1)
     return norms
 
 
 def _cosine(matrix: Matrix, vector: Vector) -> Scores:
-    """0 where either side is a zero vector; where float32 overflows or underflows, once more in double precision."""
+    """Cosines; 0 for zero vectors. Recomputed in double precision if float32 overflows or underflows."""
     exact = vector.astype(np.float64)
     norm = float(np.linalg.norm(exact))
     if not norm:
@@ -128,6 +127,6 @@ def _cosine(matrix: Matrix, vector: Vector) -> Scores:
 
 
 def _distance(matrix: Matrix, vector: Vector) -> Scores:
-    """Differences, not |a|^2 + |b|^2 - 2ab: that loses all digits of near neighbours."""
+    """Compute from differences: |a|^2 + |b|^2 - 2ab loses all digits for near neighbours."""
     limit = float(np.finfo(np.float32).max)
     return np.minimum(_norms(matrix.values - vector.astype(np.float64)), limit).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The words of a column's texts, kept so that SCORE(...) > 0 finds its rows without reading every text."""
+"""Index the words of a column's texts, so that SCORE(...) > 0 need not read every text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DISTINCT_BYTES = 160
 
 
 class _WordBlock:
-    """A block of texts as words, and which of them hold each word."""
+    """A block of texts as words, and the rows that contain each word."""
 
     def __init__(self, rows: Sequence[tuple[int, Words]]) -> None:
         self._rows = rows
@@ -47,8 +47,6 @@ class _WordBlock:
 
 @dataclass(frozen=True, slots=True)
 class WordIndex:
-    """The words of a column's texts."""
-
     blocks: Sequence[_WordBlock] = ()
 
     @classmethod
@@ -68,6 +66,6 @@ class WordIndex:
         return WordIndex(row_blocks.changed(self.blocks, rowids, new, _WordBlock))
 
     def holders(self, term: object) -> list[int]:
-        """The rows for whose text `score` is above 0."""
+        """The rows whose text has a `score` above 0."""
         phrase = () if term is None else phrase_of(texts.plain(term))
         return [rowid for block in self.blocks for rowid in block.holders(phrase)] if phrase else []

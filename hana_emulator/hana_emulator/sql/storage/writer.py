@@ -1,7 +1,7 @@
-"""A session's writing: its turn on SQLite's only writer, its transaction, and its waits for other transactions' locks.
+"""A session's writes: its turn on SQLite's only writer, its transaction, and its waits for locks.
 
-A statement runs first and asks afterwards: what it touched is compared with what parked transactions have locked, and
-on a clash it is undone, waits, and runs again. Knows no plans and no types.
+A statement runs first; then its touched rows are compared with the locks of parked transactions. On a conflict it is
+undone, waits, and runs again.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ class Writer:
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:
-        """Called by the triggers, for each row that changes."""
+        """Record a changed row; called by triggers."""
         if self.transaction is not None and (touched := self.transaction.touched) is not None:
             touched.setdefault(table, set()).add(rowid)
 
     def postpone(self, query: str, message: str, *values: object) -> None:
-        """Called by triggers: see `changes.POSTPONE_FUNCTION`."""
+        """Postpone a check to the end of the statement; called by triggers, see `changes.POSTPONE_FUNCTION`."""
         self._postponed[query, values] = message
 
     @contextmanager
     def one_statement(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """What is done inside, for one row of parameters, is over at the end: then comes what was postponed. Raises
-        sqlite3.IntegrityError."""
+        """Run one statement for one row of parameters, then its postponed checks. Raises sqlite3.IntegrityError."""
         self._postponed.clear()
         yield
         for (query, values), message in self._postponed.items():
@@ -63,7 +62,7 @@ class Writer:
                 raise sqlite3.IntegrityError(message)
 
     def is_enforcing(self) -> bool:
-        """Whether a trigger that checks or follows a constraint is to act: not while rows are put back."""
+        """Whether constraint triggers act: not while rows are restored."""
         return self.transaction is None or not self.transaction.restoring
 
     def cancel(self) -> None:
@@ -74,7 +73,7 @@ class Writer:
 
     @contextmanager
     def turn(self, *, cancellable: bool = False) -> Iterator[None]:
-        """Keep other sessions from writing, parking and resuming. Never wait for a lock inside."""
+        """Prevent other sessions from writing, parking and resuming. Never wait for a lock inside."""
         turn = self._database.turn
         while not turn.acquire(timeout=_POLL_SECONDS):
             if cancellable:
@@ -93,10 +92,10 @@ class Writer:
     # ------------------------------------------------------------------------------------------------------- snapshots
 
     def open_snapshot(self, connection: sqlite3.Connection) -> None:
-        """All further reads of `connection` see the state of now, until the transaction ends.
+        """Make all further reads of `connection` see the current state until the transaction ends.
 
-        SQLite cannot write into an older state. So a transaction that is to write, or to read after it has written,
-        fails with 138 when anybody has committed anything since; HANA fails only over the same rows.
+        SQLite cannot write to an older state. A transaction that writes, or reads after writing, fails with 138 if any
+        session has committed since. HANA fails only for conflicts in the same rows.
         """
         if self.snapshot is None:
             with self._database.commit_lock:
@@ -115,7 +114,7 @@ class Writer:
 
     def _begin(self, connection: sqlite3.Connection) -> Transaction:
         self._check_snapshot()
-        if connection.in_transaction:  # a snapshot, as new as can be
+        if connection.in_transaction:  # a snapshot of the current state
             connection.execute("COMMIT")
         if self.repeatable:
             self.snapshot = self._database.commits
@@ -123,8 +122,8 @@ class Writer:
 
     @contextmanager
     def active(self, connection: sqlite3.Connection, *, ending: bool = False) -> Iterator[Transaction]:
-        """This session's transaction, begun if there is none, on SQLite's writer; another one there is parked.
-        `ending`: a commit does not care whether its snapshot is old."""
+        """The session's transaction on SQLite's writer, begun if necessary; another transaction there is parked.
+        `ending`: for a commit, which may have an old snapshot."""
         self._give_time()
         with self.turn(cancellable=True):
             other = self._database.active
@@ -146,14 +145,14 @@ class Writer:
             yield self.transaction
 
     def _give_time(self) -> None:
-        """Parking costs time for every row: who has written many may come to an end first, for about as long."""
+        """Wait briefly before parking a transaction with many rows: parking costs time for each row."""
         other = self._database.active
         transaction = other.transaction if other is not None and other is not self and not self._turns else None
         if transaction is not None and transaction.weight > _LIGHT:
             self._database.locks.await_end(transaction, min(transaction.weight * _SECONDS_PER_ROW, _LONGEST_SECONDS))
 
     def park(self) -> None:
-        """Make room for another session. Called by that session's thread, which has the turn; this one is idle."""
+        """Park the transaction. Called by another session's thread, which has the turn, while this session is idle."""
         transaction = self.transaction
         assert transaction is not None
         self._database.active = None
@@ -174,9 +173,9 @@ class Writer:
         autocommit: bool,
         patience: float | None = None,
     ) -> Result:
-        """Run `attempt` until it is not Blocked. Raises 131 after `patience` seconds (default: the lock timeout) of
-        waiting, 146 at once without any, 133 when waiting would never end, 139 when cancelled. An error ends a
-        transaction that began here."""
+        """Run `attempt` until it is not Blocked. Raises HanaError 131 after `patience` seconds of waiting (default: the
+        lock timeout), 146 without any, 133 on a deadlock, 139 if cancelled. An error ends a transaction that began
+        here."""
         until: float | None = None
         while True:
             begun = self.transaction is None
@@ -200,7 +199,7 @@ class Writer:
             self._database.locks.wait(self.transaction or Holder(), holder, until, self._check_cancelled)
 
     def write(self, transaction: Transaction, table: str, action: Callable[[], Result], *, inserts: bool) -> Result:
-        """Run `action`, a statement that writes into `table`, as an attempt. Raises Blocked after undoing it."""
+        """Run `action`, a statement that writes `table`, as an attempt. If it raises Blocked, it is undone."""
         locks = self._database.locks
         locks.check_open(table)
         connection = transaction.connection
@@ -221,8 +220,8 @@ class Writer:
         return result
 
     def _check(self, connection: sqlite3.Connection, touched: dict[str, set[int]], starts: dict[str, int]) -> None:
-        """Raises Blocked when the statement has touched what others have locked, or refers to it by a foreign key.
-        `starts`: above which rowids a table has rows that the statement has inserted."""
+        """Raise Blocked if the statement conflicts with other transactions' locks, also through a foreign key.
+        `starts`: the highest rowid of each table before the statement inserted rows."""
         locks = self._database.locks
         for name, rowids in touched.items():
             shape = self._database.shape(connection, name)
@@ -241,8 +240,8 @@ class Writer:
     def _ask_holders(
         self, transaction: Transaction, table: str, action: Callable[[], object], error: Exception
     ) -> None:
-        """A unique key that seems taken may be about to become free: try again without the rows that others have
-        changed or deleted. Raises Blocked for the first whose rows were in the way."""
+        """A conflicting unique key may become free: retry without the rows that others changed or deleted. Raises
+        Blocked for the first transaction whose rows prevented the write."""
         if not _is_unique_violation(error) or transaction.undone_by_sqlite:
             return
         connection = transaction.connection
@@ -252,7 +251,7 @@ class Writer:
                 continue
             with transaction.probe():
                 try:
-                    with transaction.unconstrained():  # rows that refer to them may be deleted too
+                    with transaction.unconstrained():  # so that rows with references can be deleted
                         changes.delete_rows(connection, shape, claims.vacated)
                     action()
                 except (sqlite3.Error, HanaError):
@@ -262,7 +261,7 @@ class Writer:
     # ------------------------------------------------------------------------------------------------------------- ends
 
     def commit(self) -> None:
-        """Raises HanaError, having rolled back, when that fails."""
+        """Commit. Raises HanaError after rolling back if that fails."""
         transaction = self.transaction
         if transaction is None:
             return
@@ -288,7 +287,7 @@ class Writer:
             self._database.versions.advance(table, partial(transaction.written, table))
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
-        """COMMIT, and what must become visible in the same moment."""
+        """Commit, and publish what must become visible at the same time."""
         with self.active(transaction.connection, ending=True), self._database.commit_lock:
             transaction.connection.execute("COMMIT")
             self._database.commits += 1
@@ -307,7 +306,7 @@ class Writer:
                 self._end()
 
     def _end(self) -> None:
-        """Does nothing when another thread has closed the session."""
+        """End the transaction, unless another thread has closed the session."""
         transaction, self.transaction = self.transaction, None
         self.snapshot = None
         if transaction is None:
@@ -317,7 +316,7 @@ class Writer:
         self._database.locks.end(transaction)
 
     def undone_by_sqlite(self) -> bool:
-        """Whether SQLite has rolled the transaction back by itself."""
+        """Whether SQLite has rolled the transaction back."""
         with self.turn():
             return self.transaction is not None and self.transaction.undone_by_sqlite
 
@@ -329,6 +328,6 @@ def _is_unique_violation(error: Exception) -> bool:
 
 
 def _lost(error: Exception) -> HanaError:
-    """The transaction could not be kept while another one wrote, or not be put back."""
+    """The error for a parked transaction that could not be saved or restored."""
     code = failures.translate(error, None).code if isinstance(error, sqlite3.Error) else 2
     return HanaError(129, f"transaction rolled back by an internal error (code {code})", rolls_back=True)

@@ -1,5 +1,6 @@
-"""The encoders that the packed path knows: which tensors are their layers, where their tokens are, how attention works.
-One reader per architecture of transformers. `encoders.load_encoder` compares vectors before a reader is trusted.
+"""Readers of the architectures that the packed path supports: tensors of the layers, positions, kind of attention.
+
+`encoders.load_encoder` compares vectors with those of transformers before it uses a reader.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from .linears import Affine
 
 Tensors = Mapping[str, torch.Tensor]
 Config = Mapping[str, Any]
-_KEPT_LENGTH = 1024  # longest sequence whose bias between pairs of tokens is kept
+_KEPT_LENGTH = 1024  # longest sequence whose pair bias is cached
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `attention_norm` and `out_norm` follow attention and feed-forward, or precede them in an encoder with
-    norms first, whose first layer may have no `attention_norm`. `attention`: index in `EncoderWeights.attentions`."""
+    """One layer. The norms follow attention and feed-forward; with `norms_first` they precede them, and the first layer
+    may have no `attention_norm`. `attention`: index in `EncoderWeights.attentions`."""
 
     query_key_value: Affine
     attention_out: Affine
@@ -35,7 +36,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What attention has beside the dot product: a bias between pairs of tokens, a rotation by position."""
+    """Additions to dot-product attention: a bias for each pair of tokens, a rotation by position."""
 
     bias: PairBias | None = None
     rotary: Rotary | None = None
@@ -44,8 +45,7 @@ class Extras:
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
     """A whole encoder. `norms_first`: norms precede attention and feed-forward, one is at the end, and half of the wide
-    layer multiplies the other. `padding_id`: positions count from this id + 1 on, without tokens of this id; None: from
-    0."""
+    layer's output gates the other. `padding_id`: see `packed.counted_positions`; None: positions count from 0."""
 
     words: torch.Tensor
     positions: torch.Tensor | None
@@ -63,10 +63,10 @@ class EncoderWeights:
 
 
 class PairBias:
-    """What is added to the score of each pair of tokens. Made for one length, which serves every shorter one."""
+    """A bias added to the score of each pair of tokens, cached at the longest length needed so far."""
 
     def __init__(self, make: Callable[[int], torch.Tensor], without: int = 0) -> None:
-        """`make(length)` returns (heads or 1, length, length); up to `without` tokens nothing is added."""
+        """`make(length)` returns (heads or 1, length, length). Sequences of up to `without` tokens get no bias."""
         self._make = make
         self._without = without
         self._kept: torch.Tensor | None = None
@@ -82,8 +82,8 @@ class PairBias:
 
 
 def relative_buckets(distance: torch.Tensor, buckets: int = 32, farthest: int = 128) -> torch.Tensor:
-    """As MPNetEncoder.relative_position_bucket in transformers, rounding included: half of the buckets for each
-    direction, half of those for one distance each, the others logarithmic."""
+    """Return MPNetEncoder.relative_position_bucket of transformers, same rounding: half of the buckets for each
+    direction; half of those stand for one distance each, the others are logarithmic."""
     half = buckets // 2
     exact = half // 2
     near = distance.abs()
@@ -94,14 +94,13 @@ def relative_buckets(distance: torch.Tensor, buckets: int = 32, farthest: int = 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Queries and keys turned by an angle that grows with the token's place (ModernBERT; halves, not pairs). `width`:
-    of a head."""
+    """Rotary positions as in ModernBERT: halves of a head are rotated, not pairs. `width`: of a head."""
 
     theta: float
     width: int
 
     def turns(self, places: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines, (tokens, 1, 1, width), in the precision that transformers has them in."""
+        """Return cosines and sines, each (tokens, 1, 1, width), computed in fp32 and cast as in transformers."""
         steps = torch.arange(0, self.width, 2, dtype=torch.float32, device=places.device) / self.width
         angles = places[:, None].float() * (1.0 / self.theta**steps)
         whole = torch.cat((angles, angles), dim=-1)[:, None, None, :]
@@ -109,7 +108,7 @@ class Rotary:
 
 
 def turned(qkv: torch.Tensor, heads: int, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return (tokens, 3 x hidden) with queries and keys turned, in fp32 as transformers does it."""
+    """Return (tokens, 3 x hidden) with rotated queries and keys; computes in fp32, as transformers does."""
     parts = qkv.view(len(qkv), 3, heads, -1)
     cosines, sines = turns
     both = parts[:, :2].float()
@@ -123,8 +122,8 @@ def turned(qkv: torch.Tensor, heads: int, turns: tuple[torch.Tensor, torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`prefix`: what names of tensors may begin with; `activation`: what config.json calls the activation; `why_not`:
-    what else the configuration may ask for that `read` cannot."""
+    """`prefix`: optional prefix of tensor names; `activation`: key of the activation in config.json; `why_not` returns
+    why `read` does not support a configuration."""
 
     prefix: str
     activation: str
@@ -133,7 +132,7 @@ class Architecture:
 
 
 def refusal(folder: Folder) -> str | None:
-    """Return why the packed path cannot compute this model; None if it may."""
+    """Return why the packed path cannot compute this model, or None."""
     config = folder.config
     kind = str(config.get("model_type"))
     known = ARCHITECTURES.get(kind)
@@ -148,11 +147,11 @@ def refusal(folder: Folder) -> str | None:
 
 
 def read(folder: Folder, tensors: Tensors) -> EncoderWeights:
-    """Read a model without `refusal`. Raises KeyError for a missing tensor."""
+    """Read a model that `refusal` accepts. Raises KeyError for a missing tensor."""
     known = ARCHITECTURES[str(folder.config["model_type"])]
     named: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
-        plain = name.removeprefix(known.prefix)  # of a model with a head
+        plain = name.removeprefix(known.prefix)  # models with a head have one
         if "LayerNorm" in plain:  # old names of norms
             plain = plain.replace(".gamma", ".weight").replace(".beta", ".bias")
         named[plain] = value
@@ -167,7 +166,7 @@ def _maybe_biased(tensors: Tensors, name: str) -> Affine:
     return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
-# Names within a layer: queries, keys, values, attention's output and norm, wide, narrow and the norm behind it.
+# Names within a layer: queries, keys, values, attention's output and norm, wide and narrow layer, last norm.
 _BERT_NAMES = (
     *(f"attention.self.{part}" for part in ("query", "key", "value")),
     *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
@@ -183,7 +182,7 @@ _DISTILBERT_NAMES = (
 
 
 def _norms_behind(tensors: Tensors, layers: Sequence[str], names: Sequence[str], heads: int) -> EncoderWeights:
-    """Read BERT and its kin: a norm follows each sum."""
+    """Read a BERT-like model: a norm follows each sum."""
 
     def layer(under: str) -> LayerWeights:
         *parts, out, norm, wide, narrow, out_norm = (f"{under}.{name}" for name in names)
@@ -218,7 +217,7 @@ def _bert(config: Config, tensors: Tensors) -> EncoderWeights:
 
 
 def _roberta(config: Config, tensors: Tensors) -> EncoderWeights:
-    """BERT whose positions count from behind the padding token's id."""
+    """Read BERT with positions that start after the padding token's id."""
     padding = config.get("pad_token_id")
     return replace(_bert(config, tensors), padding_id=1 if padding is None else int(padding))
 
@@ -236,7 +235,7 @@ def _mpnet(config: Config, tensors: Tensors) -> EncoderWeights:
         _norms_behind(tensors, layers, _MPNET_NAMES, int(config.get("num_attention_heads", 12))),
         epsilon=float(config.get("layer_norm_eps", 1e-12)),
         attentions=[Extras(bias=PairBias(by_distance))],
-        padding_id=1,  # MPNetEmbeddings has it so, whatever config.json says
+        padding_id=1,  # fixed in MPNetEmbeddings, independent of config.json
     )
 
 
@@ -265,7 +264,7 @@ def _modernbert(config: Config, tensors: Tensors) -> EncoderWeights:
         )
 
     def near(length: int) -> torch.Tensor:
-        """Tokens farther apart than `window` do not see each other."""
+        """Hide tokens farther apart than `window` from each other."""
         places = torch.arange(length)
         far = (places[None, :] - places[:, None]).abs() > window
         return torch.zeros(1, length, length).masked_fill_(far, -math.inf).to(words)
@@ -300,7 +299,7 @@ def _modernbert_layers(config: Config) -> list[str]:
 
 
 def _rope(config: Config, kind: str) -> dict[str, Any]:
-    """As transformers 5 writes it in `rope_parameters`, or as older versions did."""
+    """Return `rope_parameters` of transformers 5, or the same from the keys of older versions."""
     older, usual = _THETAS[kind]
     given = (config.get("rope_parameters") or {}).get(kind) or {}
     return {"rope_type": "default", "rope_theta": config.get(older) or usual} | given

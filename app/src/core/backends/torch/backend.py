@@ -1,8 +1,6 @@
 """The torch backend: loads a sentence-transformers folder onto a device and turns token ids into pooled vectors.
 
-Three ways to compute, fastest first: packed (no padding, the architectures of `architectures.py`), padded (any encoder
-with mean or CLS pooling), and sentence-transformers' own modules for every other stack. torch and transformers are
-imported on loading.
+`encoders.py` chooses how to compute. torch and transformers are imported on loading.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from .process import TF32, on_compute_thread, one_thread
 if TYPE_CHECKING:
     from .staging import Arriving, Downloads
 
-# Tokens x hidden size of a batch that one CPU thread computes: 64 tokens of the default model, more than most search
-# texts have. For 12 tokens one thread takes 2.5 ms and two take 1.8 ms on two idle cores; while another program uses
-# the cores, one takes 4 ms and two up to 0.4 s, which they spend waiting for each other.
+# Largest tokens x hidden size that one CPU thread computes: 64 tokens of the default model, more than most search
+# texts. For 12 tokens one thread takes 2.5 ms and two take 1.8 ms on two idle cores; on busy cores one takes 4 ms and
+# two up to 0.4 s, because they wait for each other.
 ONE_THREAD_UP_TO = 64 * 384
 
 
@@ -36,7 +34,7 @@ class TorchOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
-    forces padded batches, for comparison. On a card only: `overlap` launches a batch while the one before it computes,
+    forces padded batches, for comparison. On a card only: `overlap` launches a batch while the previous one computes,
     and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster. `clear_cache`
     frees memory after large batches, `cudnn_benchmark` lets cuDNN compare its convolutions; neither affects vectors.
     """
@@ -98,12 +96,12 @@ class TorchBackend(TokenizingBackend):
                 matryoshka=folder.matryoshka,
             )
         except BaseException:
-            TF32.release(target.profile, target.precision)  # there is no engine to be closed
+            TF32.release(target.profile, target.precision)  # no engine exists that `close` could be called on
             raise
 
     @classmethod
     def load(cls, options: TorchOptions) -> TorchBackend:
-        """Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
+        """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
         return on_compute_thread(lambda: cls(options))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
@@ -112,11 +110,7 @@ class TorchBackend(TokenizingBackend):
         return self._launched(batch, exact, self._downloads).result()
 
     def launch(self, batch: TokenBatch) -> Pending:
-        """Start a batch on a card.
-
-        The activations of two batches never exist at once: both are computed on one stream, whose memory the allocator
-        gives to the next batch as soon as this one is queued.
-        """
+        """Start a batch on a card. All batches compute on one stream, so they reuse the same memory for activations."""
         assert self._downloads is not None, "a CPU computes at once"
         return self._launched(batch, False, self._downloads)
 
@@ -154,18 +148,18 @@ class TorchBackend(TokenizingBackend):
         return int(torch.cuda.memory_allocated(self.profile.index))
 
     def token_cost(self) -> TokenCost | None:
-        """Measure with batches of the longest texts, which take more memory than short ones."""
+        """Measure with batches of the longest texts, which need the most memory per token."""
         if self.profile.kind == "cpu":
             return None
         least = self.info.shape.hidden * ELEMENT_BYTES[self.info.precision]
         try:
-            self._peak_bytes(PROBE_TOKENS[0])  # libraries allocate for good on the first batch: do not count that
+            self._peak_bytes(PROBE_TOKENS[0])  # do not count what libraries allocate once, on the first batch
             return measured_cost(self._peak_bytes, least)
         except OutOfMemory:
             return None
 
     def _peak_bytes(self, tokens: int) -> int:
-        """Return by how many bytes memory grows while so many tokens are computed."""
+        """Return by how many bytes memory grows while computing `tokens` tokens."""
         import torch
 
         index = self.profile.index
@@ -192,7 +186,7 @@ class TorchBackend(TokenizingBackend):
         return self._encoder
 
     def _in_fp32(self) -> Encoder:
-        """Load when first needed: rows that overflow in half precision are rare."""
+        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
         if self._target.precision == "fp32":
             return self._loaded()
         if self._exact is None:
@@ -202,7 +196,7 @@ class TorchBackend(TokenizingBackend):
 
 
 def _target(options: TorchOptions) -> tuple[Target, str]:
-    """Set torch's threads, with which the precision of a CPU is measured; return the target and the reason."""
+    """Set torch's threads, then choose device and precision; return the target and the reason."""
     import torch
 
     from .linears import bf16_gain
@@ -215,7 +209,7 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
     except DeviceError as error:
         raise DeviceUnavailable(str(error)) from error
     TF32.hold(profile, precision)
-    if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process; text encoders have no convolution
+    if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process
         torch.backends.cudnn.benchmark = True
     return Target(profile, precision, options.graphs), reason
 
@@ -223,16 +217,16 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
 LARGE_BATCH = 8192  # tokens of a batch after which `clear_cache` frees memory: smaller ones leave little
 
 
-# Messages of the host's allocators; of CUDA outside torch's allocator (pinned memory, a kernel's own, a recording); of
-# cuBLAS, if a thread's first product finds no room for its handle.
+# Messages of the host's allocators, of CUDA outside torch's allocator (pinned memory, kernels, recordings), and of
+# cuBLAS without memory for its handle.
 _NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 
 
 @contextlib.contextmanager
 def memory_errors_mapped() -> Iterator[None]:
-    """Raise OutOfMemory for every way in which torch, CUDA, cuBLAS and the host report exhausted memory.
+    """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host.
 
-    First the failed batch is freed, whose tensors live on in the frames of the traceback, then the GPU's cache.
+    Frees the failed batch first, whose tensors live on in the traceback's frames, then the GPU's cache.
     """
     import torch
 
@@ -243,15 +237,15 @@ def memory_errors_mapped() -> Iterator[None]:
         if not own and not any(words in str(error) for words in _NO_MEMORY):
             raise
         traceback.clear_frames(error.__traceback__)
-        torch.cuda.empty_cache()  # nothing where no card is in use
+        torch.cuda.empty_cache()  # does nothing if no card is in use
         raise OutOfMemory("memory does not hold this batch") from error
 
 
 class Landing:
-    """A batch whose errors are the engine's, also those that the device reports late.
+    """A launched batch that raises the engine's errors, also for errors that the device reports late.
 
-    `clear_cache` then returns torch's cached memory to the driver, for other processes; it costs the next batch an
-    allocation by the driver, which waits for the card.
+    `clear_cache` then returns torch's cached memory to the driver; the next batch has to allocate it again, which waits
+    for the card.
     """
 
     def __init__(self, arriving: Arriving, *, clear_cache: bool = False) -> None:

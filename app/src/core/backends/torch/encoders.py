@@ -1,5 +1,5 @@
-"""The encoders of a model and which one computes it on a device: the fastest that gives the right vectors. Packed
-(`packed.py`), padded with mean or CLS pooling, and sentence-transformers' modules for every other stack.
+"""Choose a model's encoder: the fastest with correct vectors on the device. Packed (`packed.py`), padded with mean or
+CLS pooling, or sentence-transformers' modules for every other stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
-# Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding gives more.
+# Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding alone stays above.
 ROUGH_AGREEMENT = 0.99
 
 
@@ -35,7 +35,7 @@ class Encoder(Protocol):
 
     @property
     def pauses(self) -> int:
-        """How often a call calls `pause`."""
+        """Return how often one call calls `pause`."""
         ...
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor: ...
@@ -55,16 +55,16 @@ class Target:
 
         from .linears import bf16_gain
 
-        if self.precision == "int8":  # between 8-bit layers
+        if self.precision == "int8":  # the precision between 8-bit layers
             return torch.bfloat16 if bf16_gain() >= BF16_PAYS else torch.float32
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------ which encoder
+# ---------------------------------------------------------------------------------------------- choice of the encoder
 
 
 def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tuple[Encoder, str]:
-    """Return the fastest encoder of this model that gives the right vectors on this device, and the reason for it."""
+    """Return the fastest encoder with correct vectors on this device, and the reason."""
     from .architectures import refusal
     from .int8 import load_int8
 
@@ -86,10 +86,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
 
 
 def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words: int) -> tuple[Encoder, str]:
-    """Add CUDA graphs if they measure faster. They need an attention that is recorded once for all lengths.
-
-    `words`: size of the vocabulary.
-    """
+    """Add CUDA graphs if attention allows it and they measure faster. `words`: size of the vocabulary."""
     import torch
 
     from .graphs import CudaRecorder, GraphedEncoder, with_graphs
@@ -114,7 +111,7 @@ def _packed(folder: Folder, target: Target, *, plain: bool = False) -> PackedEnc
 
 
 def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder, str]:
-    """Compare with transformers: in fp32, where no rounding hides a wrong architecture, and in a shorter precision."""
+    """Compare with transformers in fp32, where rounding hides no wrong architecture, and in the target's precision."""
     exact = replace(target, precision="fp32")
     reference = PaddedEncoder(folder, exact)
     structure = encoder if target.precision == "fp32" else _packed(folder, exact, plain=True)
@@ -126,7 +123,7 @@ def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder
 
 
 def _check_reader(folder: Folder, exact: Target) -> None:
-    """Check the packed path in fp32, with which INT8 is compared. Raises ModelUnsupported."""
+    """Check the packed path in fp32, the reference of INT8. Raises ModelUnsupported."""
     least = least_cosine(folder, _packed(folder, exact, plain=True), PaddedEncoder(folder, exact))
     if not least >= AGREEMENT:
         raise ModelUnsupported(
@@ -136,9 +133,9 @@ def _check_reader(folder: Folder, exact: Target) -> None:
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
-    """Return the least cosine between both encoders' vectors of sequences of equal and different lengths.
+    """Return the least cosine between both encoders' vectors of trial sequences.
 
-    They have up to 300 tokens if the model takes so many, which exceeds the window of layers that have one.
+    They have up to 300 tokens if the model allows it, which exceeds the window of local attention.
     """
     import torch
 
@@ -150,9 +147,9 @@ def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
     return float(cosines.nan_to_num(nan=-1.0).min())
 
 
-# Trial ids stay within the vocabulary: an id outside ends the whole process on a card.
-_USUAL_WORDS = 1000  # of a vocabulary whose size config.json does not give
-_FIRST, _SPAN = 100, 800  # where most vocabularies have whole words, behind the special ones; enough different ones
+# Trial ids stay within the vocabulary: on a card, an id outside it ends the whole process.
+_USUAL_WORDS = 1000  # assumed vocabulary if config.json gives no size
+_FIRST, _SPAN = 100, 800  # after the special tokens most vocabularies have whole words
 
 
 def words_of(folder: Folder) -> int:
@@ -161,14 +158,14 @@ def words_of(folder: Folder) -> int:
 
 
 def trial_tokens(length: int, words: int, *, start: int = 0) -> TokenIds:
-    """Return one sequence for a vocabulary of `words`; `start` varies its contents."""
+    """Return one sequence for a vocabulary of `words` tokens; `start` varies its contents."""
     first = min(_FIRST, words // 2)
     ids = first + (start + 31 * np.arange(length)) % min(_SPAN, words - first)
     return ids.astype(np.int32)
 
 
 def trial_batch(tokens: int, longest: int, words: int) -> TokenBatch:
-    """Return so many tokens in as few sequences as the model's `longest` allows."""
+    """Return `tokens` tokens in as few sequences as the model's `longest` allows."""
     starts = range(0, tokens, longest)
     return TokenBatch.of(trial_tokens(min(longest, tokens - start), words, start=start) for start in starts)
 
@@ -177,8 +174,8 @@ def trial_batch(tokens: int, longest: int, words: int) -> TokenBatch:
 
 
 class PaddedEncoder:
-    """Pads the texts of a batch to one length, for transformers' own model with mean or CLS pooling in fp32, or for
-    sentence-transformers' modules, one after the other."""
+    """Pads a batch to one length and runs transformers' model, with mean or CLS pooling in fp32, or else
+    sentence-transformers' modules."""
 
     pauses = 0
 
@@ -200,7 +197,7 @@ class PaddedEncoder:
 
     @ranged("copy")
     def _inputs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy int32 to the device at once, and widen it there."""
+        """Copy ids and mask to the device as int32 in one transfer, and widen them there."""
         ids, mask = rectangle(batch, width=width_of(batch, self._multiple, self._longest), pad_id=self._pad_id)
         room = self._uploads.room(2 * ids.size).reshape(2, *ids.shape)
         room[0], room[1] = ids, mask
@@ -240,7 +237,7 @@ def _transformer(folder: Folder, target: Target) -> Any:
         except (ValueError, KeyError, OSError, SafetensorError) as error:
             raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
     missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
-    if missing:  # transformers would compute with random numbers in their place
+    if missing:  # transformers would fill them with random numbers
         raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
     return model.to(target.profile.torch_name).eval()
 

@@ -1,5 +1,6 @@
-"""CUDA graphs for small batches: the kernels of a forward pass are recorded once for so many tokens and replayed,
-because launching some eighty kernels takes longer than computing thirty tokens.
+"""CUDA graphs for small batches: record the kernels of a forward pass once per number of tokens, then replay them.
+
+Launching some eighty kernels takes longer than computing thirty tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from .encoders import trial_batch
 from .packed import Inputs, Layout, PackedEncoder
 from .staging import Uploads
 
-# Tokens of a batch are rounded up to one of these, by at most half, for launches cost more. Launching some eighty
-# kernels takes less time than computing 1,024 tokens of MiniLM on a T4, and more than 4,096 on an H100: the largest
-# recording that pays is measured.
+# A batch's tokens are rounded up to one of these. Launching the kernels takes less time than computing 1,024 tokens of
+# MiniLM on a T4, and more than 4,096 on an H100, so the largest recording that pays is measured.
 LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-SEQUENCES = 32  # texts of a batch of up to 512 tokens; larger ones may have one for each 16 tokens
-GAIN = 1.1  # by which factor replaying must be faster than launching
+SEQUENCES = 32  # most texts of a batch of up to 512 tokens; larger batches may have one for every 16 tokens
+GAIN = 1.1  # replaying must be faster than launching by this factor
 
-# Runs and records a function; returns the recording, which has `replay`, and the tensor that each replay fills.
+# Records a function; returns the recording, which has `replay`, and the tensor that each replay fills.
 Record = Callable[[Callable[[], torch.Tensor]], tuple[Any, torch.Tensor]]
 
 
@@ -46,8 +46,8 @@ class _Rung:
 class GraphedEncoder:
     """An encoder that replays small batches.
 
-    Recordings share their memory and are replayed one after the other on one stream, in any order. Each keeps its own
-    inputs and outputs, and each result is copied before the next replay.
+    Recordings share memory and run one at a time, on one stream. Each has its own inputs and outputs; a result is
+    copied before the next replay.
     """
 
     pauses = 0
@@ -63,7 +63,7 @@ class GraphedEncoder:
 
     @property
     def recorded(self) -> list[int]:
-        """Tokens of the recordings."""
+        """Return the sizes of the recordings in tokens."""
         return list(self._rungs)
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
@@ -74,7 +74,7 @@ class GraphedEncoder:
         if rung is None:
             return self._computed(batch)
         self._fill(rung, batch)
-        return self._replayed(rung)[: len(batch)].clone()  # the next replay writes over it
+        return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
 
     @ranged("forward")
     def _replayed(self, rung: _Rung) -> torch.Tensor:
@@ -82,7 +82,7 @@ class GraphedEncoder:
         return rung.found
 
     def only_up_to(self, tokens: int) -> None:
-        """Launch larger batches, and delete their recordings."""
+        """Stop replaying larger batches, and delete their recordings."""
         self._most = tokens
         self._rungs = {size: rung for size, rung in self._rungs.items() if size <= tokens}
 
@@ -94,16 +94,16 @@ class GraphedEncoder:
             raise
 
     def _recorded(self, tokens: int) -> _Rung | None:
-        """Record; None if that fails, and then all batches are launched from now on."""
+        """Record a new size; if that fails, return None and stop using graphs."""
         longest = self.encoder.longest
-        borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for what fills up
+        borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
         try:
             fill(self._uploads.room(3 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 3, [], longest)
             numbers = self._uploads.send()
             ids, positions, places, cumulative = torch.split(numbers, [tokens, tokens, tokens, borders])
             inputs = Inputs(ids, positions, places, Layout((), min(tokens, longest), cumulative))
             recording, found = self._record(lambda: self.encoder.compute(inputs))
-        except RuntimeError:  # out of memory among them
+        except RuntimeError:  # includes OutOfMemoryError
             self._on = False
             self._rungs.clear()
             return None
@@ -118,12 +118,12 @@ class GraphedEncoder:
 
 
 def sequences_in(tokens: int) -> int:
-    """Return for how many texts a recording has room."""
+    """Return how many texts a recording can hold."""
     return max(SEQUENCES, tokens // 16)
 
 
 def rung_for(tokens: int, sequences: int) -> int | None:
-    """Return the rung of the ladder for a batch; None if it has too many tokens, or texts."""
+    """Return the recording size for a batch; None if it has too many tokens or texts."""
     rung = next((rung for rung in LADDER if rung >= tokens), None)
     return rung if rung is not None and sequences <= sequences_in(rung) else None
 
@@ -131,9 +131,9 @@ def rung_for(tokens: int, sequences: int) -> int | None:
 def fill(
     host: NDArray[np.int32], tokens: int, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int], longest: int
 ) -> None:
-    """Write a batch into the numbers of a recording for `tokens` tokens.
+    """Write a batch into the inputs of a recording for `tokens` tokens.
 
-    The rest becomes sequences of token 0, whose vectors are ignored, and sequences without tokens.
+    The rest is filled with sequences of token 0, whose vectors are ignored, and with empty sequences.
     """
     used = sum(lengths)
     left = tokens - used
@@ -152,7 +152,7 @@ WARM_UP = 3
 
 
 class CudaRecorder:
-    """Records with torch.cuda.CUDAGraph. All recordings share one pool of memory: they are never played at once."""
+    """Records with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -160,8 +160,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        """Warm up on a separate stream, as torch's notes on CUDA graphs require: the recording must not contain what
-        cuBLAS and the kernels allocate on their first call."""
+        """Warm up on a separate stream, as torch's notes on CUDA graphs require, then record."""
         beside, computing = self._stream, torch.cuda.current_stream(self._device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
@@ -169,26 +168,26 @@ class CudaRecorder:
                 work()
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: a search on the card allocates in another thread meanwhile; "global" would make both fail.
+        # thread_local: a search in another thread may allocate on the card meanwhile; "global" would make both fail.
         recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
-        # torch.cuda.graph waits for the current device; where ending a recording fails, it leaves its stream current.
+        # torch.cuda.graph waits for the current device, and leaves its stream current if ending a recording fails.
         with torch.cuda.device(self._device), torch.cuda.stream(computing):
             try:
                 with torch.inference_mode(), recording:
                     found = work()
             except RuntimeError:
-                # torch's allocator up to 2.12 keeps every tensor that a second stream uses as long as it believes in a
-                # recording (pytorch #180395); a later one raises here.
+                # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
+                # versions raise here.
                 with contextlib.suppress(RuntimeError, AttributeError, TypeError):
                     torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 raise
         return graph, found
 
 
-# ------------------------------------------------------------------------------------------------- only where they pay
+# -------------------------------------------------------------------------------------------------- use only if faster
 
-PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9  # tokens of the batches that are measured: a query first
-# Not 1: filling up a batch changes the sizes of the products, and so the order in which half precision rounds.
+PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9  # tokens of the measured batches; the first is a query
+# Not 1: filling up a batch changes the shape of the products, and so the rounding in half precision.
 LEAST_COSINE = 0.9999
 
 
@@ -200,7 +199,7 @@ def with_graphs(
     always: bool = False,
     probes: Sequence[int] = PROBES,
 ) -> tuple[Any, str]:
-    """Return the encoder with recordings up to the size at which they are faster here, or itself; and the reason.
+    """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
 
     `finish` waits for the device; `words`: size of the vocabulary; `always`: do not measure.
     """
@@ -211,7 +210,7 @@ def with_graphs(
             probe = trial_batch(tokens, encoder.longest, words)
             wanted, found = encoder(probe).double(), graphed(probe).double()
             cosine = float(torch.nn.functional.cosine_similarity(wanted, found).min())
-            if not graphed.recorded:  # not even small ones are, from then on
+            if not graphed.recorded:  # recording failed, so all later batches are launched
                 return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
                 if tokens == probes[0]:
@@ -231,7 +230,7 @@ def with_graphs(
 
 
 def _gain(one: Callable[[], object], other: Callable[[], object], finish: Callable[[], None]) -> float:
-    """Return the median gain of interleaved rounds."""
+    """Return the median speed of `other` relative to `one`, in interleaved rounds."""
 
     def seconds(work: Callable[[], object]) -> float:
         finish()

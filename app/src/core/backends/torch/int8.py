@@ -1,8 +1,7 @@
-"""A packed encoder in INT8, for CPUs with VNNI: oneDNN's quantised operators, 8-bit weights by output channel, 8-bit
-inputs by ranges seen in a calibration, compared with fp32 before it is used.
+"""A packed encoder in INT8 for CPUs with VNNI, on oneDNN's quantised operators. It is compared with fp32 before use.
 
-Three means keep the vectors near those of fp32 (docs/gpu.md: measured): SmoothQuant's scales, full precision for the
-few channels of the feed-forward that reach far, and attention's output as it is.
+Weights are scaled by output channel, inputs by ranges from a calibration. For accuracy (measured in docs/gpu.md) it
+uses SmoothQuant's scales, and keeps attention's output and the feed-forward channels with the largest range in float.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from .linears import MISSING, AddingLinear, Affine, Linear, PrepackedLinears, ga
 from .packed import PackedEncoder
 from .process import one_thread
 
-UNSIGNED = 255  # of inputs: for signed ones torch's packing has only oneDNN's reference, 20,000 x slower
+UNSIGNED = 255  # inputs are unsigned: for signed ones torch uses oneDNN's reference code, 20,000 x slower
 SIGNED = 127
-OUTLIERS = 24  # one channel of the feed-forward in so many keeps its precision: 64 of 1536
+OUTLIERS = 24  # one feed-forward channel in 24 stays in float: 64 of 1536
 _LEAST = 1e-5
 
 
 @dataclass(slots=True)
 class Seen:
-    """A layer, and the least and greatest input of each channel in the calibration."""
+    """A layer with the smallest and largest input of each channel in the calibration."""
 
     layer: Affine
     low: torch.Tensor = field(init=False)
@@ -53,8 +52,7 @@ class Seen:
 
 
 class Observing(PrepackedLinears):
-    """Linear layers in fp32 that record the range of their inputs, for calibration; except attention's output, which
-    stays as it is."""
+    """Linear layers in fp32 that record their input ranges; except attention's output, which stays in float."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -78,10 +76,7 @@ class Observing(PrepackedLinears):
 
 
 class Int8Linears(PrepackedLinears):
-    """8-bit layers of the model that `Observing` recorded; they must be made in the same order.
-
-    Raises one of MISSING if torch lacks the operators.
-    """
+    """8-bit layers from the records of `Observing`, made in the same order. Raises one of MISSING without operators."""
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._seen: Iterator[Seen] = iter(seen)
@@ -96,7 +91,7 @@ class Int8Linears(PrepackedLinears):
         return PrepackedLinears().adding(layer)
 
     def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
-        """GELU's output is 8 bits, except in the channels that reach far."""
+        """Make a feed-forward with GELU's output in 8 bits, except in the channels with the largest range."""
         seen, inner = next(self._seen), next(self._seen)
         far = torch.topk(inner.reach, max(1, len(inner.reach) // OUTLIERS)).indices.sort().values
         near = torch.ones(len(inner.reach), dtype=torch.bool).index_fill_(0, far, False).nonzero().squeeze(1)
@@ -122,7 +117,7 @@ class Int8Linears(PrepackedLinears):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A quantisation: `scale` x (unsigned - `zero`) = number x `factors` of its channel (None: 1)."""
+    """A quantisation: `scale` x (unsigned - `zero`) = number x `factors` of the channel (None: 1)."""
 
     scale: float
     zero: int
@@ -130,22 +125,22 @@ class Grid:
 
     @classmethod
     def over(cls, low: float, high: float, factors: torch.Tensor | None = None) -> Grid:
-        """Make a grid for numbers between `low` and `high`. It contains 0, with which rows are filled up."""
+        """Make a grid for numbers between `low` and `high`, and 0."""
         low, high = min(low, 0.0), max(high, 0.0)
         scale = max((high - low) / UNSIGNED, _LEAST / UNSIGNED)
         return cls(scale, round(-low / scale), factors)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Quantise, clamping; rounds to nearest by adding 0.5 and truncating, which saves a pass."""
+        """Quantise and clamp; adding 0.5 and truncating rounds to nearest, and saves a pass."""
         factors = 1.0 / self.scale if self.factors is None else self.factors / self.scale
         shifted = x.float() * factors
         return shifted.add_(self.zero + 0.5).clamp_(0, UNSIGNED).to(torch.uint8)
 
 
 def smoothed(seen: Seen) -> tuple[Grid, torch.Tensor]:
-    """Apply SmoothQuant with alpha 0.5: scale each input channel and its weights so that both reach equally far.
+    """Apply SmoothQuant with alpha 0.5: scale each input channel so that inputs and weights have the same range.
 
-    Then no single channel makes the grid coarse for all.
+    Otherwise one channel with a large range makes the grid coarse for all.
     """
     weight = seen.layer.weight.float()
     balance = (seen.reach.clamp(min=_LEAST) / weight.abs().amax(0).clamp(min=_LEAST)).sqrt()
@@ -154,10 +149,10 @@ def smoothed(seen: Seen) -> tuple[Grid, torch.Tensor]:
 
 
 class Product:
-    """8-bit rows times 8-bit weights, then bias and GELU; keeps the weight in oneDNN's layout only."""
+    """8-bit rows times 8-bit weights, then bias and GELU. Keeps the weights in oneDNN's layout only."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, grid: Grid, *, gelu: bool = False) -> None:
-        """`weight` (out, in) for inputs on `grid`, whose zero is folded into the bias."""
+        """`weight`: (out, in), for inputs on `grid`. The grid's zero is folded into the bias."""
         scales = (weight.abs().amax(1).clamp(min=_LEAST) / SIGNED).float()
         whole = (weight / scales[:, None]).round().clamp_(-SIGNED, SIGNED)
         shift = whole.sum(1) * scales * (grid.scale * grid.zero)
@@ -177,7 +172,7 @@ class Product:
         return y
 
     def onto(self, rows: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Return the results in 8 bits on another grid."""
+        """Return the results in 8 bits on `grid`."""
         y: torch.Tensor = self._apply(
             *self._numbers(rows), self._bias, grid.scale, grid.zero, torch.uint8, *self._after
         )
@@ -195,9 +190,9 @@ def _operators() -> Any:
 
 
 def int8_gain() -> float:
-    """Return how many times as fast a small 8-bit product is as one in fp32, by CPU seconds; 0 without operators.
+    """Return the speed of 8-bit products relative to fp32, by CPU seconds; 0 if torch lacks the operators.
 
-    It is small because without the instructions oneDNN uses its reference, thousands of times slower.
+    The product is small: without the instructions oneDNN's reference code is thousands of times slower.
     """
     generator = torch.Generator().manual_seed(5)
     weight, x = torch.randn(768, 384, generator=generator), torch.randn(32, 384, generator=generator)
@@ -217,17 +212,17 @@ def int8_gain() -> float:
 # ------------------------------------------------------------------------------------------------------ a model in INT8
 
 LEARNT, JUDGED = 96, 32  # texts for calibration, and others for the comparison
-BATCH = 1024  # about so many tokens of them at once
+BATCH = 1024  # tokens of a batch
 PAYS = 1.3  # measured gain over fp32 from which int8 is used; with VNNI it is 1.7 to 4
-LEAST_COSINE = 0.98  # to fp32; all-MiniLM-L6-v2 has 0.996 at the least, and less finds other neighbours
+LEAST_COSINE = 0.98  # to fp32; all-MiniLM-L6-v2 reaches 0.996
 
 
 def load_int8(
     folder: Folder, profile: DeviceProfile, dtype: torch.dtype, texts: Sequence[str] | None = None
 ) -> tuple[PackedEncoder, str]:
-    """Return the encoder, with activations in `dtype` between its 8-bit layers, and its distance to fp32 in words.
+    """Return the encoder, with `dtype` between its 8-bit layers, and a sentence about its accuracy.
 
-    `texts` replaces the packaged texts of the calibration. Raises DeviceUnavailable or ModelUnsupported.
+    `texts` replaces the built-in texts of the calibration. Raises DeviceUnavailable or ModelUnsupported.
     """
     why_not = refusal(folder)
     if why_not is None and folder.config.get("model_type") == "modernbert":
@@ -281,7 +276,7 @@ _WORDS = (  # noqa: SIM905 - easier to read
     " undicht beschädigt ersetzt geprüft Schraube verzinkt Edelstahl the and of is was not for with ohne nach über"
 ).split()
 _SENTENCES = (
-    "",  # nothing but begin and end: values of their own
+    "",  # special tokens alone have unusual values
     "The hydraulic pump leaks at the flange and was replaced by maintenance.",
     "Delivery 80012345 was late; the customer complained twice about missing items.",
     "Bitte prüfen Sie die Dichtung am Ventil, es tropft unter Last.",
@@ -302,7 +297,7 @@ _SENTENCES = (
 
 
 def calibration_texts(count: int, seed: int) -> list[str]:
-    """Return texts as in SAP tables, the same for one seed: 2 to 120 words with numbers and signs, mostly short."""
+    """Return texts like those in SAP tables, the same for equal seeds: 2 to 120 words, mostly few, with numbers."""
     chance = random.Random(seed)
     made = [*_SENTENCES[:count]]
     while len(made) < count:

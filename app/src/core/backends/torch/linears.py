@@ -1,5 +1,5 @@
-"""Linear layers over packed tokens: torch's own, and oneDNN's prepacked ones with GELU fused in, which are used only
-where they give the same numbers. And whether a CPU multiplies faster in bf16 than in fp32."""
+"""Linear layers over packed tokens: torch's own, and oneDNN's prepacked ones with fused GELU, which are used only if
+they agree. Also measures whether a CPU multiplies faster in bf16 than in fp32."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .process import one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 AddingLinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, residual) -> layer(x) + residual
-MISSING = (RuntimeError, AttributeError, TypeError, NotImplementedError)  # raised where torch lacks private operators
+MISSING = (RuntimeError, AttributeError, TypeError, NotImplementedError)  # raised if torch lacks private operators
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The numbers of a linear layer, `weight` (out, in), or of a norm, `weight` (width)."""
+    """Weights of a linear layer, `weight` (out, in), or of a norm, `weight` (width)."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
 
 class Linears:
-    """Makes layers with torch's public functions: the reference, and all there is on a GPU."""
+    """Makes layers with torch's public functions: the reference, and the only choice on a GPU."""
 
     def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
-        """Return the layer, with exact GELU behind it if asked."""
+        """Return the layer, followed by exact GELU if `gelu`."""
 
         def plain(x: torch.Tensor) -> torch.Tensor:
             y = F.linear(x, layer.weight, layer.bias)
@@ -51,9 +51,9 @@ class Linears:
 
 
 class PrepackedLinears(Linears):
-    """Makes oneDNN's layers, each compared with the plain one, which is used if they differ or do not exist.
+    """Makes oneDNN's layers. Each is compared with the plain one, which is used if they differ or oneDNN has none.
 
-    The weight is kept in oneDNN's layout only, so a model needs no more memory for it.
+    Weights are kept in oneDNN's layout only, so they need no additional memory.
     """
 
     def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
@@ -67,7 +67,7 @@ class PrepackedLinears(Linears):
         return fused if same else plain
 
     def adding(self, layer: Affine) -> AddingLinear:
-        """oneDNN can add inside the product; measured on one thread that is 1 to 2 % slower than adding in place."""
+        """Add in place: on one thread that measures 1 to 2 % faster than oneDNN's fused addition."""
         linear = self.linear(layer)
         return lambda x, residual: linear(x).add_(residual)
 
@@ -77,7 +77,7 @@ def _operators() -> Any:
 
 
 def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
-    """Return the layer by the private operators of torch's compiler; None where they are missing."""
+    """Return the layer on private operators of torch's compiler; None if they are missing."""
     weight, bias = layer.weight, layer.bias
     activation, algorithm = ("gelu", "none") if gelu else ("none", "")
     try:
@@ -94,20 +94,20 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
     return linear
 
 
-# --------------------------------------------------------------------------------------------------- does bf16 pay here
+# --------------------------------------------------------------------------------------------------------- gain of bf16
 
 ROUNDS, LEAST_ROUNDS = 7, 3
-BUDGET = 0.05  # CPU seconds, after which no further round begins
-_HOPELESS = 0.5  # gain of a small product below which a large one, which may take a second in emulation, is not tried
+BUDGET = 0.05  # CPU seconds after which no further round begins
+_HOPELESS = 0.5  # gain of a small product below which no large one is tried: emulated, it may take a second
 _lock = threading.Lock()
 _known: float | None = None
 
 
 def bf16_gain() -> float:
-    """Return how many times as fast products in bf16 are as in fp32, at least; 0 where torch has none.
+    """Return a lower bound of bf16's speed relative to fp32; 0 if torch has no bf16 products.
 
-    Measured once in a process, by the operator that the model itself uses: no list of names or flags says it. With bf16
-    instructions it is twice as fast, without them up to a hundred times slower.
+    Measured once per process, with the model's own operator, because CPU flags do not tell. With bf16 instructions the
+    gain is about 2, without them as low as 0.01.
     """
     global _known
     with _lock:
@@ -119,7 +119,7 @@ def bf16_gain() -> float:
 
 def _measured() -> float:
     found = 0.0
-    for rows, wide in ((32, 384), (256, 1536)):  # the widest layer of the default model; larger models gain no less
+    for rows, wide in ((32, 384), (256, 1536)):  # the default model's widest layer; larger models gain at least as much
         fp32, bf16 = (_product(rows, wide, dtype) for dtype in (torch.float32, torch.bfloat16))
         if fp32 is None or bf16 is None:
             return found
@@ -139,10 +139,10 @@ def _product(rows: int, wide: int, dtype: torch.dtype) -> Callable[[], object] |
 def gain(
     one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.thread_time
 ) -> float:
-    """Return how many times as fast `other` is as `one`, judged so that a disturbed machine makes it less, not more.
+    """Return the speed of `other` relative to `one`; other load on the machine can lower the result, not raise it.
 
-    In turns: the lower of best against best, and of the median of the rounds. The clock counts the CPU seconds of this
-    thread, without the time that other programs took from it.
+    Both run in turns; the result is the lower of the ratio of the best times and the median ratio. The clock counts
+    this thread's CPU seconds.
     """
 
     def seconds(work: Callable[[], object]) -> float:

@@ -1,5 +1,5 @@
 """Encoders without padding: linear layers over all tokens of a batch at once, attention sequence by sequence.
-benchmarks/embed.py measures the gain; the vectors are transformers' own to 1e-6.
+Vectors equal those of transformers to 1e-6; benchmarks/embed.py measures the gain.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .staging import uploads_for
 
 # ----------------------------------------------------------------------------------------------------------- attention
 
-# What is added to the score of each pair of tokens, by the length of a sequence: (heads or 1, length, length).
+# Sequence length -> what to add to the score of each pair of tokens: (heads or 1, length, length).
 Bias = Callable[[int], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` sequences of `length` tokens, one after the other from token `start` on."""
+    """`count` consecutive sequences of `length` tokens, starting at token `start`."""
 
     start: int
     count: int
@@ -38,9 +38,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the sequences of a packed batch are. `cumulative`, int32 (sequences + 1) on the device: the first token of
-    each sequence, and one after the last. `runs` is empty in a CUDA graph, recorded once for all sequences; there
-    `longest` is a bound."""
+    """Sequences of a packed batch. `cumulative`, int32 (sequences + 1) on the device: the first token of each, and one
+    after the last. In a CUDA graph, which is recorded for all lengths, `runs` is empty and `longest` is a bound."""
 
     runs: Sequence[Run]
     longest: int
@@ -49,8 +48,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One packed batch on the device: three times int32 (tokens). `places` counts the tokens of each sequence from 0,
-    `positions` as the model's architecture counts them."""
+    """One packed batch on the device: three int32 tensors (tokens) and their layout. `places` counts the tokens of each
+    sequence from 0, `positions` as the architecture does."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -59,7 +58,7 @@ class Inputs:
 
 
 def runs_of(lengths: Sequence[int]) -> list[Run]:
-    """Return neighbours of equal length as runs."""
+    """Group neighbours of equal length."""
     runs: list[Run] = []
     start = 0
     for length, group in groupby(lengths):
@@ -74,10 +73,10 @@ def layout_of(lengths: Sequence[int], device: torch.device) -> Layout:
 
 
 class EqualRuns:
-    """Attention from (tokens, 3 x hidden) queries, keys and values to (tokens, hidden): torch's own over each run.
+    """Attention from (tokens, 3 x hidden) queries, keys and values to (tokens, hidden), by torch's own for each run.
 
-    Views, no mask, and every device has it. As many kernels as there are lengths, which only a GPU feels.
-    `any_layout`: whether it needs no `runs`.
+    Works on every device, without a mask or copies. Each length needs its own kernel launch, which costs time on GPUs
+    only. `any_layout`: works without `runs`.
     """
 
     name = "runs of equal length"
@@ -98,8 +97,8 @@ class EqualRuns:
 
 
 class Varlen(EqualRuns):
-    """torch.nn.attention.varlen, FlashAttention 2 inside torch: compute capability 8.0 and up, half precision, torch
-    2.10 and up. The arguments used are those that 2.10 to 2.13 share."""
+    """torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Only arguments that
+    torch 2.10 to 2.13 share are used."""
 
     name = "varlen_attn"
     any_layout = True
@@ -114,13 +113,13 @@ class Varlen(EqualRuns):
         query, key, value = qkv.view(len(qkv), 3, self._heads, -1).unbind(1)
         starts, longest = layout.cumulative, layout.longest
         out = self._apply(query, key, value, starts, starts, longest, longest)
-        assert isinstance(out, torch.Tensor)  # a pair only when auxiliary results are asked for
+        assert isinstance(out, torch.Tensor)  # it is a pair only if auxiliary results are requested
         return out.reshape(len(qkv), -1)
 
 
 class MemoryEfficient(EqualRuns):
-    """CUTLASS' kernel with sequence borders, which torch's nested tensors use on cards without FlashAttention
-    (torch/nested/_internal/sdpa.py has the same call): compute capability 5.0 and up, fp32 and fp16."""
+    """CUTLASS' kernel with sequence borders: fp32 and fp16, compute capability 5.0 and up. The call is that of torch's
+    nested tensors (torch/nested/_internal/sdpa.py)."""
 
     name = "memory-efficient attention"
     any_layout = True
@@ -137,8 +136,8 @@ class MemoryEfficient(EqualRuns):
 
 
 def candidates(profile: DeviceProfile, dtype: torch.dtype, *, biased: bool) -> list[type[EqualRuns]]:
-    """Return what may be used, best first. FlashAttention starts at compute capability 8.0 and knows no fp32; CUTLASS'
-    kernel has bfloat16 from there on only. Neither adds a bias to packed sequences."""
+    """Return the attentions to try, best first. FlashAttention needs half precision and compute capability 8.0; CUTLASS
+    needs 8.0 for bfloat16. Neither can add a bias to packed sequences."""
     if profile.kind == "cpu" or biased:
         return [EqualRuns]
     flash = profile.capability is not None and profile.capability >= (8, 0)
@@ -151,8 +150,7 @@ def candidates(profile: DeviceProfile, dtype: torch.dtype, *, biased: bool) -> l
 def choose(
     profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, *, biased: bool = False
 ) -> tuple[EqualRuns, str]:
-    """Return the first candidate that gives the right numbers on the device, else the last one; and why no better one.
-    `width`: of the model."""
+    """Return the first candidate with correct results here, else the last one; and the reason. `width`: hidden size."""
     reasons: list[str] = []
     *tried, last = candidates(profile, dtype, biased=biased)
     for make in tried:
@@ -164,12 +162,12 @@ def choose(
 
 
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
-# Of values of about 1: what fp16 (TF32 alike) and bf16 round; a wrong border or scale is off by tenths.
+# For values of about 1: above the rounding error of TF32, fp16 and bf16; a wrong border or scale is off by tenths.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 def _why_not(make: type[EqualRuns], profile: DeviceProfile, size: tuple[int, int], dtype: torch.dtype) -> str | None:
-    """Return None if it agrees with plain arithmetic in fp32, for each sequence alone."""
+    """Compare with plain fp32 arithmetic, sequence by sequence; return None if equal, else the reason."""
     heads, width = size
     generator = torch.Generator().manual_seed(7)
     qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=generator).to(profile.torch_name, dtype)
@@ -182,21 +180,20 @@ def _why_not(make: type[EqualRuns], profile: DeviceProfile, size: tuple[int, int
         with torch.inference_mode():
             found = make(heads)(qkv, layout_of(_LENGTHS, qkv.device))
             worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
-    except Exception as error:  # whatever this torch has against it, the next candidate is tried
+    except Exception as error:  # the next candidate is tried
         return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
     return None if worst <= TOLERANCE[dtype] else f"off by {worst:.2g}"
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
 
-FEW_TOKENS = 256  # smaller batches are filled up to a multiple of 8, larger ones of 16
+FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8, larger ones of 16
 
 
 def filled(batch: TokenBatch) -> TokenBatch:
-    """Add a text so that the tokens are a multiple of 8, which fills a card's tensor cores, or of 16.
+    """Add a text so that the tokens are a multiple of 8 or 16, which fills a card's tensor cores.
 
-    oneDNN keeps code for each number of rows that it multiplies: with few such numbers 60 batches take 9 MB of memory,
-    else 64 MB (measured, bf16).
+    oneDNN also keeps code for each number of rows: 60 batches take 9 MB of memory filled up, else 64 MB (bf16).
     """
     tokens = len(batch.ids)
     more = -tokens % (8 if tokens < FEW_TOKENS else 16)
@@ -207,12 +204,12 @@ def filled(batch: TokenBatch) -> TokenBatch:
 
 
 def places_of(batch: TokenBatch) -> NDArray[np.int32]:
-    """Return for each token its place in its sequence, from 0."""
+    """Return the position of each token in its sequence, from 0."""
     return (np.arange(len(batch.ids)) - np.repeat(batch.offsets[:-1], batch.lengths)).astype(np.int32)
 
 
 def counted_positions(batch: TokenBatch, padding_id: int) -> NDArray[np.int32]:
-    """Return positions as RoBERTa counts them: from `padding_id` + 1 on, without tokens with this id."""
+    """Return positions as RoBERTa counts them: from `padding_id` + 1, skipping tokens with this id."""
     real = batch.ids != padding_id
     counted = np.cumsum(real)
     before = np.repeat((counted - real)[batch.offsets[:-1]], batch.lengths)
@@ -232,7 +229,7 @@ def _norm(numbers: Affine, epsilon: float) -> Callable[[torch.Tensor], torch.Ten
 
 
 def _norm_behind(layer: LayerWeights, epsilon: float, linears: Linears) -> Layer:
-    """Make a layer of BERT and its kin: a norm follows each sum."""
+    """Make a layer of a BERT-like model: a norm follows each sum."""
     if layer.attention_norm is None:
         raise KeyError("attention_norm")
     query_key_value = linears.linear(layer.query_key_value)
@@ -268,7 +265,7 @@ def _norm_first(layer: LayerWeights, epsilon: float, linears: Linears) -> Layer:
 
 
 class PackedEncoder:
-    """An `Encoder` that pauses between layers. Sequences of equal length should be neighbours."""
+    """An `Encoder` that pauses between layers. It is fastest if sequences of equal length are neighbours."""
 
     path = "packed"
 
@@ -292,7 +289,7 @@ class PackedEncoder:
     def load(
         cls, folder: Folder, profile: DeviceProfile, dtype: torch.dtype, linears: Linears | None = None
     ) -> PackedEncoder:
-        """Load a model without `architectures.refusal`. Raises ModelUnsupported for missing or damaged weights."""
+        """Load a model that `architectures.refusal` accepts. Raises ModelUnsupported for missing or damaged weights."""
         try:
             weights = read(folder, load_tensors(folder, torch.device(profile.torch_name), dtype))
         except KeyError as error:
@@ -307,14 +304,14 @@ class PackedEncoder:
         return self.compute(self._sent(filled(batch)), pause)[: len(batch)]
 
     def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Return ids, positions and places of a batch, sequence after sequence."""
+        """Return ids, positions and places of a batch, each int32 (tokens)."""
         places = places_of(batch)
         counted = places if self._padding_id is None else counted_positions(batch, self._padding_id)
         return batch.ids, counted, places
 
     @ranged("copy")
     def _sent(self, batch: TokenBatch) -> Inputs:
-        """Copy a batch's numbers to the device at once."""
+        """Copy all inputs of a batch to the device in one transfer."""
         tokens, lengths, cumulative = len(batch.ids), batch.lengths.tolist(), batch.offsets.astype(np.int32)
         np.concatenate([*self.staged(batch), cumulative], out=self._uploads.room(3 * tokens + len(cumulative)))
         sizes = [tokens, tokens, tokens, len(cumulative)]
@@ -323,7 +320,7 @@ class PackedEncoder:
 
     @ranged("forward")
     def compute(self, inputs: Inputs, pause: Pause | None = None) -> torch.Tensor:
-        """Return (sequences, dimension), pooled, float32."""
+        """Return pooled vectors, float32 (sequences, dimension)."""
         x = F.embedding(inputs.ids, self._words)
         if self._positions is not None:
             x = x + F.embedding(inputs.positions, self._positions)
@@ -338,7 +335,7 @@ class PackedEncoder:
         return self._pool(x.float(), inputs.layout)
 
     def _attend(self, extras: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
-        """Return this batch's attention; what does not depend on the layer is computed once."""
+        """Return this batch's attention; rotations are computed once for all layers."""
         apply, layout, bias = self.attention, inputs.layout, extras.bias
         if extras.rotary is None:
             return lambda qkv: apply(qkv, layout, bias)

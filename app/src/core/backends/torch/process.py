@@ -1,5 +1,4 @@
-"""torch's state for the whole process: the thread on which it computes on a CPU, its thread count, TF32. Imports no
-torch by itself."""
+"""torch's state for the whole process: the compute thread of a CPU, the thread count, TF32. Imports torch late."""
 
 from __future__ import annotations
 
@@ -16,21 +15,20 @@ from ...device import DeviceProfile, Precision
 
 Result = TypeVar("Result")
 
-# OpenMP keeps a team of workers for every thread that ever computed in parallel. As soon as two teams are more than the
-# cores, idle teams slow down the other one: measured on 2 cores, the same texts take 4 to 8 % longer from a second
-# thread. So models are loaded, tried and run on one thread.
+# OpenMP keeps a team of workers for every thread that ever computed in parallel, and idle teams slow down the active
+# one: on 2 cores, texts take 4 to 8 % longer from a second thread. So models are loaded and run on one thread.
 _here = threading.local()
 _thread = ThreadPoolExecutor(
     1, thread_name_prefix="owl-sap-compute", initializer=lambda: setattr(_here, "computes", True)
 )
 _works = itertools.count(1)
-# Works after which free memory is given back: 6 ms, once in some two seconds of batches. Tensors of ever other sizes
-# leave a heap in pieces that glibc keeps.
+# Calls after which free memory is returned to the system, which takes 6 ms about every two seconds of batches. Tensors
+# of varying sizes fragment the heap, and glibc keeps the pieces.
 TRIM_EVERY = 64
 
 
 def on_compute_thread(work: Callable[[], Result]) -> Result:
-    """Return or raise what `work` does; the caller waits for its turn. Work may itself call this."""
+    """Run `work` on the compute thread; return its result or raise its error. `work` may call this, too."""
     if getattr(_here, "computes", False):
         return work()
     done = _thread.submit(work)
@@ -39,11 +37,11 @@ def on_compute_thread(work: Callable[[], Result]) -> Result:
     try:
         return done.result()
     finally:
-        del done  # an error would keep itself, and all that was computed, by way of this frame
+        del done  # else an error would keep itself and its tensors alive through this frame
 
 
 def give_back() -> None:
-    """Return free memory of the heap to the system, with glibc."""
+    """Return free heap memory to the system; needs glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -51,7 +49,7 @@ def give_back() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute without torch's other threads, which it waits for after every operation: slow on a busy machine."""
+    """Compute on this thread only: on a busy machine, waiting for torch's other threads is slow."""
     import torch
 
     threads = torch.get_num_threads()
@@ -65,8 +63,7 @@ def one_thread() -> Iterator[None]:
 class Tf32Switch:
     """TF32 for fp32 products: on while some engine has precision tf32 and none has fp32. Thread-safe.
 
-    The switch is written and never read back: torch mixes two names for it, and reading the one after writing the other
-    raises RuntimeError from 2.9 on.
+    torch's switch is never read back: it has two names, and from 2.9 on mixing them raises RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -75,7 +72,7 @@ class Tf32Switch:
         self._on = False
 
     def hold(self, profile: DeviceProfile, precision: Precision, by: int = 1) -> bool:
-        """Count an engine that begins; return whether TF32 is on now."""
+        """Count a new engine; return whether TF32 is on now."""
         if not profile.tf32:
             return False
         import torch

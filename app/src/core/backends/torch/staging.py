@@ -1,5 +1,5 @@
-"""Numbers on their way to a card and back, beside what it computes: pinned host buffers that are used in turns, a
-stream for each direction, and events that say when a buffer may be written or read again.
+"""Copies to and from a card while it computes: pinned host buffers used in turns, a stream for each direction, and
+events that show when a buffer is free again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from .. import Vectors
 
-SLOTS = 3  # buffers for each direction: one that the card uses, one that waits for its turn, one for the host
-GROWTH = 2  # times what is needed, when a buffer is too small: pinning is slow
+SLOTS = 3  # buffers for each direction: one for the card, one waiting, one for the host
+GROWTH = 2  # a buffer that is too small grows to twice the size needed: pinning is slow
 
 
 class CudaCard:
-    """What torch.cuda offers to uploads and downloads; tests simulate it."""
+    """The functions of torch.cuda that uploads and downloads use; tests simulate it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class CudaCard:
         return torch.cuda.current_stream(self._device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Queue the next three on this stream instead."""
+        """Use `stream` for the copies within the context."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
@@ -46,35 +46,35 @@ class CudaCard:
         target.copy_(source, non_blocking=True)
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep its memory until the stream has done what is queued there now."""
+        """Keep the tensor's memory until the stream has finished its current work."""
         tensor.record_stream(stream)
 
 
 class HostUploads:
-    """Uploads to a device that is the host: the numbers themselves."""
+    """Uploads to the CPU; `send` copies nothing."""
 
     def room(self, count: int) -> NDArray[np.int32]:
-        """Return where the next batch's numbers are to be written, before anything is sent."""
+        """Return the buffer for the next batch's numbers; fill it, then send."""
         self._numbers = np.empty(count, dtype=np.int32)
         return self._numbers
 
     def send(self) -> torch.Tensor:
-        """Return what was written, on the device, for whatever this thread queues there from now on."""
+        """Return the numbers on the device, for work that this thread queues from now on."""
         return torch.from_numpy(self._numbers)
 
     def send_into(self, target: torch.Tensor) -> None:
-        """Write it over a tensor once all that was queued before has read that."""
+        """Overwrite a tensor with the numbers, after all work queued before."""
         target.copy_(torch.from_numpy(self._numbers))
 
 
 class CardUploads:
-    """Uploads on a stream of their own: a batch's numbers arrive while the one before it computes. Not thread-safe."""
+    """Uploads on a separate stream, while the previous batch computes. Not thread-safe."""
 
     def __init__(self, card: CudaCard, *, slots: int = SLOTS) -> None:
         self._card = card
         self._stream = card.stream()
         self._buffers = [card.host(0, torch.int32) for _ in range(slots)]
-        self._sent: list[Any] = [None] * slots  # the events after which the buffers may be written to again
+        self._sent: list[Any] = [None] * slots  # events after which the buffers may be overwritten
         self._turn = 0
         self._count = 0
 
@@ -94,7 +94,7 @@ class CardUploads:
             found = card.sent(self._buffers[self._turn][: self._count])
         self._sent[self._turn] = sent = self._stream.record_event()
         computing.wait_event(sent)
-        card.keep_for(found, computing)  # it belongs to the other stream, which would take it back as soon as we let go
+        card.keep_for(found, computing)  # else the other stream, its owner, could reuse it too early
         return found
 
     def send_into(self, target: torch.Tensor) -> None:
@@ -110,11 +110,11 @@ def uploads_for(device: torch.device) -> Uploads:
 
 
 class Arriving:
-    """A batch's vectors on their way into a buffer, read out by the caller or before the buffer is used again."""
+    """Vectors being copied into a buffer; `read` copies them out, at the latest before the buffer is reused."""
 
     def __init__(self, buffer: torch.Tensor, source: torch.Tensor, done: Any) -> None:
         self._buffer: torch.Tensor | None = buffer
-        self._source: torch.Tensor | None = source  # kept until it was copied, whatever the allocator knows
+        self._source: torch.Tensor | None = source  # kept until it is copied
         self._done = done
         self._lock = threading.Lock()
         self._found: Vectors | Exception | None = None
@@ -139,7 +139,7 @@ class Arriving:
 
 
 class Downloads:
-    """Vectors from the card into pinned memory, on a stream of its own beside the next batch."""
+    """Copies vectors from the card to pinned memory on a separate stream, while the next batch computes."""
 
     def __init__(self, card: CudaCard, *, slots: int = SLOTS) -> None:
         self._card = card
@@ -149,7 +149,7 @@ class Downloads:
         self._turn = 0
 
     def fetch(self, found: torch.Tensor) -> Arriving:
-        """Fetch float32 (n, dimension) that this thread has queued to be computed. Not from two threads at once."""
+        """Start to fetch float32 (n, dimension) that this thread has queued. Not thread-safe."""
         self._turn = turn = (self._turn + 1) % len(self._buffers)
         card, before = self._card, self._arriving[turn]
         if before is not None:

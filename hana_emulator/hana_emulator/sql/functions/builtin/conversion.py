@@ -1,4 +1,4 @@
-"""TO_NVARCHAR, TO_DATE and its kin, SYSUUID: conversions that pick their way by the kind of value."""
+"""Conversions that depend on the kind of value: TO_NVARCHAR, TO_DATE, TO_TIME, TO_TIMESTAMP; and SYSUUID."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}([ T].*)?|\d{2}:\d{2}:\d{2}|\d{8}")
 
 
 def to_nvarchar(value: Any, second: Any = None) -> str:
-    """Any value as text. `second` is a format model (dates, numbers) or a length, as in `TO_NVARCHAR(x, 5)`."""
+    """Convert any value to text. `second` is a format model (dates, numbers) or a maximum length."""
     if isinstance(second, int):
         return texts.left(value, second)
     if second is None:
-        # Bytes of a vector's form show as a vector; where the type is known, the compiler calls a
-        # typed one.
+        # Bytes that look like a vector are shown as one; values of known type use a typed function.
         if not isinstance(value, bytes):
             return texts.plain(value)
         count = int.from_bytes(value[:4], "little")

@@ -1,4 +1,4 @@
-"""Format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP: writing and reading dates and numbers by pattern."""
+"""Read and write dates and numbers by the format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _WRITE: dict[str, Callable[[Moment], str]] = {
 
 
 def write_moment(value: Any, model: Any) -> str:
-    """A date or time by a format model such as 'YYYY-MM-DD HH24:MI:SS.FF3'."""
+    """Format a date or time by a model such as 'YYYY-MM-DD HH24:MI:SS.FF3'."""
     found = moments.moment(value)
     return "".join(_written(element, found) for element in _elements(plain(model)))
 
@@ -112,7 +112,7 @@ def _patterns(model: str) -> Iterator[str]:
 
 
 def read_moment(value: Any, model: Any) -> Moment:
-    """Text in the given format model as a moment. Raises 303 when it does not fit."""
+    """Parse text by the format model. Raises HanaError 303 if it does not match."""
     match = _reader(plain(model)).fullmatch(plain(value).strip())
     if match is None:
         raise moments.bad_moment()
@@ -158,7 +158,7 @@ _NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
 
 
 def write_number(value: Any, model: Any) -> str:
-    """A number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Too few places give ####, as in HANA."""
+    """Format a number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Overflow gives ####."""
     pattern = plain(model)
     if not _NUMBER_MODEL.fullmatch(pattern):
         raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this emulator)")
@@ -173,7 +173,7 @@ def write_number(value: Any, model: Any) -> str:
 
 
 def _whole_part(digits: str, model: str) -> str | None:
-    """`digits` under the places of `model`, from the right; None when they do not fit."""
+    """`digits` in the places of `model`, right-aligned; None if they do not fit."""
     remaining, shown = list(digits), ""
     must = [place for place in range(len(model)) if model[place] == "0"]
     for place in range(len(model) - 1, -1, -1):

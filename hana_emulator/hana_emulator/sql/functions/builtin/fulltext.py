@@ -1,7 +1,7 @@
-"""SCORE(term IN (column EXACT SEARCH MODE 'text')): which texts hold a term, word by word, and how well.
+"""SCORE(term IN (column EXACT SEARCH MODE 'text')): match a term in texts as whole words.
 
-HANA's own score is not known; this one is in (0, 1] for a match and 0 otherwise, higher when the term fills more of the
-text. Only "is it above 0" should be relied on.
+HANA does not document its score. This one is 0 without a match, else in (0, 1] and higher when the term is a larger
+part of the text. Rely only on whether it is above 0.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-_WORD = re.compile(r"[^\W_]+")  # the underscore is one of HANA's token separators
+_WORD = re.compile(r"[^\W_]+")  # HANA separates tokens at the underscore
 Words = tuple[str, ...]
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, folded for comparison without case."""
+    """The words of a text, case-folded."""
     return _WORD.findall(text.casefold())
 
 
@@ -25,7 +25,7 @@ def phrase_of(term: str) -> Words:
 
 
 def score(term: str, text: str) -> float:
-    """0 unless `text` contains the words of `term` as whole words, side by side and in order."""
+    """The score of `text`; 0 unless it contains the words of `term` as whole words, adjacent and in order."""
     phrase = phrase_of(term)
     if not phrase or phrase[0] not in text.casefold():
         return 0.0

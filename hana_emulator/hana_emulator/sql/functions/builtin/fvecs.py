@@ -1,6 +1,6 @@
-"""HANA's vectors: the fvecs bytes (little-endian u32 dimension, then float32 or float16), their text, their functions.
+"""HANA's vectors: fvecs bytes (little-endian u32 dimension, then float32 or float16), their text, their functions.
 
-Error codes for bad vectors are this emulator's choice (8, invalid argument): no real server's were seen.
+Error 8 (invalid argument) for invalid vectors is this emulator's choice; HANA's code is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def different_dimensions(left: int, right: int) -> HanaError:
 
 @lru_cache(maxsize=64)
 def decode(data: bytes) -> Floats:
-    """The read-only float32 values of fvecs bytes, of either width. Raises 8 for other bytes."""
+    """Read-only float32 values of fvecs bytes of either width. Raises HanaError 8 for other bytes."""
     count = int.from_bytes(data[:4], "little")
     if count and len(data) == 4 + 4 * count:
         return np.frombuffer(data, "<f4", count, 4).astype(np.float32, copy=False)
@@ -39,7 +39,7 @@ def decode(data: bytes) -> Floats:
 
 
 def encode(values: Any, kind: str = "<f4") -> bytes:
-    """fvecs bytes. `kind` is the NumPy type of the elements: '<f4' (REAL_VECTOR) or '<f2' (HALF_VECTOR)."""
+    """Convert to fvecs bytes; `kind` is the NumPy element type: '<f4' (REAL_VECTOR) or '<f2' (HALF_VECTOR)."""
     with np.errstate(over="ignore"):
         array = np.asarray(values, dtype=kind)
     if not 1 <= array.size <= MAX_DIMENSION:
@@ -50,7 +50,7 @@ def encode(values: Any, kind: str = "<f4") -> bytes:
 
 
 def to_real_vector(value: Any) -> bytes:
-    """From text '[1,2.5]', from fvecs bytes of either width, or from such bytes that were taken for text on the way."""
+    """Convert text '[1,2.5]', fvecs bytes of either width, or fvecs bytes decoded as text."""
     return encode(_floats(value))
 
 
@@ -78,7 +78,7 @@ def _parse(text: str) -> list[float]:
 
 
 def to_text(value: Any) -> str:
-    """'[1,2.5]' with the fewest digits that read back as the same float."""
+    """Text such as '[1,2.5]', with the fewest digits that read back as the same float."""
     values = decode(value)
     half = len(value) == 4 + 2 * values.size
     elements = values.astype(np.float16) if half else values
@@ -102,7 +102,7 @@ def _pair(left: Any, right: Any) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 def cosine_similarity(left: Any, right: Any) -> float:
-    """In [-1, 1]; 0 when either vector is all zeros (undefined; what HANA gives is not known)."""
+    """In [-1, 1]; 0 if either vector is all zeros (HANA's result is unknown)."""
     a, b = _pair(left, right)
     norms = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
     return _single(max(-1.0, min(1.0, float(a @ b) / norms))) if norms else 0.0
@@ -114,7 +114,7 @@ def l2_distance(left: Any, right: Any) -> float:
 
 
 def _single(score: float) -> float:
-    """A DOUBLE of single precision, as the suite of sqlalchemy-hana expects it and as a search over a column scores."""
+    """Round to single precision, as the suite of sqlalchemy-hana expects and column search scores."""
     return float(np.float32(score)) if abs(score) <= float(np.finfo(np.float32).max) else score
 
 
@@ -123,7 +123,7 @@ def l2_norm(value: Any) -> float:
 
 
 def l2_normalize(value: Any) -> bytes:
-    """Length 1; a zero vector stays unchanged. Keeps the element type."""
+    """Scale to length 1; a zero vector is unchanged. Keeps the element type."""
     norm = l2_norm(value)
     kind = "<f2" if len(value) == 4 + 2 * cardinality(value) else "<f4"
     return encode(decode(value) / norm, kind) if norm else bytes(value)

@@ -1,4 +1,4 @@
-"""SQL/JSON paths of members and indices, lax or strict, and JSON_VALUE, JSON_QUERY and JSON_EXISTS by them."""
+"""SQL/JSON paths of members and indices, lax or strict, and the functions JSON_VALUE, JSON_QUERY and JSON_EXISTS."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ _ANY = "*"
 
 
 class _Literal(str):
-    """A JSON number as it was written."""
-
     __slots__ = ()
 
 
 class JsonFault(Exception):
-    """What ON ERROR is for: no JSON, not one scalar, a path that does not fit in strict mode, a failed conversion."""
+    """An error for ON ERROR: invalid JSON, not one scalar, no match in strict mode, or a failed conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """`steps` with a flag each that says it is a wildcard."""
+    """A parsed path; each step has a flag for a wildcard."""
 
     steps: tuple[tuple[Step, bool], ...]
     strict: bool = False
@@ -43,7 +41,7 @@ class Path:
 
 @lru_cache(maxsize=256)
 def read_path(path: str) -> Path:
-    """Raises 8 for an invalid path."""
+    """Parse a path. Raises HanaError 8 if it is invalid."""
     mode = re.match(r"(lax|strict)\s+", path.strip())
     text = path.strip()[mode.end() if mode else 0 :]
     if not text.startswith("$"):
@@ -84,7 +82,7 @@ def _refuse(constant: str) -> Any:
 
 
 def document(text: Any) -> Any:
-    """The parsed document; numbers stay as written. Raises JsonFault when it is no JSON."""
+    """The parsed document; numbers keep their text. Raises JsonFault for invalid JSON."""
     found = _parse(plain(text))
     if found is _NOTHING:
         raise JsonFault
@@ -92,7 +90,7 @@ def document(text: Any) -> Any:
 
 
 def select(root: Any, path: Path) -> list[Any]:
-    """What `path` finds from `root`; in strict mode a step that finds nothing raises JsonFault."""
+    """The values at `path` below `root`. In strict mode a step without a match raises JsonFault."""
     found = [root]
     for step, wild in path.steps:
         following = [inner for outer in found for inner in _children(outer, step, wild, strict=path.strict)]
@@ -114,7 +112,7 @@ def _children(node: Any, step: Step, wild: bool, *, strict: bool) -> list[Any]:
 
 
 def scalar_text(found: list[Any]) -> str | None:
-    """The one scalar as text: numbers as written, true and false in lower case, None for null."""
+    """The only scalar as text: numbers as written, true and false in lower case, None for null."""
     if len(found) != 1 or isinstance(found[0], dict | list):
         raise JsonFault
     scalar = found[0]
@@ -122,8 +120,8 @@ def scalar_text(found: list[Any]) -> str | None:
 
 
 def structure_text(found: list[Any], wrapper: str) -> str:
-    """Objects and arrays as JSON text. `wrapper` is WITHOUT, CONDITIONAL (an array around anything but one object or
-    array) or WITH (always)."""
+    """Objects and arrays as JSON text. `wrapper` is WITHOUT, CONDITIONAL (wrap all but a single object or array)
+    or WITH (always wrap)."""
     single = len(found) == 1 and isinstance(found[0], dict | list)
     if wrapper == "WITH" or (wrapper == "CONDITIONAL" and not single):
         return dump(found)
@@ -133,13 +131,12 @@ def structure_text(found: list[Any], wrapper: str) -> str:
 
 
 def value(text: Any, path: Any) -> str | None:
-    """JSON_VALUE without clauses. NULL when the value is missing, null, an object, an array, ambiguous, or the text is
-    no JSON."""
+    """JSON_VALUE without clauses; NULL unless the path finds exactly one scalar other than null."""
     return _or_none(text, path, scalar_text)
 
 
 def query(text: Any, path: Any) -> str | None:
-    """JSON_QUERY without clauses: NULL for everything but one object or array."""
+    """JSON_QUERY without clauses; NULL unless the path finds one object or array."""
     return _or_none(text, path, lambda found: structure_text(found, "WITHOUT"))
 
 

@@ -21,7 +21,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The type of one value and its replacement when it is missing or invalid. No `wrapper`: a scalar."""
+    """The type of one value and its replacement if missing or invalid; a scalar has no `wrapper`."""
 
     wrapper: str = ""
     on_empty: str = "NULL"
@@ -30,7 +30,7 @@ class Rules:
     error_default: str | None = None
 
     def evaluate(self, root: Callable[[], Any], path: json_path.Path, convert: Convert) -> Any:
-        """The value at `path`. Raises 8 under ERROR ON EMPTY or ERROR ON ERROR (this emulator's choice of code)."""
+        """The value at `path`. Raises HanaError 8 (emulator's choice) for ERROR ON EMPTY or ERROR ON ERROR."""
         try:
             found = json_path.select(root(), path)
             if found:
@@ -61,7 +61,7 @@ def _instead(act: str, default: str | None, convert: Convert, reason: str) -> An
 
 
 def value_by_rules(converter: Callable[[int, int, int], Convert]) -> Callable[..., Any]:
-    """A function of (document, path, type code, length, scale, wrapper, on empty, on error, and both defaults)."""
+    """A function of (document, path, type code, length, scale, wrapper, on empty, on error, both defaults)."""
 
     def call(text: Any, path: Any, code: int, length: int, scale: int, *rules: Any) -> Any:
         if text is None or path is None:
@@ -77,7 +77,7 @@ def value_by_rules(converter: Callable[[int, int, int], Convert]) -> Callable[..
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column at `place` of the row; without a path it counts the rows of its level."""
+    """A column at `place` of the row; without a path, it numbers the rows of its level."""
 
     place: int
     path: json_path.Path | None
@@ -87,14 +87,14 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The columns of one path, and the paths nested in it."""
+    """The columns of one path, and the nested paths."""
 
     path: json_path.Path
     columns: tuple[TableColumn, ...]
     nested: tuple[Level, ...]
 
     def rows(self, root: Any) -> Iterator[dict[int, Any]]:
-        """Each row by place. A parent row is repeated for each row of a nested path, and kept when there is none."""
+        """Yield rows as {place: value}. A parent row repeats for each nested row and is kept without any."""
         for number, item in enumerate(json_path.select(root, self.path), 1):
             own = {column.place: _cell(column, item, number) for column in self.columns}
             below = [row for level in self.nested for row in level.nested_rows(item)]
@@ -114,8 +114,8 @@ def _cell(column: TableColumn, item: Any, number: int) -> Any:
 
 
 def rows_of(converter: Callable[[int, int, int], Convert]) -> Callable[..., str | None]:
-    """A function of (document, path, the columns as JSON, their number, 1 for ERROR ON ERROR): all rows as one JSON
-    array of arrays."""
+    """A function of (document, path, columns as JSON, column count, 1 for ERROR ON ERROR).
+    It returns all rows as one JSON array of arrays."""
 
     @lru_cache(maxsize=64)
     def level(path: str, columns: str) -> Level:
@@ -141,7 +141,7 @@ def rows_of(converter: Callable[[int, int, int], Convert]) -> Callable[..., str 
 
 
 def _level(path: str, columns: list[Any], converter: Callable[[int, int, int], Convert]) -> Level:
-    """From the form that the compiler writes: [place, path, [code, length, scale], rules], or [path, columns]."""
+    """Read the compiler's form: [place, path, [code, length, scale], rules] or [path, columns]."""
     own = tuple(
         TableColumn(place, json_path.read_path(where) if where else None, converter(*kind), Rules(*rules))
         for place, where, kind, rules in (column for column in columns if len(column) == 4)

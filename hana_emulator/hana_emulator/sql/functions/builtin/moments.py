@@ -44,7 +44,7 @@ class Moment:
 
     @property
     def whole(self) -> datetime:
-        """Without the fraction of a second."""
+        """The date and time without the fraction of a second."""
         try:
             return _EPOCH + timedelta(seconds=self.ticks // TICKS)
         except OverflowError:
@@ -68,7 +68,7 @@ class Moment:
 
 
 def moment(value: Any) -> Moment:
-    """From any text that HANA reads as a date, with or without time: '20240131', '2024-01-31 12:00:00.5'."""
+    """Parse any date HANA can read, with or without time: '20240131', '2024-01-31 12:00:00.5'."""
     text = plain(value).strip()
     match = _MOMENT.fullmatch(text)
     if match is None:
@@ -86,7 +86,7 @@ def _time_only(text: str) -> Moment:
 
 
 def checked(year: int, month: int, day: int, clock: tuple[int, int, int, int]) -> Moment:
-    """The moment, or 303 when the calendar has no such day or the day no such time."""
+    """The moment. Raises HanaError 303 if the date or time does not exist."""
     hour, minute, second, fraction = clock
     try:
         return Moment.of(datetime(year, month, day, hour, minute, second), fraction)
@@ -100,7 +100,7 @@ def now(clock: Callable[[], datetime]) -> Moment:
 
 
 def like_argument(value: str, result: Moment) -> str:
-    """`result` in the storage form of `value`; text of another shape gives a timestamp."""
+    """`result` in the storage form of `value`; text of unknown form gives a timestamp."""
     by_length = {10: result.date, 8: result.time, 19: result.seconddate}
     return by_length.get(len(value), result.timestamp)()
 
@@ -122,7 +122,7 @@ def to_timestamp(value: Any) -> str:
 
 
 def to_dats(value: Any) -> str:
-    """ABAP's form, YYYYMMDD."""
+    """ABAP's date form, YYYYMMDD."""
     return moment(value).date().replace("-", "")
 
 
@@ -136,7 +136,7 @@ def add_days(value: Any, count: Any) -> str:
 
 
 def add_months(value: Any, count: Any) -> str:
-    """The same day of the month, or its last one when the month is shorter."""
+    """Keep the day of the month, or use the last day of a shorter month."""
     start = moment(value)
     whole = start.whole
     year, month = divmod(whole.year * 12 + whole.month - 1 + int(numbers.number(count)), 12)
@@ -151,7 +151,7 @@ def add_years(value: Any, count: Any) -> str:
 
 
 def add_months_last(value: Any, count: Any) -> str:
-    """As ADD_MONTHS, but the last day of a month becomes the last day of the other."""
+    """Like ADD_MONTHS, but the last day of a month stays the last day."""
     whole = moment(value).whole
     moved = moment(add_months(value, count))
     if whole.day == calendar.monthrange(whole.year, whole.month)[1]:
@@ -161,12 +161,12 @@ def add_months_last(value: Any, count: Any) -> str:
 
 
 def add_nano100(value: Any, count: Any) -> str:
-    """Steps of 100 ns."""
+    """Add steps of 100 ns."""
     return Moment(moment(value).ticks + int(numbers.number(count))).timestamp()
 
 
 def days_between(start: Any, end: Any) -> int:
-    """Full days when times are given, calendar days for dates; negative when `end` comes first."""
+    """Full days between times, calendar days between dates; negative if `end` is first."""
     return _between(start, end, 86_400 * TICKS)
 
 
@@ -184,7 +184,7 @@ def _between(start: Any, end: Any, unit: int) -> int:
 
 
 def months_between(start: Any, end: Any) -> int:
-    """Full months."""
+    """Full months between two dates."""
     first, second = moment(start), moment(end)
     if second.ticks < first.ticks:
         return -months_between(end, start)
@@ -205,7 +205,7 @@ def part(read: Callable[[datetime], int | str]) -> Callable[[Any], int | str]:
 
 
 def second(value: Any) -> str:
-    """Seconds as a decimal, with a fraction when there is one (HANA: DECIMAL(9,7))."""
+    """Seconds as a decimal, with a fraction if not zero (HANA: DECIMAL(9,7))."""
     found = moment(value)
     return str(found.whole.second) if not found.fraction else f"{found.whole.second}.{found.fraction:07d}"
 
@@ -216,7 +216,7 @@ def iso_week(day: date) -> str:
 
 
 def week(day: date) -> int:
-    """Weeks start on Monday; the first one holds 1 January."""
+    """The week number. Weeks start on Monday; week 1 contains 1 January."""
     first = date(day.year, 1, 1).weekday()
     return (day.timetuple().tm_yday + first - 1) // 7 + 1
 
@@ -235,7 +235,7 @@ def next_day(value: Any) -> str:
 
 
 def local_to_utc(value: Any, zone: Any = "UTC") -> str:
-    """From the wall clock of `zone`; this emulator's system time zone is UTC."""
+    """Convert local time of `zone` to UTC; the emulator's system time zone is UTC."""
     start = moment(value)
     return Moment.of(_shifted(start.whole.replace(tzinfo=_zone(zone)), UTC), start.fraction).timestamp()
 

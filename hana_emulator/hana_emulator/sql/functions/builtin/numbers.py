@@ -1,4 +1,4 @@
-"""Numeric conversions and functions. DECIMAL storage values are text, so any text is taken as a decimal."""
+"""Numeric conversions and functions. DECIMAL values are stored as text, so any text is read as a decimal."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def division_by_zero() -> HanaError:
 
 
 def decimal_text(value: Decimal) -> str:
-    """The storage form of a decimal: plain digits, never an exponent, no negative zero."""
+    """The storage form of a decimal: plain digits, no exponent, no negative zero."""
     return format(abs(value) if value.is_zero() else value, "f")
 
 
 def digits(text: str) -> str:
-    """`text` for a Python number type, which also reads 'inf', '1_000' and digits of other scripts; HANA does not."""
+    """The stripped text, or '' if HANA rejects it. Python also reads 'inf', '1_000' and non-ASCII digits."""
     stripped = text.strip()
     return stripped if _NUMBER.fullmatch(stripped) else ""
 
 
 def bounded(value: Decimal) -> Decimal:
-    """`value` in the range of a decimal floating point number of 128 bits: 314 beyond it, 0 where it vanishes."""
+    """`value` within the range of a 128-bit decimal: overflow raises 314, underflow returns 0."""
     if value.is_finite() and value and not -6143 <= value.adjusted() <= 6144:
         if value.adjusted() > 0:
             raise overflow("DECIMAL")
@@ -47,7 +47,7 @@ def bounded(value: Decimal) -> Decimal:
 
 
 def number(value: Any) -> Number:
-    """A storage value as a number: text (DECIMAL or a string) exactly. Raises 339 without naming the value."""
+    """A storage value as a number; text is exact. Raises HanaError 339 without naming the value."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, str):
@@ -79,7 +79,7 @@ def to_real(value: Any) -> float:
 
 
 def to_integer(type_name: str) -> Callable[[Any], int]:
-    """Conversion to an integer type of HANA; fractions are cut off, what does not fit is 314."""
+    """A conversion to an integer type of HANA. It truncates fractions and raises 314 on overflow."""
     low, high = _BITS[type_name]
 
     def convert(value: Any) -> int:
@@ -92,7 +92,7 @@ def to_integer(type_name: str) -> Callable[[Any], int]:
 
 
 def to_decimal(value: Any) -> str:
-    """All digits of the value; of a float the fewest that read back as the same float."""
+    """All digits of the value; for a float, the fewest that read back as the same float."""
     found = number(value)
     return decimal_text(Decimal(repr(found)) if isinstance(found, float) else Decimal(found))
 
@@ -107,7 +107,7 @@ def power(base: Any, exponent: Any) -> float:
 
 
 def logarithm(base: Any, value: Any) -> float:
-    """LOG(base, x), in HANA's order of arguments."""
+    """LOG(base, x), in HANA's argument order."""
     return _float_function("LOG", lambda b, x: math.log(x, b), base, value)
 
 
@@ -133,7 +133,7 @@ def negated(value: Any) -> str:
 
 
 def divided_or_zero(dividend: Any, divisor: Any) -> str:
-    """NDIV0: 0 for a zero divisor."""
+    """NDIV0: divide, or return 0 for a zero divisor."""
     lower = Decimal(str(number(divisor)))
     if not lower:
         return "0"
@@ -146,7 +146,7 @@ def bit_not(value: Any) -> int:
 
 
 def bit_count(value: Any) -> int:
-    """Of the 64 bits of a BIGINT in two's complement."""
+    """Count the set bits of a BIGINT in two's complement (64 bits)."""
     return (int(number(value)) & (2**64 - 1)).bit_count()
 
 

@@ -1,6 +1,6 @@
-"""Regular expressions: LIKE_REGEXPR and the ..._REGEXPR functions, over the `regex` library, which bounds their time.
+"""LIKE_REGEXPR and the ..._REGEXPR functions, with the `regex` library, which can limit their run time.
 
-HANA's are PCRE; `regex` is close to it and knows POSIX classes such as [[:digit:]].
+HANA uses PCRE; `regex` is similar and supports POSIX classes such as [[:digit:]].
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compiled(pattern: str, flags: str) -> regex.Pattern[str]:
 
 
 def _matches(pattern: Any, flags: Any, text: str, start: Any = 1) -> list[regex.Match[str]]:
-    """Every match from the 1-based character `start` on."""
+    """All matches from the 1-based character `start` on."""
     first = int(numbers.number(start))
     if first < 1:
         raise _fault("a regular expression starts at character 1 or later")
@@ -70,7 +70,7 @@ def _chosen(found: list[regex.Match[str]], occurrence: Any, group: Any) -> tuple
 
 
 def like(text: Any, pattern: Any, flags: Any = "") -> bool:
-    """Whether the pattern is found anywhere in the text."""
+    """Whether the pattern matches anywhere in the text."""
     return bool(_matches(pattern, flags, plain(text)))
 
 
@@ -79,8 +79,7 @@ def occurrences(pattern: Any, flags: Any, text: Any, start: Any) -> int:
 
 
 def locate(pattern: Any, flags: Any, text: Any, start: Any, *place: Any) -> int:
-    """The 1-based place where the match starts, or the one after it; 0 for none. `place`: occurrence, group, and
-    whether the place after the match is asked for."""
+    """The 1-based start of a match; 0 for none. `place`: occurrence, group, 1 for the position after the match."""
     occurrence, group, after = place
     chosen = _chosen(_matches(pattern, flags, plain(text), start), occurrence, group)
     if chosen is None:
@@ -90,7 +89,7 @@ def locate(pattern: Any, flags: Any, text: Any, start: Any, *place: Any) -> int:
 
 
 def substring(pattern: Any, flags: Any, text: Any, start: Any, occurrence: Any, group: Any) -> str | None:
-    """What matches, or one of its groups; NULL for none."""
+    """The matching text or one of its groups; NULL without a match."""
     chosen = _chosen(_matches(pattern, flags, plain(text), start), occurrence, group)
     return None if chosen is None else str(chosen[0].group(chosen[1]))
 

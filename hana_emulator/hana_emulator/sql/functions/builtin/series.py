@@ -1,4 +1,4 @@
-"""SERIES_GENERATE_...: the periods of an equidistant series, from its lower bound up to its upper one."""
+"""SERIES_GENERATE_...: the periods of an equidistant series between two bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _fault(detail: str) -> HanaError:
 
 
 def numeric(increment: Any, low: Any, high: Any, *, exact: bool = False) -> str:
-    """The rows of a numeric series as JSON: start, end, element number, share of the range passed at the start."""
+    """The rows of a numeric series as JSON: start, end, element number, share of the range before the start."""
     step, first, last = (Decimal(str(numbers.number(value))) for value in (increment, low, high))
     if step <= 0:
         raise _fault("needs an increment above 0")
@@ -39,7 +39,7 @@ def numeric(increment: Any, low: Any, high: Any, *, exact: bool = False) -> str:
 
 
 def timed(shape: Callable[[Any], str], increment: Any, low: Any, high: Any) -> str:
-    """The same for dates and times; `increment` is text such as 'INTERVAL 1 DAY', `shape` gives the bounds' form."""
+    """The rows of a date or time series. `increment` is like 'INTERVAL 1 DAY'; `shape` formats the bounds."""
     match = _INTERVAL.fullmatch(str(increment).strip())
     if match is None or int(match["count"]) <= 0:
         raise _fault("needs an interval such as 'INTERVAL 1 DAY', above 0")
@@ -48,7 +48,7 @@ def timed(shape: Callable[[Any], str], increment: Any, low: Any, high: Any) -> s
     whole = max(moments.moment(last).ticks - moments.moment(first).ticks, 1)
 
     def moved(number: int) -> str:
-        """`first` and that many steps: months are counted from the start, so that the 31st comes back."""
+        """Add steps to `first`. Counting months from the start preserves the 31st."""
         if unit in _SECONDS:
             return shape(moments.add_seconds(moments.to_timestamp(first), number * count * _SECONDS[unit]))
         return moments.add_months(first, number * count * (12 if unit == "YEAR" else 1))

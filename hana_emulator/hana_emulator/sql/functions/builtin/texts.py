@@ -1,4 +1,4 @@
-"""String and binary functions. Characters are counted as HANA's NVARCHAR counts them: one beyond U+FFFF counts two."""
+"""String and binary functions. As in HANA's NVARCHAR, a character above U+FFFF counts as two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def plain(value: Any) -> str:
-    """Implicit conversion to a string, where a function that takes text is given something else."""
+    """Convert a non-text argument of a text function to a string."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -34,12 +34,12 @@ def _units(text: str) -> bytes:
 
 
 def _text(units: bytes) -> str:
-    """Half of a surrogate pair cannot be stored and becomes U+FFFD."""
+    """Decode UTF-16; an unpaired surrogate cannot be stored and becomes U+FFFD."""
     return units.decode("utf-16-le", "replace")
 
 
 def whole(text: str) -> str:
-    """`text` as SQLite can keep it."""
+    """`text` with unpaired surrogates replaced, so that SQLite can store it."""
     return _text(_units(text)) if not text.isascii() and _SURROGATE.search(text) else text
 
 
@@ -55,14 +55,14 @@ def length(value: Any) -> int:
 
 
 def cut(text: str, start: int, end: int | None) -> str:
-    """`text[start:end]` in HANA's characters; both not negative."""
+    """`text[start:end]` in HANA's characters; neither may be negative."""
     if not _wide(text):
         return text[start:end]
     return _text(_units(text)[2 * start : None if end is None else 2 * end])
 
 
 def substring(value: Any, position: Any, count: Any = None) -> Any:
-    """Positions count from 1; 0 and negative ones are taken as 1; a length below 1 gives ''."""
+    """The substring from a 1-based position; a position below 1 means 1, a length below 1 gives ''."""
     start = max(int(numbers.number(position)), 1) - 1
     end = None if count is None else start + max(int(numbers.number(count)), 0)
     return value[start:end] if isinstance(value, bytes) else cut(plain(value), start, end)
@@ -132,7 +132,7 @@ def replace(value: Any, old: Any, new: Any) -> str:
 
 
 def locate(haystack: Any, needle: Any, start: Any = 1, occurrence: Any = 1) -> int:
-    """1-based; 0 when absent; a negative start searches backwards from the end."""
+    """The 1-based position; 0 if absent. A negative start searches backwards from the end."""
     text, searched, begin = plain(haystack), plain(needle), int(numbers.number(start))
     if begin < 0:
         return text.rfind(searched, 0, len(text) + begin + 1) + 1
@@ -180,7 +180,7 @@ _SOUNDS = {letter: str(digit) for digit, letters in enumerate(_ALIKE, 1) for let
 
 
 def soundex(value: Any) -> str:
-    """Four characters; letters beside each other with one code count once, H and W do not part them."""
+    """Four characters. Adjacent letters with one code count once; H and W do not separate them."""
     letters = [letter for letter in plain(value).upper() if "A" <= letter <= "Z"]
     if not letters:
         return ""
@@ -195,7 +195,7 @@ def soundex(value: Any) -> str:
 
 
 def hamming_distance(left: Any, right: Any) -> int:
-    """How many characters differ; -1 for texts of different lengths."""
+    """The number of differing characters; -1 for texts of different lengths."""
     one, two = plain(left), plain(right)
     return sum(a != b for a, b in zip(one, two, strict=True)) if len(one) == len(two) else -1
 
@@ -209,12 +209,12 @@ def escape_double_quotes(value: Any) -> str:
 
 
 def to_binary(value: Any) -> bytes:
-    """Text becomes its CESU-8 bytes, as HANA keeps it: other than UTF-8 beyond U+FFFF."""
+    """Encode text as CESU-8, like HANA; this differs from UTF-8 above U+FFFF."""
     return value if isinstance(value, bytes) else cesu8.encode(plain(value))
 
 
 def encoded(value: Any, codepage: Any = "UTF-8") -> bytes:
-    """STRTOBIN names the encoding itself."""
+    """Encode text for STRTOBIN, which names the encoding."""
     if plain(codepage).upper() not in ("UTF-8", "UTF8"):
         raise HanaError(306, "invalid argument: this emulator knows the code page UTF-8 only")
     return plain(value).encode()
@@ -256,7 +256,7 @@ _COMMENT = re.compile(r"--|/\*")
 
 
 def is_injection_safe(text: Any, most: Any = 1) -> int:
-    """1 when the text is `most` tokens or fewer and holds no comment and no unfinished quotes, 0 otherwise."""
+    """1 if the text has at most `most` tokens, no comment and no open quote; else 0."""
     written, limit = plain(text), int(numbers.number(most))
     position = count = 0
     end = len(written.rstrip())
