@@ -177,7 +177,7 @@ def test_what_else_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (run.stdout, "7QX" in run.stderr) == ("", False)
         return run.stderr
 
-    assert "--key-file: the file cannot be read" in why("--key-file", "absent", **keyed)
+    assert "the file of --key-file cannot be read" in why("--key-file", "absent", **keyed)
     assert "neither access.keys nor access.jwt" in why("--key-file", "wrong")
     assert "needs the scope search" in why("--key-file", "embeds", **keyed)
     assert "is refused" in why(OWL_SAP_MCP__KEY_FILE="wrong", **keyed)

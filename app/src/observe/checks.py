@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from cryptography import x509
@@ -464,11 +464,10 @@ def choices(engine: EmbeddingEngine) -> list[Setting]:
     """Return the choices of a loaded engine on its device, with reasons; None: not available here."""
     from app.src.core.device import Setting, settings_of
 
-    precision = cast("Precision", engine.precision)
     path = Setting("path", engine.path, engine.path_reason)
     if engine.path == "hashing":  # it computes no products, so it makes no choices
-        return [Setting("precision", precision, engine.precision_reason), path]
-    return [path, *settings_of(engine.profile, chosen=(precision, engine.precision_reason))]
+        return [Setting("precision", engine.precision, engine.precision_reason), path]
+    return [path, *settings_of(engine.profile, chosen=(engine.precision, engine.precision_reason))]
 
 
 def _named(user: str | None) -> str:

@@ -156,10 +156,11 @@ class HanaView:
 
         def read(found: Collection, condition: filters.Condition | None) -> IndexUse:
             compiled = _compiled(condition)
-            sql = found.table.search(max(k, 1), compiled.sql, compiled.projection)
+            searched = found.table.search(max(k, 1), compiled.sql, compiled.projection)
+            sql = f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}"
 
             def explain(session: Session) -> Rows:
-                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}", doing=doing)
+                session.execute(sql, doing=doing)
                 rows = session.query(_EXPLAINED, (name,), doing=doing)
                 session.execute(_FORGET_PLAN, (name,), doing=doing)
                 return rows
