@@ -35,11 +35,11 @@ def _fault(document: str) -> Fault:
 
 
 class _FolderRefused(Exception):
-    """The data folder belongs to another emulator that runs."""
+    """A running emulator already uses the data folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 after a signal, 2 when the address or the data folder cannot be used."""
+    """Run the emulator. Returns 0 after a signal, 2 if the address or the data folder cannot be used."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m hana_emulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default %(default)s)")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refusal(error: Exception, options: argparse.Namespace) -> str:
-    """What to do about it, where the operating system only says what it is."""
+    """Explain what to do about an error of the operating system."""
     if not isinstance(error, OSError):
         return str(error)
     if error.errno in (errno.EADDRINUSE, errno.EACCES) and error.filename is None:
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
 def _tls(options: argparse.Namespace, folder: Path) -> Tls | None:
     if not (options.tls or options.tls_host or options.tls_expired):
         return None
-    from hana_emulator import tls  # its libraries take time to import
+    from hana_emulator import tls  # slow to import
 
     return tls.prepare(folder, options.tls_host, expired=options.tls_expired)
 
@@ -146,7 +146,7 @@ def _greeting(options: argparse.Namespace, server: Server, tls: Tls | None) -> s
 
 @contextlib.contextmanager
 def _announced(greeting: str, file: Path) -> Iterator[None]:
-    """Prints the line that scripts wait for: from here on connections are accepted. The file lasts as long."""
+    """Print the line that scripts wait for when connections are accepted; remove `file` at the end."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(greeting)
@@ -164,7 +164,7 @@ def _follow(pid: int, server: Server) -> None:
     pause = threading.Event()
 
     def alive() -> bool:
-        if is_parent:  # a dead parent may stay visible as a zombie
+        if is_parent:  # a dead parent may stay a zombie
             return os.getppid() == pid
         try:
             os.kill(pid, 0)

@@ -1,5 +1,5 @@
-"""CESU-8, the text encoding of the protocol and of HANA's strings as bytes: UTF-8, but each character
-above U+FFFF as two 3-byte surrogates."""
+"""CESU-8, the text encoding of the protocol and of HANA's binary strings: UTF-8, but two 3-byte surrogates for each
+character above U+FFFF."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _as_surrogates(match: re.Match[str]) -> str:
 
 
 def encode(text: str) -> bytes:
-    """Lone surrogates are kept: a LOB piece may cut a pair in two."""
+    """Encode text. Unpaired surrogates are kept: a LOB piece may split a pair."""
     if text.isascii():
         return text.encode()
     return _ASTRAL.sub(_as_surrogates, text).encode("utf-8", "surrogatepass")
 
 
 def decode(data: bytes) -> str:
-    """Surrogate pairs become one character, lone surrogates stay. Raises UnicodeDecodeError for invalid CESU-8."""
+    """Decode bytes. Surrogate pairs are joined, unpaired ones stay. Raises UnicodeDecodeError for invalid CESU-8."""
     if data.isascii():
         return data.decode()
     text = data.decode("utf-8", "surrogatepass")
@@ -31,10 +31,10 @@ def decode(data: bytes) -> str:
 
 
 def units(text: str) -> bytes:
-    """UTF-16 (little-endian): lengths and offsets of character LOBs count these 2-byte units."""
+    """Encode as UTF-16 (little-endian); lengths and offsets of character LOBs count its 2-byte units."""
     return text.encode("utf-16-le", "surrogatepass")
 
 
 def from_units(data: bytes) -> bytes:
-    """CESU-8 of a run of UTF-16 units, which may begin or end inside a surrogate pair."""
+    """Convert UTF-16 units to CESU-8; they may begin or end inside a surrogate pair."""
     return encode(data.decode("utf-16-le", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""HANA's error codes as this emulator raises them. A `HanaError` becomes an error segment on the wire."""
+"""HANA's error codes that the emulator raises. A `HanaError` becomes an error segment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ codes ("transaction rolled back by ...")."""
 
 
 class HanaError(Exception):
-    """One error as the client will see it: `code` and `text` arrive unchanged as `errorcode` and `errortext`.
+    """An error for the client: `code` and `text` become hdbcli's `errorcode` and `errortext`.
 
-    `position` is the 1-based character of the statement where it went wrong, 0 when unknown. `rolls_back` says that
-    the whole transaction has been undone, not only the statement: always so for the codes of `ENDS_TRANSACTION` (lock
-    wait 131, deadlock 133, cancel 139 ...), and for other codes when it is passed.
+    `position` is the 1-based character in the statement, 0 if unknown. `rolls_back`: the whole transaction was undone,
+    not only the statement. The codes of `ENDS_TRANSACTION` (lock wait 131, deadlock 133, cancel 139 ...) always set it.
     """
 
     def __init__(self, code: int, text: str, *, position: int = 0, rolls_back: bool = False) -> None:
@@ -28,7 +27,7 @@ def syntax_error(detail: str, position: int = 0) -> HanaError:
 
 
 def not_supported(what: str) -> HanaError:
-    """7: a statement or function that HANA may know and this emulator does not; never answered by guessing."""
+    """HanaError 7, for a statement or function that the emulator lacks, whether or not HANA has it."""
     return HanaError(7, f"feature not supported: {what} (by this emulator)")
 
 

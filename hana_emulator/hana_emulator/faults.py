@@ -1,4 +1,4 @@
-"""Faults on order: what goes wrong, at which requests, how often. Knows neither sockets nor SQL: it compares texts."""
+"""Injected faults: their actions, the requests that they match, and how often they occur."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import regex
 from hana_emulator.errors import HanaError
 
 ACCEPT, CONNECT, FETCH, COMMIT, ROLLBACK = "ACCEPT", "CONNECT", "FETCH", "COMMIT", "ROLLBACK"
-# Matched by requests without a statement: a new connection, a login, the next page of a result, and the end of a
-# transaction as the driver asks for it.
+# Texts of requests without a statement: a new connection, a login, the next page of a result, and the driver's commit
+# and rollback.
 
 
 class Action(StrEnum):
-    """What happens; the keys that an action takes beside `match`, `skip` and `count` are listed in `_KEYS`."""
+    """The actions of faults. `_KEYS` lists the keys of each besides `match`, `skip` and `count`."""
 
     ERROR = "error"
     """Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back."""
@@ -52,13 +52,13 @@ _log = logging.getLogger(__name__)
 
 
 class FaultRefused(ValueError):
-    """The description of a fault is not understood; the message says what is wrong with it."""
+    """A fault's description is invalid; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `match`: a regular expression, searched in the text without regard to case. It lets `skip` matches
-    pass, happens at the next `count` (None: at all), and is inert afterwards."""
+    """A fault. `match` is a regular expression, searched in the text without regard to case. The fault skips `skip`
+    matches, occurs `count` times (None: always), and is inactive afterwards."""
 
     match: str
     action: Action
@@ -71,7 +71,7 @@ class Fault:
 
     @classmethod
     def parse(cls, document: str) -> Fault:
-        """From JSON, for example {"match": "INSERT INTO .*OWL_", "action": "drop_after"}. Raises FaultRefused."""
+        """Parse JSON, for example {"match": "INSERT INTO .*OWL_", "action": "drop_after"}. Raises FaultRefused."""
         try:
             given = json.loads(document)
         except ValueError as error:
@@ -147,7 +147,7 @@ class _Ordered:
         return self.fault.count is not None and self.hits >= self.fault.count
 
     def strikes(self, text: str) -> bool:
-        """Counts a match, and says whether the fault happens now."""
+        """Count a match; return whether the fault occurs now."""
         if self.spent or not self._is_found(text):
             return False
         self.matches += 1
@@ -157,7 +157,7 @@ class _Ordered:
         return True
 
     def _is_found(self, text: str) -> bool:
-        """A pattern that takes too long would stop every session: it is never tried again."""
+        """A pattern that takes too long is never tried again, because it would block all sessions."""
         if self.too_slow:
             return False
         try:
@@ -169,8 +169,8 @@ class _Ordered:
 
 
 class FaultList:
-    """The faults on order, shared by all sessions. The first that strikes at a request wins; only that one is counted
-    as a hit, every other that matched before it let it pass."""
+    """The faults of all sessions. The first that occurs at a request wins; only that one counts a hit. Earlier matching
+    faults were skipped or inactive."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._lock = threading.Lock()
@@ -189,8 +189,8 @@ class FaultList:
             self._ordered.clear()
 
     def strike(self, text: str) -> Fault | None:
-        """The fault that happens at a request of this text, if any. New connections know refusals only."""
-        if not self._ordered:  # the ordinary case costs no lock
+        """The fault that occurs at a request with this text, or None. New connections can only be refused."""
+        if not self._ordered:  # usually there are none, so take no lock
             return None
         with self._lock:
             for ordered in self._ordered:
@@ -199,7 +199,7 @@ class FaultList:
         return None
 
     def as_json(self) -> str:
-        """An array for SYS.M_EMULATOR_FAULTS: the fields of each fault, `id`, `matches` and `hits`."""
+        """A JSON array for SYS.M_EMULATOR_FAULTS: the fields of each fault, `id`, `matches` and `hits`."""
         with self._lock:
             rows = [
                 {one.name: getattr(ordered.fault, one.name) for one in fields(Fault)}

@@ -1,4 +1,4 @@
-"""One client's socket, plain or TLS: whole reads, whole or trickling writes, and the ways it ends."""
+"""One client's socket, plain or TLS: full reads, full or slow writes, and shutdown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Line:
-    """One thread reads, writes and closes; `cut` and `wake` may come from others.
+    """One thread reads, writes and closes; other threads may call `cut` and `wake`.
 
-    Ending goes past `ssl`, whose own `shutdown` would take the encryption away under a thread that still reads.
+    `shutdown` of `ssl` would remove the encryption while a thread still reads, so the socket's own is called.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -30,7 +30,7 @@ class Line:
         return self._socket.fileno()
 
     def secure(self, context: ssl.SSLContext) -> None:
-        """TLS from the first byte. Raises OSError when the client speaks none, or is silent for too long."""
+        """Start TLS. Raises OSError if the client does not use TLS or is silent for too long."""
         self._socket.settimeout(_HANDSHAKE_SECONDS)
         secured = context.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
         self._socket = secured
@@ -38,8 +38,7 @@ class Line:
         secured.settimeout(None)
 
     def receive(self, size: int) -> bytes:
-        """Exactly that many bytes. Raises OSError when the client leaves before. Memory is taken for what has come, not
-        for what a header promises."""
+        """Read exactly `size` bytes. Raises OSError if the client leaves first. Allocates only for bytes received."""
         pieces: list[bytes] = []
         missing = size
         while missing:
@@ -54,35 +53,35 @@ class Line:
         self._socket.sendall(data)
 
     def trickle(self, data: bytes, size: int, seconds: float) -> None:
-        """Send `size` bytes at a time, pausing `seconds` between. Raises OSError when the line is cut."""
+        """Send `size` bytes at a time with pauses of `seconds`. Raises OSError if the line is cut."""
         for start in range(0, len(data), size):
             if start:
                 self.pause(seconds)
             self._socket.sendall(data[start : start + size])
 
     def pause(self, seconds: float) -> bool:
-        """Wait; True when `wake` or `cut` was called since the last `begin`, or ends the wait early."""
+        """Wait; return True if `wake` or `cut` is called, at any time since the last `begin`."""
         return self._wake.wait(seconds)
 
     def begin(self) -> None:
-        """Forget earlier calls of `wake`: from now on they end the pauses of the request just received."""
+        """Clear earlier calls of `wake`; later ones end the pauses of the current request."""
         self._wake.clear()
 
     def wake(self) -> None:
         self._wake.set()
 
     def cut(self) -> None:
-        """End the line in both directions; pending reads and waits return. Raises OSError when it was ended."""
+        """Shut down both directions; pending reads and waits return. Raises OSError if it is already closed."""
         self._wake.set()
         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def reset_on_close(self) -> None:
-        """The client shall see a reset, as from a server that died."""
+        """Make `close` reset the connection, as after a crash of the server."""
         self._resets = True
 
     def close(self) -> None:
-        """Read what the client is still sending before closing: closing over unread bytes would reset the line, and
-        the client would lose the reply that says what was wrong."""
+        """Close after reading what the client still sends. Unread bytes would reset the connection, and the client
+        would lose the last reply."""
         if self._resets:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

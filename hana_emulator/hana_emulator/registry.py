@@ -10,7 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Registry(dict[Key, Function], Generic[Key, Function]):
-    """Functions by key: `@REGISTRY(key, ...)` above a function enters it under each key."""
+    """Functions by key. The decorator `@REGISTRY(key, ...)` adds a function under each key."""
 
     def __call__(self, *keys: Key) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""What the wire side needs of the SQL side, on one screen. Neither side imports the other's insides."""
+"""The interface between the wire side and the SQL side; neither imports the other's internals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StorageRow = Sequence[Storage]
 
 
 class FunctionCode(IntEnum):
-    """What a statement does; hdbcli derives `rowcount` and `has_result_set` from it."""
+    """The kind of a statement, from which hdbcli derives `rowcount` and `has_result_set`."""
 
     NIL = 0
     DDL = 1
@@ -30,7 +30,7 @@ class FunctionCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A prepared statement. `columns` is empty unless it yields rows."""
+    """A prepared statement. `columns` is empty if it returns no rows."""
 
     sql: str
     function: FunctionCode
@@ -46,10 +46,10 @@ FAILED = -3
 
 @dataclass(slots=True)
 class Outcome:
-    """What one execution gave: affected rows per input row, or an iterator over result rows (in column order).
+    """The result of one execution: affected rows for each input row, or an iterator over result rows.
 
-    `errors`: of a batch, why each row with count FAILED was not written, in the order of the rows. `columns`: those of
-    `rows`, where a change of structure has made them others than the statement was prepared with.
+    `errors`: for a batch, the error of each row with count FAILED, in row order. `columns`: the columns of `rows`, if a
+    change of structure has made them differ from the prepared ones.
     """
 
     rows_affected: list[int] = field(default_factory=list)
@@ -59,22 +59,22 @@ class Outcome:
 
 
 class SqlConnection(Protocol):
-    """One session's view of the database. Used by one thread, except `cancel`."""
+    """One session's database connection. Used by one thread, except `cancel`."""
 
     connection_id: int
 
     def prepare(self, sql: str) -> Statement:
-        """Parse, resolve and type. Raises HanaError (257, 259, 260, 362, 7 ...). Cheap for a text seen before."""
+        """Parse, resolve and type a statement. Raises HanaError (257, 259, 260, 362, 7 ...). Fast for a known text."""
         ...
 
     def execute(
         self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
     ) -> Outcome:
-        """Run once per parameter row (`[()]` when there are none). A failing statement is undone as a whole, the
-        transaction before it stays unless the error says `rolls_back`. With `autocommit` it is committed afterwards.
-        With `batch` a row that fails is left out and reported in the outcome; the others are written. Raises HanaError.
+        """Run once for each parameter row (`[()]` for none). Raises HanaError.
 
-        `rows` of the outcome stay readable after commit and after later statements (cursors are held over commit).
+        A failed statement is undone completely; earlier changes stay unless the error has `rolls_back`. `autocommit`
+        commits afterwards. With `batch`, failed rows are reported in the outcome and the others are written. The
+        outcome's `rows` stay readable after commit and later statements.
         """
         ...
 
@@ -84,38 +84,38 @@ class SqlConnection(Protocol):
 
     @property
     def in_transaction(self) -> bool:
-        """True when uncommitted writes exist."""
+        """Whether uncommitted writes exist."""
         ...
 
     def require_control_of(self, connection_id: int) -> None:
-        """Raises HanaError 258 when this session's user may not cancel or end that session."""
+        """Raise HanaError 258 if this session's user may not cancel or end that session."""
         ...
 
     def set_variable(self, name: str, value: str | None) -> None:
-        """A session variable, as SESSION_CONTEXT gives it; None takes it away."""
+        """Set a session variable of SESSION_CONTEXT; None removes it."""
         ...
 
     def cancel(self) -> None:
-        """From another thread: make the running statement fail with 139."""
+        """Make the running statement fail with 139. Call from another thread."""
         ...
 
     def close(self) -> None:
-        """Roll back and let go of everything. Called at once when the client's socket dies."""
+        """Roll back and release all resources. Called at once when the client's socket closes."""
         ...
 
 
 class SqlDatabase(Protocol):
-    """The whole database behind a server; shared by its sessions."""
+    """The database behind a server, shared by its sessions."""
 
     def connect(self, user: str) -> SqlConnection: ...
 
     def password(self, user: str) -> str | None:
-        """The clear password of a user of this emulator (test data, never a real secret), None if unknown."""
+        """The clear password of an emulator user (test data, never a real secret); None for an unknown user."""
         ...
 
     def admit(self, user: str, *, proven: bool) -> None:
-        """Count a login of `user`. Raises HanaError 10 when it is not proven, 415 when the user is deactivated, 416
-        when it is locked after too many failures."""
+        """Count a login. Raises HanaError 10 for a wrong password, 415 for a deactivated user, 416 for one locked after
+        too many failures."""
         ...
 
     def close(self) -> None: ...

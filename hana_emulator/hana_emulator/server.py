@@ -1,4 +1,4 @@
-"""The listener: accepts clients on loopback, one thread each, and ends them all on request. Knows no protocol."""
+"""The listener: accept clients on loopback, run one thread for each, and end all of them on request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class BindRefused(ValueError):
-    """The address asked for is not a loopback address."""
+    """The requested address is not a loopback address."""
 
 
 def check_loopback(host: str) -> None:
-    """Raises BindRefused: the emulator has a known password and must not be reachable from outside."""
+    """Raise BindRefused for other addresses: the password is known, so the emulator must stay local."""
     if host == "localhost":
         return
     try:
@@ -39,9 +39,9 @@ def check_loopback(host: str) -> None:
 
 
 class HangupWatch:
-    """Tells a session that its client is gone while it is busy, while no thread reads its socket (Linux only).
+    """Tell a busy session that its client has left, while no thread reads its socket (Linux only).
 
-    It says so again and again until the session ends: the first time may be just before a statement begins to wait.
+    Repeats the signal until the session ends, because a statement may begin to wait just after the first one.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class HangupWatch:
                 self._poll.register(line.fileno(), select.EPOLLRDHUP | select.EPOLLHUP)
 
     def remove(self, line: Line) -> None:
-        """Must come before the socket is closed: its number is free for another connection afterwards."""
+        """Stop watching. Call before closing the socket, because its descriptor can be reused afterwards."""
         if self._poll is not None:
             with self._lock:
                 if self._sessions.pop(line.fileno(), None) is not None:
@@ -77,7 +77,7 @@ class HangupWatch:
 
 
 class Server:
-    """`address` is known after construction, so `port=0` may be asked for. `serve` blocks until `stop`.
+    """The listening server. `address` is set after construction, so `port=0` works.
 
     With `tls` every connection is encrypted from its first byte.
     """
@@ -106,7 +106,7 @@ class Server:
         self._watch = HangupWatch()
 
     def serve(self) -> None:
-        """Accept until `stop` is called, then end all sessions (their open work is rolled back)."""
+        """Accept until `stop` is called, then end all sessions; open transactions are rolled back."""
         self._watch.start()
         try:
             while True:
@@ -118,8 +118,8 @@ class Server:
             self._close()
 
     def stop(self) -> None:
-        """Safe from signal handlers and other threads."""
-        with contextlib.suppress(OSError):  # it has ended already
+        """End `serve`. Can be called from signal handlers and other threads."""
+        with contextlib.suppress(OSError):  # already closed
             self._wake_write.send(b"x")
 
     def find(self, session_id: int) -> Session | None:
@@ -157,7 +157,7 @@ class Server:
                 self._open.pop(threading.current_thread(), None)
 
     def _secured(self, line: Line) -> bool:
-        """In the connection's own thread: a client that never finishes its handshake delays no other client."""
+        """Do the TLS handshake in the connection's thread, so that a slow client does not delay others."""
         if self._tls is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""One client connection: turns requests into calls of the SQL side and its outcomes into replies. Knows no SQL."""
+"""One client connection: translate requests to calls of the SQL side, and outcomes to replies."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _log = logging.getLogger(__name__)
 
 
 class _Dropped(Exception):
-    """The line is to be reset without a reply: a fault on order."""
+    """An injected fault resets the connection without a reply."""
 
 
 class Host(Protocol):
-    """What a session needs of the server it belongs to."""
+    """The server's side that a session needs."""
 
     @property
     def database(self) -> SqlDatabase: ...
 
     @property
     def name(self) -> str:
-        """Database name told to clients."""
+        """The database name that clients see."""
         ...
 
     @property
@@ -74,10 +74,10 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _PendingExecution:
-    """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in.
+    """An EXECUTE whose LOB parameters are still arriving; it runs after the last piece.
 
-    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply.
-    node-hdb never says that it is a batch and strings the counts of all replies together, but for a single -1.
+    `batch`: hdbcli adds up the counts of a batch's replies, but reads a single row's count from the last reply.
+    node-hdb never marks a batch and concatenates the counts of all replies, except a single -1.
     """
 
     prepared: _Prepared
@@ -100,7 +100,7 @@ _BEFORE_LOGIN = _LOGIN | {MessageType.DBCONNECTINFO, MessageType.DISCONNECT}
 
 
 class Session:
-    """`run` serves the connection to its end. Only `peer_gone`, `cancel`, `disconnect` may come from other threads."""
+    """Serves a connection with `run`. Other threads may only call `peer_gone`, `cancel` and `disconnect`."""
 
     _handlers: ClassVar[Registry[int, Callable[[Session, Request], Reply]]] = Registry()
 
@@ -123,7 +123,7 @@ class Session:
     # --- life of the connection
 
     def run(self) -> None:
-        """Returns when the client has left, or broke the protocol. Uncommitted work is rolled back either way."""
+        """Serve until the client leaves or violates the protocol, then roll back uncommitted work."""
         try:
             packet.check_handshake(self._line.receive(packet.HANDSHAKE_REQUEST_SIZE))
             self._line.send(packet.HANDSHAKE_REPLY)
@@ -139,7 +139,7 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """Rolls back what is open. The line belongs to the server."""
+        """Roll back open work. The server closes the line."""
         connection, self._connection = self._connection, None
         for results in self._results.values():
             results.close()
@@ -148,7 +148,7 @@ class Session:
             connection.close()
 
     def peer_gone(self) -> None:
-        """The client's socket died, perhaps while a statement runs or waits for a lock: stop that and roll back."""
+        """Cancel the running statement and roll back, because the client's socket is closed."""
         self.cancel()
 
     def cancel(self) -> None:
@@ -157,7 +157,7 @@ class Session:
             connection.cancel()
 
     def disconnect(self) -> None:
-        """End the connection from the server's side, as an administrator or a shutdown does."""
+        """End the connection from the server's side, for an administrator or a shutdown."""
         self.cancel()
         try:
             self._line.cut()
@@ -199,8 +199,8 @@ class Session:
             if error.rolls_back and self._connection is not None:
                 self._connection.rollback()
             return replies.error_reply(error)
-        except Exception as error:  # a fault of the emulator itself must not look like a lost connection
-            # Names the kind and place of the fault only: its message may quote values.
+        except Exception as error:  # an internal error must not look like a lost connection
+            # Log only kind and place of the error: its message may contain values.
             frames = traceback.extract_tb(error.__traceback__)
             places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
             kind = type(error).__name__
@@ -210,7 +210,7 @@ class Session:
             )
 
     def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
-        """`work`, or what a fault on order for a request of this text makes of it."""
+        """Run `work`, or apply the fault for a request with this text."""
         fault = self._host.faults.strike(text)
         if fault is None:
             return work()
@@ -248,7 +248,7 @@ class Session:
         if challenge is None:
             raise ProtocolError("CONNECT without AUTHENTICATE")
         database = self._host.database
-        # hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted.
+        # hdbcli sends the name as typed; HANA upper-cases it unless it is quoted.
         user = (
             challenge.user[1:-1].replace('""', '"')
             if len(challenge.user) > 2 and challenge.user[0] == challenge.user[-1] == '"'
@@ -261,9 +261,8 @@ class Session:
         self._data_format = _data_format(request.find(PartKind.CONNECTOPTIONS))
         self._connection = database.connect(user)
         self.id = self._connection.connection_id
-        # Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features)
-        # without flags refuse both: node-hdb takes its own flags for agreed when the options are
-        # missing.
+        # Send few options and do not echo the client's. 49 (compression) and 53 (features) without flags reject both:
+        # without them node-hdb uses its own flags.
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
@@ -309,7 +308,7 @@ class Session:
         return self._sql.prepare(sql)
 
     def _own_command(self, sql: str) -> Reply | None:
-        """Does what the server itself is asked for, about its sessions and faults; None for any other statement."""
+        """Run commands about sessions and faults; None for any other statement."""
         if command := _SESSION_COMMAND.fullmatch(sql):
             verb = command[1].upper()
             session_id = int(command[2])
@@ -374,8 +373,7 @@ class Session:
             return done
 
         def run() -> Reply:
-            # A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is
-            # the same bytes.
+            # A batch keeps its valid rows: hdbcli sends the same bytes with and without `batcherrors`.
             in_transaction = self._sql.in_transaction
             outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
             if statement.columns:
@@ -442,7 +440,7 @@ class Session:
 
     @_handlers(MessageType.READLOB, MessageType.WRITELOB)
     def _lob(self, request: Request) -> Reply:
-        """Dispatched by part: clients disagree on which message type is which."""
+        """Dispatch by part, because clients use different message types."""
         if (part := request.find(PartKind.READLOBREQUEST)) is not None:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
         return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
@@ -466,7 +464,7 @@ class Session:
         return Reply(ReplyCode.WRITELOB, (still_open, *outcome))
 
     def _finish_lob(self, lob: _OpenLob) -> tuple[Part, ...]:
-        """Puts the whole value into its row; runs the statement when it was the last. Gives the statement's parts."""
+        """Store the complete value; run the statement after the last one and return its parts."""
         execution = lob.execution
         execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
         execution.open_lobs -= 1
@@ -501,7 +499,7 @@ class Session:
 
 
 def _expected_counts(execution: _PendingExecution) -> list[int]:
-    """What clients want to hear before it can be known."""
+    """The row counts to report before the statement has run."""
     rows = len(execution.rows)
     if execution.batch:
         return [1] * rows
@@ -509,7 +507,7 @@ def _expected_counts(execution: _PendingExecution) -> list[int]:
 
 
 def _data_format(connect_options: Part | None) -> int:
-    """Return the client's data format. A client that names none gets the latest."""
+    """The client's data format; the latest if the client names none."""
     options = {} if connect_options is None else parse_options(connect_options)
     named = (options.get(key) for key in _FORMAT_OPTIONS)
     return min(next((value for value in named if isinstance(value, int)), DataFormat.LATEST), DataFormat.LATEST)

@@ -1,4 +1,4 @@
-"""Start the emulator for tests, always as a child process: a thread of the client's process would block with it."""
+"""Start the emulator for tests as a child process; in a thread, hdbcli's calls would block it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running emulator and how to log in to it."""
+    """A running emulator and its login."""
 
     process: subprocess.Popen[str]
     host: str
@@ -28,11 +28,11 @@ class Emulator:
 
     @property
     def tls(self) -> dict[str, Any]:
-        """The driver never matches an address with a certificate: the name has to be given."""
+        """TLS options of hdbcli. The name is needed because the driver never matches an address with a certificate."""
         return {"encrypt": "true", "sslTrustStore": self.trust_store, "sslHostNameInCertificate": "localhost"}
 
     def connect(self, **options: Any) -> Any:
-        """A new hdbcli connection: autocommit off, no reconnecting, timeouts set; `options` override."""
+        """Open an hdbcli connection without autocommit and reconnect, with timeouts; `options` override."""
         from hdbcli import dbapi
 
         settings = {
@@ -50,7 +50,7 @@ class Emulator:
         return dbapi.connect(**settings)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Exit code after the signal; killed when it does not end within a minute."""
+        """Stop with a signal and return the exit code; kill after a minute."""
         self.process.send_signal(number)
         try:
             return self.process.wait(60)
@@ -60,7 +60,7 @@ class Emulator:
 
 
 def launch(*arguments: str) -> subprocess.Popen[str]:
-    """`python -m hana_emulator ARGUMENTS`; it ends with this process at the latest."""
+    """Start `python -m hana_emulator ARGUMENTS`; it ends at the latest with this process."""
     command = [sys.executable, "-m", "hana_emulator", "--parent-pid", str(os.getpid()), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -70,7 +70,7 @@ def running(*arguments: str) -> Iterator[Emulator]:
     process = launch("--port", "0", *arguments)
     assert process.stdout is not None
     assert process.stderr is not None
-    with process:  # closes its pipes
+    with process:  # closes the pipes
         try:
             line = process.stdout.readline()
             assert line, f"the emulator did not start: {process.stderr.read()}"

@@ -1,4 +1,4 @@
-"""A certificate authority and a server certificate of the emulator's own, and the TLS that is spoken with them."""
+"""Create the emulator's certificate authority and server certificate, and configure TLS."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ _EXPIRED_DAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """`trust_store`: the PEM file of the authority, for the trust store of clients."""
+    """TLS of a server. `trust_store`: PEM file of the authority, for clients."""
 
     context: ssl.SSLContext
     trust_store: Path
 
 
 def prepare(folder: Path, name: str | None = None, *, expired: bool = False) -> Tls:
-    """The TLS of a data folder. Authority and certificate are made once and kept, keys readable by the owner only.
+    """The TLS of a data folder. Authority and certificate are created once; only the owner can read the keys.
 
-    `name` (instead of the loopback names) or `expired` give a certificate that clients must refuse; it is made under
-    the same authority and not kept.
+    `name` (instead of the loopback names) or `expired` create an invalid certificate of the same authority for tests.
     """
     place = folder / _FOLDER
     place.mkdir(mode=0o700, exist_ok=True)
@@ -51,7 +50,7 @@ def _authority(place: Path) -> trustme.CA:
     authority = trustme.CA(organization_name="SAP HANA emulator", organization_unit_name="tests and demonstration")
     _write(key, authority.private_key_pem.bytes())
     _write(certificate, authority.cert_pem.bytes())
-    (place / _SERVER).unlink(missing_ok=True)  # signed by an authority that is gone
+    (place / _SERVER).unlink(missing_ok=True)  # signed by the old authority
     return authority
 
 
@@ -68,7 +67,7 @@ def _issue(authority: trustme.CA, file: Path, names: tuple[str, ...], expired: b
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
+    """Write atomically; other users can never read the file."""
     draft = file.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:

@@ -1,7 +1,7 @@
 """HANA's data types: wire codes, catalogue names, and how each value is kept in SQLite.
 
-The SQL layer and the wire layer meet in *storage values*: the objects that SQLite holds. The wire layer decodes
-parameters straight into storage values and encodes result rows straight from them; no third form exists between.
+Storage values are the objects that SQLite holds. The wire layer decodes parameters to storage values and encodes
+result rows from them; there is no third form.
 
 | HANA type | storage value |
 |---|---|
@@ -17,8 +17,8 @@ parameters straight into storage values and encodes result rows straight from th
 | SECONDDATE | str 'YYYY-MM-DD HH:MM:SS' |
 | TIMESTAMP | str 'YYYY-MM-DD HH:MM:SS.fffffff' (always 7 digits, so text order is time order) |
 
-NULL is None everywhere. SQLite keeps no half of a surrogate pair: HANA stores one (CESU-8), this emulator refuses it
-in a parameter or a statement with code 2; a function that would cut a pair in two gives U+FFFD.
+NULL is None everywhere. SQLite cannot store unpaired surrogates, unlike HANA (CESU-8): in a parameter or a statement
+the emulator rejects them with code 2; in the result of a function they become U+FFFD.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ MAX_LENGTH = 32_767
 
 @dataclass(frozen=True, slots=True)
 class HanaType:
-    """A type with its length (characters, bytes, decimal precision; vectors: dimension, 0 = any) and scale."""
+    """A type with length (characters, bytes, decimal precision or vector dimension, 0 = any) and scale."""
 
     code: TypeCode
     length: int = 0
@@ -121,7 +121,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A statement parameter, in the order of the `?` in the text."""
+    """A statement parameter, in the order of `?` in the text."""
 
     type: HanaType
     name: str = ""

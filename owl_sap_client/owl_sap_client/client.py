@@ -23,7 +23,7 @@ from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Times the retries of a request: a stream survives a restart of the service, which loads a model.
+# Multiplies the retries of a request: a restarting service needs time to load a model.
 _BREAKS = 5
 
 
@@ -177,7 +177,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
         504,
     ):  # a restart
         outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
-    elif isinstance(outcome, httpx.ReadTimeout):  # the service sends a comment every 15 s, so this is a lost connection
+    elif isinstance(outcome, httpx.ReadTimeout):  # the service sends a comment every 15 s, so the connection is lost
         outcome = httpx.ReadError(str(outcome), request=outcome.request)
     seconds = _patient(retries).wait(following.quiet, outcome, repeatable=True)
     following.quiet += 1

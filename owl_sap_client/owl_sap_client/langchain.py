@@ -1,8 +1,8 @@
-"""LangChain over REST: embeddings, a vector store and a retriever. The service embeds and searches; nothing is computed
-here. Needs langchain-core, which the rest of the package does not know.
+"""LangChain over REST: embeddings, a vector store and a retriever. The service embeds and searches. Needs
+langchain-core.
 
-Asynchronous methods go through an AsyncClient if one is given (it belongs to one event loop), and otherwise through the
-other client in a thread.
+Asynchronous methods use the AsyncClient if one is given (it belongs to one event loop), otherwise the other client in a
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from owl_sap_client.operations import Vector
 from owl_sap_client.results import Hit, Row, SearchResult
 
 Mode = Literal["vector", "keyword", "hybrid"]
-# Ids in one request for rows.
+# The most ids in one request for rows.
 _MOST_ROWS = 100
 _VECTOR: Mapping[str, Any] = {"mode": "vector"}
 
@@ -154,8 +154,7 @@ class OwlSapVectorStore(VectorStore):
         return written
 
     def delete(self, ids: list[str] | None = None, **other: Any) -> bool:
-        """Delete documents; unknown ids are ignored. Raises ValueError without ids, so that no collection is emptied by
-        mistake."""
+        """Delete documents; unknown ids are ignored. Raises ValueError without ids, to protect the collection."""
         _check_known(other)
         for some in _batches(_named(ids), self._most.now()):
             self._client.delete_documents(self._collection, some)
@@ -300,7 +299,7 @@ def _numbers(vectors: Iterable[Vector]) -> list[list[float]]:
 
 
 def _named(ids: Sequence[str] | None) -> Sequence[str]:
-    if ids is None or isinstance(ids, str):  # its letters would become ids
+    if ids is None or isinstance(ids, str):  # a string's letters would become ids
         raise ValueError("ids must be a list of ids")
     return list(ids)
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Keys = Sequence[Mapping[str, Any] | Sequence[Any]]
 if TYPE_CHECKING:
     Vector = array[float]
-else:  # before Python 3.12 an array takes no brackets
+else:  # before Python 3.12, `array` cannot be subscripted
     Vector = array
 _RAW = "application/octet-stream"
 

@@ -22,7 +22,7 @@ KEY_VARIABLE = "OWL_SAP_API_KEY"
 Outcome = httpx.Response | httpx.RequestError
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _BROKEN = (*_NOT_SENT, httpx.NetworkError, httpx.RemoteProtocolError)
-# A read timeout is not among them: the service may still work on the request.
+# A read timeout is not included: the service may still work on the request.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Retries:
             return None
         asked = retry_after(outcome) if isinstance(outcome, httpx.Response) else None
         seconds = min(0.25 * 2**tried, 5.0) if asked is None else asked
-        # Jitter: other clients got the same number.
+        # Jitter, because other clients may have the same number.
         return None if seconds > self.longest else seconds * random.uniform(1, 1.1)
 
 
@@ -109,7 +109,7 @@ def _headers(key: str | None, user_agent: str | None) -> dict[str, str]:
 def _version() -> str:
     try:
         return version("owl-sap-client")
-    except PackageNotFoundError:  # a checkout
+    except PackageNotFoundError:  # running from a checkout
         return "0"
 
 

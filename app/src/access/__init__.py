@@ -1,1 +1,1 @@
-"""Who may ask for what, and which rows they may see. Knows no HTTP framework."""
+"""Authentication, scopes, rate limits, and row rights."""

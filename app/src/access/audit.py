@@ -1,6 +1,5 @@
-"""The audit log: one JSON line for each request, appended by a thread so that no request waits for a disk. It holds no
-query, value, vector, text or secret.
-"""
+"""The audit log: one JSON line per request, written by a thread so that requests never wait for a disk. It holds no
+query, value, vector, text or secret."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from connector.errors import BadFilter, ConfigurationError
 from connector.model import Filter
 
 STDERR = "-"
-WAITING = 10_000  # entries that wait for the disk at most; more are lost, and counted
+WAITING = 10_000  # most entries that wait for the disk; further ones are dropped and counted
 _WARN_EVERY = 60.0
 _CLOSE_SECONDS = 2.0
 _STDERR_FD = 2
@@ -29,17 +28,17 @@ _log = logging.getLogger(__name__)
 
 class AuditLog:
     """Thread-safe. An entry that cannot be written (disk full, file gone, too many entries) is dropped: `lost` gets the
-    number, and the service's log the reason, at most once a minute. After logrotate renames the file, a new one is
-    created. A kill -9 loses the entries in memory."""
+    number, and the service's log the reason, at most once a minute. After a rename by logrotate a new file is created.
+    A kill -9 loses the entries in memory."""
 
     def __init__(self, path: str, lost: Callable[[int], None]) -> None:
-        """`path`: of the file, made if absent, readable by this user alone; "-": standard error. Raises
-        ConfigurationError when it cannot be opened."""
+        """`path`: created if absent, readable by this user only; "-": standard error. Raises ConfigurationError when it
+        cannot be opened."""
         self._path = None if path == STDERR else Path(path)
         self._lost = lost
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
         self._warned = -_WARN_EVERY
-        self._torn = False  # the last line did not fit whole
+        self._torn = False  # the last line was written only partly
         self._file: int | None = None
         try:
             self._opened()
@@ -70,8 +69,7 @@ class AuditLog:
         self._shut()
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        """In ASCII, so that an entry is one line with any name, and in one write, so that processes that share a file
-        do not mix their lines."""
+        """Write an entry as one ASCII line, in one write, so that processes sharing the file do not mix their lines."""
         line = json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
         try:
             file = self._opened()
@@ -87,7 +85,7 @@ class AuditLog:
             self._shut()
 
     def _opened(self) -> int:
-        """The file of this name: another one since the last was renamed or removed."""
+        """Open the file again if it was renamed or removed."""
         if self._path is None:
             return _STDERR_FD
         if self._file is not None:
@@ -115,9 +113,9 @@ class AuditLog:
 
 
 def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
-    """A filter without its values: {"MTART": "$eq"}, {"$and": [{"MTART": "$in"}, {"?": "$gt"}]}; None for none. Fields
-    that are not declared (`names`: column -> name in the metadata) show as "?", because callers choose their names. An
-    invalid filter shows as "invalid"."""
+    """Return a filter without its values: {"MTART": "$eq"}, {"$and": [{"MTART": "$in"}, {"?": "$gt"}]}; None for no
+    filter. Fields not declared in `names` (column -> metadata name) become "?", because callers choose their names. An
+    invalid filter becomes "invalid"."""
     from connector.stores.filters import parse
 
     try:

@@ -18,14 +18,14 @@ class Authentication:
     """`configured`: whether requests need a credential."""
 
     def __init__(self, settings: AccessSettings) -> None:
-        """Read nothing yet; `open` does."""
+        """Read no file; `open` does."""
         self.settings = settings
         self.configured = settings.configured
         self._keys = None if settings.keys is None else KeyRing(settings.keys)
         self._tokens = None if settings.jwt is None else Tokens(settings.jwt)
 
     def open(self) -> None:
-        """Raises AccessUnusable for a file that cannot be used."""
+        """Read the files. Raises AccessUnusable for an unusable one."""
         if self._keys is not None:
             self._keys.open()
         if self._tokens is not None:
@@ -67,7 +67,7 @@ class Authentication:
                 await asyncio.wait((asyncio.wrap_future(keys.refresh()),), timeout=_WAIT_SECONDS)
         else:
             if keys.due():
-                keys.refresh()  # in the background: the present keys are still valid
+                keys.refresh()  # in the background: the current keys are still valid
             return principal
         try:
             return self._tokens.principal(credential)

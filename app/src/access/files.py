@@ -1,4 +1,4 @@
-"""Files that a service reads again when they change, and private files that it replaces whole."""
+"""Detect changed files, and replace private files atomically."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from app.src.access.principal import AccessUnusable
 
 
 def edition(path: Path) -> tuple[int, ...] | None:
-    """Another one after each change, also where the file was replaced by one of the same age; None: it is not there, or
-    out of reach."""
+    """Return a version that differs after each change, also if a file of the same age replaced it. None: missing or
+    inaccessible."""
     try:
         about = path.stat()
     except OSError:
@@ -21,7 +21,7 @@ def edition(path: Path) -> tuple[int, ...] | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file with mode 0600, replaced whole. Raises AccessUnusable."""
+    """Replace the file atomically, with mode 0600. Raises AccessUnusable."""
     try:
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -31,7 +31,7 @@ def write_private(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            with suppress(OSError):  # root changes the keys of a service that is not root
+            with suppress(OSError):  # root may change the keys of a service that runs as another user
                 before = path.stat()
                 os.fchown(file.fileno(), before.st_uid, before.st_gid)
         os.replace(draft, path)

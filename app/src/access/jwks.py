@@ -1,7 +1,7 @@
-"""The public keys of the token issuer, from one configured address or file. Lookups use memory; only `fetch` waits.
+"""The token issuer's public keys, from one configured address or file. Look-ups use memory; only `fetch` waits.
 
-PyJWT's own client is not used: it takes proxies from the environment, reads answers of any length and forgets its
-keys while the issuer is away.
+PyJWT's own client is not used: it takes proxies from the environment, does not limit the answer's length, and drops its
+keys while the issuer is unreachable.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from app.src.access.principal import AccessUnusable
 FETCH_SECONDS = 5.0  # for the connection and for each read; a caller waits a second longer for the whole answer
 _MOST_BYTES = 256 << 10
 _MOST_KEYS = 100
-LIFESPAN = 600.0  # seconds after which keys are fetched again; the present ones stay valid until then
-# Seconds that keys stay valid while the issuer does not answer. After that, tokens are rejected.
+LIFESPAN = 600.0  # seconds after which keys are fetched again; they stay valid meanwhile
+# Seconds that keys stay valid while the issuer does not answer. Then tokens are rejected.
 LONGEST = 3600.0
-# Seconds between two fetches, so that tokens with unknown keys cannot make us flood the issuer.
+# Seconds between two fetches, so that tokens with unknown keys cannot flood the issuer with requests.
 COOLDOWN = 30.0
-RETRY = 5.0  # the same, as long as no valid key is cached
+RETRY = 5.0  # the same, while no valid key is cached
 _LOOK_AGAIN = 0.5  # least seconds between two checks of the file
-LOOKS = 3  # attempts at an unusable file before the start fails
+LOOKS = 3  # attempts to read an unusable file before the start fails
 _PUBLIC = ("kty", "crv", "n", "e", "x", "y", "kid")
 _log = logging.getLogger(__name__)
-Keys = Mapping[tuple[str, str], PyJWK]  # by the key's id and the algorithm it is used with
+Keys = Mapping[tuple[str, str], PyJWK]  # by key id and algorithm
 
 
 class NotHad(Exception):
-    """The keys could not be read; the message says why and holds nothing secret."""
+    """The keys could not be read; the message says why and contains nothing secret."""
 
 
 class NoKeys(NotHad):
-    """The key set is readable and has no usable key: the issuer has withdrawn the last one."""
+    """The key set is readable but has no usable key: the issuer has withdrawn the last one."""
 
 
 def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
-    """Send one request, without redirects and proxies. Raises NotHad."""
+    """Return the answer to one request, without redirects and proxies. Raises NotHad."""
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
@@ -58,15 +58,15 @@ def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
             if answer.status != http.client.OK:
                 raise NotHad(f"it answered with HTTP {answer.status}; redirects are not followed")
             content = answer.read(_MOST_BYTES + 1)
-    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: an impossible host name
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: an invalid host name
         why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise NotHad(f"it cannot be reached, or did not answer within {seconds:g} s ({why})") from None
     return content
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Return the keys with a kid that sign with these algorithms. Raises NoKeys if there is none, NotHad for an invalid
-    key set."""
+    """Return the keys with a kid for these algorithms. Raises NoKeys if there is none, NotHad for an invalid key
+    set."""
     if len(content) > _MOST_BYTES:
         raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
     try:
@@ -88,7 +88,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
                 continue
             try:
                 keys.setdefault((entry["kid"], algorithm), PyJWK(public, algorithm))
-            except (PyJWTError, ValueError, TypeError):  # of another type
+            except (PyJWTError, ValueError, TypeError):  # a key of another type
                 continue
     if not keys:
         raise NoKeys(f"it has no key with a kid that signs with {', '.join(algorithms)}")
@@ -96,7 +96,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
 
 
 class KeySet:
-    """The present keys of an address or a file, and when to fetch others. Thread-safe."""
+    """The cached keys of an address or a file, and when to fetch them again. Thread-safe."""
 
     def __init__(self, source: str | Path, algorithms: Sequence[str]) -> None:
         self.source = source
@@ -111,14 +111,14 @@ class KeySet:
 
     @property
     def believed(self) -> bool:
-        """Return whether there are keys, and they are recent enough."""
+        """Return whether there are keys that are recent enough."""
         return bool(self._keys) and time.monotonic() - self._had < LONGEST
 
     def get(self, kid: str, algorithm: str) -> PyJWK | None:
         return self._keys.get((kid, algorithm)) if self.believed else None
 
     def due(self, *, unknown: bool = False) -> bool:
-        """Return whether to fetch now; `unknown`: for a token whose key is not among these."""
+        """Return whether to fetch now. `unknown`: for a token whose key is not cached."""
         now = time.monotonic()
         if isinstance(self.source, Path) and now - self._looked >= _LOOK_AGAIN:
             self._looked = now
@@ -128,8 +128,8 @@ class KeySet:
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that an invalid one ends the start; retry, because it may just be being written. An
-        address is asked when needed. Raises AccessUnusable."""
+        """Read a file now, so that an invalid one stops the start. Retries, because the file may be half written. An
+        address is fetched when needed. Raises AccessUnusable."""
         if not isinstance(self.source, Path):
             return
         for attempt in range(LOOKS):
@@ -149,8 +149,8 @@ class KeySet:
         with self._starting:
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = Future()
-                # A daemon, because a hanging name lookup must not delay the end of the process; and its own thread,
-                # because those for requests may all wait for HANA.
+                # A daemon, because a name look-up that hangs must not delay the end of the process. Its own thread,
+                # because all request threads may wait for HANA.
                 threading.Thread(target=self._work, args=(self._refreshing,), name="owl-sap-jwks", daemon=True).start()
             return self._refreshing
 
@@ -161,15 +161,15 @@ class KeySet:
             done.set_result(None)
 
     def fetch(self) -> None:
-        """Fetch the keys, waiting for the issuer. A failure keeps the present keys and sets `fault`; a set without
-        keys removes them."""
+        """Fetch the keys and wait for them. A failure keeps the cached keys and sets `fault`; a set without keys
+        removes them."""
         with self._fetching:
             try:
                 self._keys = parse(self._read(), self._algorithms)
                 self._had, self.fault = time.monotonic(), None
             except NotHad as error:
                 fault = f"{self.source}: the issuer's keys are unavailable: {error}"
-                if fault != self.fault:  # once, and not at each look
+                if fault != self.fault:  # log once, not at each attempt
                     _log.warning("%s", fault)
                 self.fault = fault
                 if isinstance(error, NoKeys):

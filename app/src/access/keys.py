@@ -1,8 +1,7 @@
 """API keys: created, stored as digests, checked. The file is read again when it changes; a damaged file leaves the last
-good state in force.
+valid keys in use.
 
-A plain digest is enough: salt and stretching make guessing expensive, 256 random bits cannot be guessed, and every
-request would pay for them.
+A plain digest suffices: 256 random bits cannot be guessed, so salt and stretching would only slow down each request.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ PREFIX = "owl_"
 _ID_BYTES, _SECRET_BYTES = 6, 32
 _LONGEST_KEY = 128
 _MOST_BYTES = 4 << 20
-_LOOK_AGAIN = 0.5  # seconds at least between two looks at whether the file has changed
+_LOOK_AGAIN = 0.5  # least seconds between two checks whether the file has changed
 _NO_DIGEST = "0" * 64
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
-# What a rotation keeps.
+# Kept by a rotation.
 _RIGHTS = ("name", "scopes", "claims", "every_row", "rate", "concurrency")
 
 
 def check_rate(rate: str | None) -> str | None:
-    """Raises ValueError."""
+    """Return the rate unchanged. Raises ValueError for an invalid one."""
     if rate not in (None, UNLIMITED):
         try:
             limits.parse(rate)
@@ -55,8 +54,8 @@ def check_rate(rate: str | None) -> str | None:
 
 
 class Key(BaseModel):
-    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or "unlimited"; `concurrency`:
-    requests at once, 0: any number."""
+    """The record of one key, without the key itself. `rate`: "600/minute" or "unlimited"; `concurrency`: concurrent
+    requests, 0: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -96,7 +95,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a new key may do; `lifetime`: seconds, None for ever."""
+    """The rights of a new key. `lifetime`: seconds, None: unlimited."""
 
     name: str
     scopes: Sequence[Scope]
@@ -108,7 +107,7 @@ class Grant:
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """Raises AccessUnusable, with what to do."""
+    """Return the keys of a file. Raises AccessUnusable, whose message says what to do."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -140,8 +139,8 @@ def read(path: Path) -> tuple[Key, ...]:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Key]]:
-    """The keys, to be changed in place and written at the end; one process at a time."""
-    path = path.resolve()  # of a link what it leads to, not the link, is replaced
+    """Yield the keys to be changed in place; they are written at the end. Locked against other processes."""
+    path = path.resolve()  # replace a link's target, not the link
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -158,8 +157,8 @@ def _changing(path: Path) -> Iterator[list[Key]]:
 
 
 def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, str]:
-    """Create a key; return its record and, this once, the key itself. Raises ValueError for an invalid or used name,
-    AccessUnusable."""
+    """Create a key; return its record and the key itself, which is stored nowhere. Raises ValueError for an invalid or
+    used name, AccessUnusable."""
     now = now or datetime.now(UTC)
     if not _NAME.fullmatch(grant.name):
         raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
@@ -186,7 +185,7 @@ def _digest(key: str) -> str:
 
 
 def take_back(path: Path, key: Key, before: Sequence[Key]) -> None:
-    """Revoke a key that could not be handed over. Keys that its rotation shortened get their end in `before` again;
+    """Revoke a key that could not be delivered. Keys that its rotation shortened get their end from `before` again;
     other changes stay."""
     lived = {each.id: each.expires for each in before}
     with _changing(path) as keys:
@@ -245,7 +244,7 @@ class KeyRing:
     """The keys in memory, read again when the file changes. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Reads nothing yet: `open` does."""
+        """Read no file; `open` does."""
         self._path = path
         self._keys: Mapping[str, tuple[Key, Principal]] = {}
         self._seen: tuple[int, ...] | None = None
@@ -255,7 +254,7 @@ class KeyRing:
         """Why the present file is unusable; its last good content stays in force."""
 
     def open(self) -> None:
-        """Raises AccessUnusable."""
+        """Read the file. Raises AccessUnusable."""
         with self._lock:
             self._looked = time.monotonic()
             self._read(edition(self._path))
@@ -268,9 +267,9 @@ class KeyRing:
         return f"{len(active)} active API keys{ending}"
 
     def principal(self, given: str, now: datetime | None = None) -> Principal:
-        """Of this key. Raises Unauthenticated."""
+        """Return the principal of this key. Raises Unauthenticated."""
         self.refresh()
-        given = given[: _LONGEST_KEY + 1]  # bounds the digest's work; a longer key fits none
+        given = given[: _LONGEST_KEY + 1]  # limits the digest's work; a longer key is invalid anyway
         identifier, _, _ = given.removeprefix(PREFIX).partition("_")
         key, principal = self._keys.get(identifier, (None, ANONYMOUS))
         stored = _NO_DIGEST if key is None else key.sha256
@@ -282,7 +281,7 @@ class KeyRing:
         return principal
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; at most one look each half second, by one thread."""
+        """Read the file again if it has changed. At most one thread checks, every half second."""
         now = time.monotonic()
         if now - self._looked < _LOOK_AGAIN or not self._lock.acquire(blocking=False):
             return
@@ -290,9 +289,9 @@ class KeyRing:
             self._looked = now
             date = edition(self._path)
             if date is None or date != self._seen or self.fault is not None:
-                self._read(date)  # what failed may have been the reading alone, with nothing wrong in the file
+                self._read(date)  # only the reading may have failed, of a file that is valid
         except AccessUnusable as error:
-            if self.fault != str(error):  # once, and not at each look
+            if self.fault != str(error):  # log once, not at each check
                 _log.error("%s; the keys read before stay in force", error)
             self.fault = str(error)
         finally:

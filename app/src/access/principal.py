@@ -15,10 +15,10 @@ Credential = Literal["key", "token", "none"]  # kind of credential
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sends a request. `name`: the key's id or the token's subject, for logs; never a secret. `scopes`: `admin`
+    """The caller of a request. `name`: the key's id or the token's subject, for logs; never a secret. `scopes`: `admin`
     includes the others. `claims`: from the token or key, for row rights. `every_row`: row rights do not apply. `rate`
-    ("600/minute") and `concurrency`: own limits; None: those of the settings. `credential`: its kind; only with it a
-    name is unique, because an issuer's subject may equal a key's id."""
+    ("600/minute") and `concurrency`: own limits; None: those of the settings. `credential`: its kind. Names are unique
+    only per kind, because a token's subject may equal a key's id."""
 
     name: str
     scopes: frozenset[Scope]
@@ -30,18 +30,18 @@ class Principal:
 
     @property
     def identity(self) -> str:
-        """A name that no other principal has."""
+        """Return a name that no other principal has."""
         return f"{self.credential}:{self.name}"
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 
 
-# The user of the command line, who has the credentials for HANA anyway.
+# The user of the command line, who has HANA's credentials anyway.
 OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
-# Every caller while no authentication is configured. It has no claims, so row rights leave it no row.
+# Any caller while no authentication is configured. Without claims, row rights hide all rows.
 LOOPBACK = Principal("loopback", frozenset(SCOPES))
-# A caller without a credential, where that is allowed: health, while authentication is configured.
+# A caller without a credential, on routes that allow it while authentication is configured.
 ANONYMOUS = Principal("anonymous", frozenset())
 
 

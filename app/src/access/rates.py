@@ -1,5 +1,5 @@
-"""Rate limits of each principal (requests and tokens in a window, concurrent requests), and of failed authentications
-by address. The counters are in memory, and bounded."""
+"""Rate limits by principal (requests and tokens in a window, concurrent requests), and of failed authentications by
+address. Counters are in memory and bounded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from limits import RateLimitItem, parse
 from app.src.access.principal import ANONYMOUS, LOOPBACK, Principal
 from app.src.settings.access import UNLIMITED
 
-# Counters that are kept; beyond it the oldest window is dropped.
+# Most counters; beyond that the oldest window is dropped.
 MOST_COUNTED = 10_000
-_SOON = 1.0  # Retry-After for a full concurrency: how long the running requests take is unknown
-_IPV6_CUSTOMER = 64  # bits of an IPv6 address that a provider assigns; its customer chooses the rest
+_SOON = 1.0  # Retry-After when all concurrent requests are taken: their duration is unknown
+_IPV6_CUSTOMER = 64  # bits of an IPv6 prefix that a provider assigns; the customer chooses the rest
 
 
 class RateExceeded(Exception):
@@ -31,8 +31,8 @@ class RateExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The rest of a window: `remaining` of `quota` requests; `seconds` of `window` are left. `exceeded`: the request
-    did not fit and was not counted."""
+    """The state of a window: `remaining` of `quota` requests, `seconds` of `window`. `exceeded`: the request was over
+    the limit and not counted."""
 
     quota: int
     window: int
@@ -42,8 +42,9 @@ class Standing:
 
 
 class _Windows:
-    """Fixed windows that begin with the first request, so that a refusal can name the exact start of the next. The
-    memory of `limits` itself is unbounded in names, counts refused requests, and starts a thread for each clean-up."""
+    """Fixed windows that begin with the first request, so that a refusal can state the start of the next. The storage
+    of the `limits` library is not used: it is unbounded, counts refused requests, and starts a thread for each
+    clean-up."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
@@ -57,7 +58,7 @@ class _Windows:
         with self._lock:
             count, ends = self._counts.get(name, (0, now))
             if ends <= now:
-                self._counts.pop(name, None)  # a new window is the youngest
+                self._counts.pop(name, None)  # a new window becomes the youngest
                 count, ends = 0, now + window
             exceeded = count + cost > item.amount
             if not exceeded:
@@ -89,7 +90,7 @@ class Rates:
 
     def enter(self, principal: Principal) -> Standing | None:
         """Begin a request; `leave` must follow. Returns None where the rate is unlimited. Raises RateExceeded without
-        beginning."""
+        beginning it."""
         if _free(principal):
             return None
         own = principal.concurrency is not None
@@ -120,8 +121,7 @@ class Rates:
                 self._at_once[principal.identity] = left
 
     def spend(self, principal: Principal, tokens: int) -> None:
-        """Charge tokens to embed. A request above a whole window's quota takes one window for itself. Raises
-        RateExceeded."""
+        """Charge tokens. A request above the quota of a whole window takes one window alone. Raises RateExceeded."""
         if _free(principal) or self._tokens == UNLIMITED:
             return
         item = parse(self._tokens)
@@ -135,7 +135,7 @@ class Rates:
 
 
 def _free(principal: Principal) -> bool:
-    """Return whether the caller is unidentified. ANONYMOUS gets only health and, if open, metrics."""
+    """Return whether the caller is not limited: unidentified callers get only health and, if open, metrics."""
     return principal is LOOPBACK or principal is ANONYMOUS
 
 
@@ -155,8 +155,8 @@ class Failures:
         return standing.seconds if standing.exceeded else None
 
     def news(self, address: str) -> bool:
-        """Return whether to log that an address failed too often: once in each window, so that callers without
-        rights cannot fill the log."""
+        """Return whether to log the failures of an address: once in each window, so that callers without rights cannot
+        fill the log."""
         return self._once is None or not self._windows.hit(self._once, "told", _customer(address)).exceeded
 
 

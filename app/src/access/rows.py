@@ -1,4 +1,4 @@
-"""Row rights: the rows of a collection that a principal may see, as a filter that nothing in its request can widen."""
+"""Row rights: the visible rows of a collection for a principal, as a filter that the request cannot widen."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from app.src.settings import CollectionSettings, Settings
 from connector.errors import BadFilter
 from connector.model import Filter
 
-# Values of all claims of one search. A filter has up to 100 conditions, HANA may repeat the values for each, and a
+# Values of all claims in one search. A filter has up to 100 conditions, HANA may repeat the values for each, and a
 # statement takes 32,767 parameters.
 MOST_VALUES = 200
 _LARGEST = 2**63
 _log = logging.getLogger(__name__)
 
-ClaimPath = tuple[str, ...]  # a claim: the names of the enclosing objects, then its own
+ClaimPath = tuple[str, ...]  # the names of the enclosing objects, then of the claim
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No row is visible; `why` is a sentence for the caller without values of claims."""
+    """No row is visible; `why` is a message for the caller, without values of claims."""
 
     why: str
 
 
 class RowsRefused(Exception):
-    """The request shows rows, or facts about single rows, and the caller may not see all rows."""
+    """The request would show rows, or facts about single rows, that the caller may not see."""
 
 
 def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal: Principal) -> Filter | Nothing | None:
@@ -95,7 +95,7 @@ Row = TypeVar("Row", bound=_Described)
 
 
 def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
-    """Filter the store's rows again: a faulty store must not show other rows."""
+    """Filter the store's rows again, in case the store is faulty."""
     from connector.stores.filters import matches, parse
 
     condition, given = parse(within), list(rows)
@@ -116,8 +116,8 @@ def check_every_row(collection: str, rights: Mapping[str, ClaimPath], principal:
 
 
 class Rights:
-    """The row rights of the configured collections. `block` finds a collection by name; the methods raise its
-    UnknownCollection."""
+    """The row rights of the configured collections. `block` finds a collection by name; its UnknownCollection passes
+    through."""
 
     def __init__(self, settings: Settings, block: Callable[[str], CollectionSettings]) -> None:
         self._settings = settings

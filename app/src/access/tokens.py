@@ -1,5 +1,5 @@
-"""Tokens (JWT): verify them for the configured issuer, with what is known of SAP's issuers, and return the principal.
-PyJWT checks signature and times; this module checks what it leaves to its users. It never waits."""
+"""Verify tokens (JWT) of the configured issuer, including SAP's issuers, and return the principal. PyJWT checks
+signature and times, this module everything else. It never waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ATTRIBUTES = "xs.user.attributes"
 LONGEST_TOKEN = 16 << 10
 _LONGEST_KID = 256
 _LONGEST_SUBJECT = 200
-# Values of the header typ of access tokens; without typ a token may be one.
+# The header typ of access tokens; without typ a token may be one.
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
 _WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
     (ExpiredSignatureError, "the token has expired", "expired_token"),
@@ -47,25 +47,25 @@ _MALFORMED = ("neither an API key nor a token", "malformed_token")
 
 
 class UnknownKey(Exception):
-    """The token names an unknown key; the issuer may have a new one."""
+    """The token names an unknown key; the issuer may have published a new one."""
 
 
 class Tokens:
-    """How the tokens of the configured issuer are read. `keys`: the issuer's. Thread-safe."""
+    """Reads the configured issuer's tokens. `keys`: the issuer's. Thread-safe."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
         self._issuer, self._audience = settings.issuer or "", settings.audience
         self._scope_claim = settings.scope_claim or "scope"
         self._scopes = settings.scopes or {scope: scope for scope in SCOPES}
-        # The first of these claims that is present must be the configured tenant.
+        # The first of these claims present must be the configured tenant.
         self._tenants: tuple[str, ...] = () if settings.tenant_claim is None else (settings.tenant_claim,)
         url = settings.jwks_url
         if settings.preset == "xsuaa":
             base = self._issuer.rstrip("/").removesuffix("/oauth/token")
             self._issuer, url = f"{base}/oauth/token", url or f"{base}/token_keys"
             self._audience = self._audience or (settings.xs_appname or "",)
-            before = f"{settings.xs_appname}."  # scopes of other names belong to other applications
+            before = f"{settings.xs_appname}."  # scopes with another prefix belong to other applications
             self._scopes = {before + name.removeprefix(before): meaning for name, meaning in self._scopes.items()}
             self._tenants = self._tenants or ("zid",)
         elif settings.preset == "ias":
@@ -76,7 +76,7 @@ class Tokens:
         self.keys = KeySet(settings.jwks_path or url or "", settings.algorithms)
 
     def principal(self, token: str) -> Principal:
-        """Raises Unauthenticated and UnknownKey."""
+        """Return the principal of a token. Raises Unauthenticated and UnknownKey."""
         if len(token) > LONGEST_TOKEN:
             raise Unauthenticated(f"the token is longer than {LONGEST_TOKEN} characters", "malformed_token")
         kid, algorithm = self._header(token)
@@ -101,7 +101,7 @@ class Tokens:
         return self._principal(payload)
 
     def _header(self, token: str) -> tuple[str, str]:
-        """Return kid and alg of the unverified header. Its hints to a key (jku, x5u, jwk, x5c) are ignored: the keys'
+        """Return kid and alg of the unverified header. Key locations in the token (jku, x5u, jwk, x5c) are ignored: the
         address is configured."""
         try:
             header = jwt.get_unverified_header(token)
@@ -135,17 +135,17 @@ class Tokens:
 
 
 def with_attributes(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lift SAP's user attributes to the top, as `xs.user.attributes.Country`, so that row rights can name them."""
-    # At the top, or in ext_cxt in the newer layout.
+    """Move SAP's user attributes to the top level as `xs.user.attributes.Country`, so that row rights can name them."""
+    # At the top level, or in ext_cxt in the newer layout.
     inside = payload.get("ext_cxt")
     held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
     lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
-    # A claim of such a name at the top is not the issuer's attribute.
+    # A top-level claim with such a name is not the issuer's attribute.
     return {name: value for name, value in payload.items() if not name.startswith(f"{_ATTRIBUTES}.")} | lifted
 
 
 def _names(payload: Mapping[str, Any], claim: str) -> list[str]:
-    """Return the names in a claim: a list, or words in one text. `claim` is a name with dots, or a path a.b."""
+    """Return the names in a claim: a list, or words in a text. `claim`: a name with dots, or a path a.b."""
     found: Any = payload.get(claim)
     if claim not in payload:
         found = payload

@@ -1,1 +1,1 @@
-"""REST over the service. The only place that imports fastapi; only `errors` has HTTP statuses."""
+"""REST over the service. Only this package imports fastapi, and only `errors` maps errors to HTTP statuses."""

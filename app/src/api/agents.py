@@ -76,7 +76,7 @@ def offered(executors: Executors) -> Streamable | None:
 
 def add(routes: APIRouter, agents: Streamable | None) -> None:
     class Answer(Response):
-        """The SDK writes it."""
+        """A response that the SDK writes."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             assert agents is not None

@@ -155,8 +155,7 @@ def _texts(body: OpenAIEmbeddings) -> list[str]:
 
 @dataclass(slots=True)
 class _Order:
-    """What one request asks of the service. `spend` gets the tokens of each text before they are computed.
-    `tokens`: of all its texts together, known once they are queued."""
+    """The call of one request. `spend` first gets the token count of each text. `tokens`: their sum, once queued."""
 
     service: Service
     body: OpenAIEmbeddings
@@ -165,7 +164,7 @@ class _Order:
     tokens: int = 0
 
     def queue(self) -> Future[Vectors]:
-        """In a thread, for a model may have to be loaded, and texts are tokenised."""
+        """Queue the texts. Call it in a thread: it may load a model, and it tokenises."""
         engine, body = self.service.parts.engine, self.body
         if body.model is not None:
             _check_model(self.service, body.model)
@@ -193,7 +192,8 @@ class _Order:
 
 
 def _check_model(service: Service, asked: str) -> None:
-    """The model's name, with or without a path before it: sentence-transformers/all-MiniLM-L6-v2 too."""
+    """Check that this model is served; a path before its name is accepted, as in
+    sentence-transformers/all-MiniLM-L6-v2."""
     served, configured = service.parts.engine.model, service.settings.embedding.model
     same_but_for_a_path = asked.rpartition("/")[2] == served.rpartition("/")[2] and not ("/" in asked and "/" in served)
     if asked not in (served, configured) and not same_but_for_a_path:
@@ -217,7 +217,7 @@ def _check_dimensions(asked: int | None, own: int, shorter: Sequence[int]) -> No
 
 
 def _cut(vectors: Vectors, dimensions: int) -> Vectors:
-    """The first numbers of each vector, of length 1 again."""
+    """Cut each vector to its first numbers and scale it to length 1."""
     short = vectors[:, :dimensions]
     lengths = np.linalg.norm(short.astype(np.float64), axis=1)
     if not lengths.all():
@@ -263,17 +263,17 @@ def _queued(executors: Executors, request: Request, body: EmbedRequest) -> Futur
 
 
 def as_json(vectors: Vectors) -> bytes:
-    """A list of lists; every float32 can be read back exactly."""
+    """Return a list of lists as JSON; each float32 can be read back exactly."""
     return orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def as_bytes(vectors: Vectors) -> bytes:
-    """Little-endian float32, row after row."""
+    """Return little-endian float32, row after row."""
     return vectors.astype("<f4", copy=False).tobytes()
 
 
 def as_openai(vectors: Vectors, model: str, tokens: int, encoding: str) -> bytes:
-    """OpenAI's answer to an embeddings request; `encoding` float or base64 (of little-endian float32)."""
+    """Return OpenAI's answer to an embeddings request; `encoding` float or base64 (of little-endian float32)."""
     about: dict[str, Any] = {
         "object": "list",
         "model": model,
@@ -287,7 +287,7 @@ def as_openai(vectors: Vectors, model: str, tokens: int, encoding: str) -> bytes
 
 
 def _items_in_base64(vectors: Vectors) -> Iterator[bytes]:
-    """The items of the list in pieces. Base64 needs no escapes, so these go past orjson, which takes strings alone."""
+    """Yield the items in pieces. Base64 needs no escapes, so orjson, which takes only strings, is not used."""
     start = b'{"object":"embedding","index":%d,"embedding":"'
     for index, row in enumerate(np.ascontiguousarray(vectors, dtype="<f4")):
         yield start % index

@@ -1,6 +1,5 @@
-"""Errors to HTTP: the table from class to status, RFC 9457 problem documents, and OpenAI's error shape under the paths
-that its clients call. Never shows the message of an unexpected error.
-"""
+"""Map errors to HTTP: the status of each class, RFC 9457 problem documents, and OpenAI's error shape under the paths
+that its clients call. Never shows the message of an unexpected error."""
 
 from __future__ import annotations
 
@@ -57,13 +56,13 @@ PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
 RETRY_AFTER = "5"  # seconds, where no better estimate is known
 CLIENT_LEFT = 499  # as nginx logs it; not a standard status
-MOST_FAULTS = 50  # reported per request: a body of two megabytes may contain a quarter of a million
+MOST_FAULTS = 50  # reported per request: a body of 2 MB may contain 250,000
 _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A request that cannot be fulfilled; the message says why. `param` names the faulty part of the body and `code` is
-    a word for machines: OpenAI's error shape has both."""
+    """A request that cannot be fulfilled; the message says why. `param`: the faulty field; `code`: a machine-readable
+    word. OpenAI's error shape has both."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -80,23 +79,23 @@ class TooMuch(Refused):
 
 
 class BadRequest(Refused):
-    """A fault for which OpenAI's own service answers 400."""
+    """A fault for which OpenAI's service answers 400."""
 
 
 class UnknownModel(Refused):
-    """The request names another model than the served one."""
+    """The request names a model that is not served."""
 
 
 class NotFound(Refused):
-    """The path names something unknown; the message has the nearest names."""
+    """The path names something unknown; the message suggests the nearest names."""
 
 
 class TooManyStreams(Refused):
-    """The limit of clients that follow jobs is reached."""
+    """Too many clients follow jobs."""
 
 
 class Crowded(Refused):
-    """The request would wait too long for a thread. `seconds`: how long the first of the waiting has waited."""
+    """The request would wait too long for a thread. `seconds`: how long the first waiting request has waited."""
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -104,7 +103,7 @@ class Crowded(Refused):
 
 
 class ClientLeft(Refused):
-    """The client has left, so the answer is dropped; only the count of requests shows it."""
+    """The client has left, so the answer is dropped and only counted."""
 
 
 STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -148,7 +147,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (backends.EngineClosed, 503),
     (backends.EngineError, 500),
 )
-# Names of refusals that have no exception class.
+# Names of errors without an exception class.
 _WITHOUT_ERROR = {
     400: "BadRequest",
     401: "Unauthenticated",
@@ -189,7 +188,7 @@ def problem(
     **more: Any,
 ) -> JSONResponse:
     """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape, with the parts of
-    `blame`. The code is that of `error`, else that of the status."""
+    `blame`. The code is that of `error`, else of the status."""
     headers = dict(headers or {})
     if status in (429, 503):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -205,7 +204,7 @@ def problem(
 
 
 def document(status: int, detail: str, error: Exception | None = None) -> dict[str, Any]:
-    """Return what a problem document says of every request. `code` is for `owl-sap explain`."""
+    """Return the members of every problem document. `code` is for `owl-sap explain`."""
     code = code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
     title = "Client Closed Request" if status == CLIENT_LEFT else HTTPStatus(status).phrase
     return {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
@@ -228,7 +227,7 @@ def answer_to(request: Request, error: Exception) -> JSONResponse | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer errors of validation and routing with a problem document, which FastAPI answers otherwise."""
+    """Answer validation and routing errors with a problem document instead of FastAPI's own."""
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -267,7 +266,7 @@ def _what(fault: Mapping[str, Any]) -> str:
 
 
 def _where(location: Sequence[Any]) -> str:
-    """`body.inputs[3]`"""
+    """Return the location as text, for example `body.inputs[3]`."""
     shown = ""
     for part in location:
         shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else str(part)

@@ -104,7 +104,7 @@ class DropResponse(BaseModel):
 
 _GENERATIONS = "/v1/collections/{name}/generations"
 _QUARANTINE = "/v1/collections/{name}/quarantine"
-_LEASE_WAIT = 2.0  # seconds that a request may wait for another worker before it is answered 409
+_LEASE_WAIT = 2.0  # seconds to wait for another worker before 409
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "What was found or done, for every action but build."},
     202: JOB_LINKS[202] | {"description": "build: the job that does it.", "model": JobStarted},
@@ -174,5 +174,5 @@ def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, A
         return service.generations.switch(name, body.number, force=body.force).as_dict()
     if body.action == "rollback":
         return service.generations.rollback(name).as_dict()
-    service.generations.drop(name, cast("int", body.number))  # the schema has seen to it
+    service.generations.drop(name, cast("int", body.number))  # validated by the schema
     return {"collection": name, "dropped": body.number}

@@ -1,7 +1,6 @@
-"""The middleware that each request passes, before its body is read and until its answer has been sent: authentication
-and the scopes that each route needs, rates, bounds of time and size, security headers, request id, count and audit
-entry. A route that is not listed in NEEDS is not served.
-"""
+"""Middleware around each request, from before its body is read until its answer is sent: authentication, scopes by
+route, rate limits, limits of time and size, security headers, request id, metrics and audit entry. Routes that are not
+in NEEDS are not served."""
 
 from __future__ import annotations
 
@@ -37,25 +36,25 @@ from app.src.api.errors import WHY_CRASHED, ClientLeft, TooMuch, answer_to, log_
 from app.src.service.service import Service
 from app.src.settings import is_loopback
 
-# In the ASGI scope: the caller; why a request was refused, as a word; the fields that a route adds to the audit entry,
-# while there is an audit log.
+# In the ASGI scope: the caller; the code of a refusal; the fields that a route adds to the audit entry, if there is an
+# audit log.
 PRINCIPAL = "owl_sap.principal"
 REFUSED = "owl_sap.refused"
 AUDITED = "owl_sap.audited"
-_STILL = "owl_sap.still"  # a check whether the caller may still ask
-_STANDING = "owl_sap.standing"  # of the caller's rate
-_REPEATED = "owl_sap.repeated_refusal"  # of which the audit log has already one
+_STILL = "owl_sap.still"  # a check whether the caller's credential is still valid
+_STANDING = "owl_sap.standing"  # of the caller's rate limit
+_REPEATED = "owl_sap.repeated_refusal"  # a refusal that the audit log already has
 REQUEST_ID = "owl_sap.request_id"
 MANUAL = "/docs"
 MOST_VALUES = 100_000  # JSON values in a body, at any depth
-# Any one of these scopes is enough, and admin always is. Empty: open to all.
+# Any one of these scopes suffices, and admin always does. Empty: open to all.
 Need = frozenset[Right]
 OPEN: Need = frozenset()
 ANYBODY: Need = frozenset(SCOPES)
 _EMBED, _SEARCH, _SYNC = (frozenset[Right]((scope,)) for scope in ("embed", "search", "sync"))
 _ADMIN, _METRICS = (frozenset[Right]((scope,)) for scope in ("admin", "metrics"))
 _METRICS_ROUTE = "GET /metrics"
-# By method and route template. HEAD needs what GET does. Other methods get 405 from the router.
+# By method and route template. HEAD needs the scope of GET. The router answers other methods with 405.
 NEEDS: Mapping[str, Need] = {
     "GET /health/live": OPEN,
     "GET /health/ready": OPEN,
@@ -67,14 +66,14 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/search": _SEARCH,
     "POST /v1/collections/{name}/rows": _SEARCH,
     "GET /v1/collections/{name}/fields": _SEARCH,
-    # Tools that need more scopes check them.
+    # Tools with further scopes check them.
     "POST /mcp": _SEARCH,
     "GET /v1/collections/{name}/map": _SEARCH,
     "GET /v1/info": ANYBODY,
     "GET /v1/gpu": _METRICS,
     "GET /v1/collections": _SEARCH | _SYNC | _METRICS,
     "GET /v1/collections/{name}": _SEARCH | _SYNC | _METRICS,
-    # The catalogue of HANA, as far as the technical user sees it.
+    # HANA's catalogue, as visible to the technical user.
     "GET /v1/tables": _ADMIN,
     "GET /v1/tables/{schema}/{table:path}": _ADMIN,
     "POST /v1/tables/{schema}/{table:path}/preview": _ADMIN,
@@ -90,7 +89,7 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/documents": _SYNC,
     "POST /v1/collections/{name}/documents/delete": _SYNC,
     "GET /v1/collections/{name}/generations": _SYNC,
-    # Switches or deletes what every caller is served.
+    # Switches or deletes data that all callers use.
     "POST /v1/collections/{name}/generations": _ADMIN,
     "GET /docs": ANYBODY,
     "GET /docs/style.css": ANYBODY,
@@ -116,11 +115,11 @@ class Rule:
 
 
 class Unlisted(RuntimeError):
-    """A route without an entry in NEEDS: a fault of the program, found before the first request."""
+    """A route without an entry in NEEDS: a programming error, raised before the first request."""
 
 
 class Rules:
-    """The same patterns in the same order as the router's, so that both mean the same route."""
+    """Find routes with the router's patterns in the router's order, so that both find the same one."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
         self._rules: list[Rule] = []
@@ -135,10 +134,10 @@ class Rules:
             self._rules.append(Rule(route, methods, need))
 
     def find(self, method: str, path: str) -> Rule | None:
-        """Return the rule of a path, possibly one of other methods, as the router finds it for its 405."""
+        """Return the rule of a path, possibly for other methods, as the router does for its 405."""
         other = None
         for rule in self._rules:
-            if rule.route.path_regex.fullmatch(path):  # `$` alone would let a line feed follow
+            if rule.route.path_regex.fullmatch(path):  # `$` alone would allow a trailing line feed
                 if method in rule.methods:
                     return rule
                 other = other or rule
@@ -149,8 +148,8 @@ class Rules:
 
 _REALM = 'Bearer realm="owl-sap"'
 _HEADERS = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
-Sent = Mapping[bytes, Sequence[str]]  # the headers that matter here, each as often as it was sent
-# An IPv6 address in brackets, or a name or IPv4 address with or without the root's dot; optionally a port.
+Sent = Mapping[bytes, Sequence[str]]  # the headers used here, each with all its values
+# An IPv6 address in brackets, or a name or IPv4 address, optionally with a trailing dot; optionally a port.
 _HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
 FOREIGN = "requests of other web pages are refused"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -165,14 +164,13 @@ def _relevant_headers(scope: Scope) -> Sent:
 
 
 def _request_id(scope: Scope) -> str:
-    """Return the caller's own id if it is a harmless word, else a new one."""
+    """Return the caller's id if it is well-formed, else a new one."""
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def foreign(scope: Scope) -> bool:
-    """Return whether a page of another site sent the request. MCP requires its refusal even with a credential, which no
-    page can send by itself."""
+    """Return whether a page of another site sent the request. MCP requires rejecting it even with a credential."""
     headers = _relevant_headers(scope)
     hosts = [host.lower() for host in headers.get(b"host", ())]
     return any(_authority(origin) not in hosts for origin in headers.get(b"origin", ()))
@@ -185,7 +183,7 @@ def _authority(origin: str) -> str:
 
 
 def _credential(headers: Sent) -> str:
-    """Return the credential from Authorization (Bearer) or X-API-Key; never from the URL, which logs hold. Raises
+    """Return the credential from Authorization (Bearer) or X-API-Key; never from the URL, which is logged. Raises
     Unauthenticated."""
     found = [value.strip() for value in headers.get(b"x-api-key", ())]
     for value in headers.get(b"authorization", ()):
@@ -200,18 +198,18 @@ def _credential(headers: Sent) -> str:
     return found[0]
 
 
-# Also matches a text without an end, so that no start of a text is visited twice.
+# Also matches an unterminated string, so that the search stays linear.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def check_values(body: bytes) -> None:
-    """Raise TooMuch for a body of more than MOST_VALUES values. It does not parse: two megabytes take 2 to 20 ms."""
+    """Raise TooMuch for a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
 
     def beginnings(part: bytes) -> int:  # at least the number of values
         return part.count(b",") + part.count(b"[") + part.count(b"{")
 
     encoding = json.detect_encoding(body)
-    if not encoding.startswith("utf-8"):  # the parser reads the others too
+    if not encoding.startswith("utf-8"):  # the parser reads other encodings too
         body = body.decode(encoding, "replace").encode()
     if beginnings(body) <= MOST_VALUES:
         return
@@ -226,7 +224,7 @@ def check_values(body: bytes) -> None:
 # ----------------------------------------------------------------------------------------------------- what is answered
 
 _NOTHING = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-_CONSOLE = (  # its own files and its own server, and nothing inline
+_CONSOLE = (  # only its own files and its own server; nothing inline
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
@@ -240,15 +238,15 @@ _ALWAYS = {
     b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
     b"cache-control": b"no-store",
 }
-_CLOSE = {"Connection": "close"}  # a client that has not sent its whole request is not read from again
-# A caller may invent any number of others.
+_CLOSE = {"Connection": "close"}  # no more is read from a client that has not sent its whole request
+# Other methods share one label, because callers may invent any number of them.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-_NOT_AUDITED = ("/health/live", "/health/ready")  # open to all, asked every few seconds, without any effect
+_NOT_AUDITED = ("/health/live", "/health/ready")  # open to all, frequent, and without side effects
 _REFUSALS = {401: "unauthenticated", 403: "forbidden", 413: "too_large", 421: "misdirected", 429: "limited"}
 
 
 def policy_for(path: str) -> bytes:
-    """Return the Content-Security-Policy of a path: the console may load its own files, answers with data nothing."""
+    """Return the Content-Security-Policy of a path: the console may load its own files, data answers nothing."""
     if path == "/" or path.startswith("/console"):
         return _CONSOLE
     if path == MANUAL or path.startswith(MANUAL + "/"):
@@ -257,7 +255,7 @@ def policy_for(path: str) -> bytes:
 
 
 class Ending:
-    """The requests whose answer has not begun, and by when they must end once the process is shutting down."""
+    """Requests without an answer yet, and their deadline once the process is shutting down."""
 
     def __init__(self) -> None:
         self.waiting: set[timeouts.Timeout] = set()
@@ -268,7 +266,7 @@ class Ending:
         return self._by is not None
 
     def within(self, seconds: float) -> None:
-        """Begin the shutdown, on the event loop."""
+        """Begin the shutdown; call it on the event loop."""
         self._by = asyncio.get_running_loop().time() + seconds
         for until in self.waiting:
             self.shorten(until)
@@ -279,7 +277,7 @@ class Ending:
 
 
 class Guard:
-    """ASGI middleware. It puts the Principal into the scope, and the route as the router would."""
+    """ASGI middleware. Puts the Principal and the route into the scope."""
 
     def __init__(
         self,
@@ -299,7 +297,7 @@ class Guard:
         self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
         self._collections = frozenset(service.collections.names)
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self._held = 0  # bytes of all bodies
+        self._held = 0  # bytes of all bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -312,7 +310,7 @@ class Guard:
         scope[REQUEST_ID], scope[PRINCIPAL] = _request_id(scope), ANONYMOUS
         rule = self._rules.find(scope["method"], scope["path"])
         if rule is not None:
-            scope["route"] = rule.route  # for the counts and logs of refused requests
+            scope["route"] = rule.route  # for metrics and logs of refused requests
         if self._log is not None:
             scope[AUDITED] = {}
         until = asyncio.timeout(self._api.timeout)
@@ -323,7 +321,7 @@ class Guard:
                 status = message["status"]
                 message["headers"] = self._headers(scope, message.get("headers", ()))
                 if until in self._ending.waiting and not until.expired():
-                    until.reschedule(None)  # a stream that has begun may last
+                    until.reschedule(None)  # a stream that has begun has no deadline
             await send(message)
 
         try:
@@ -347,7 +345,7 @@ class Guard:
             await refusal(scope, receive, send)
             return
         principal: Principal = scope[PRINCIPAL]
-        # Health is asked by monitors without a key. Without authentication callers are not told apart.
+        # Monitors call health without a key. Without authentication all callers are one.
         counted = self._authentication.configured and not scope["path"].startswith("/health/")
         if counted:
             scope[_STANDING] = self._rates.enter(principal)
@@ -364,8 +362,8 @@ class Guard:
                 self._rates.leave(principal)
 
     async def _content(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the whole body, whose bytes are then held. Raises ClientLeft if the client leaves before its end, and
-        HTTPException for one that is too large or too slow, or while all requests hold too much."""
+        """Return the whole body and count its bytes as held. Raises ClientLeft if the client leaves first, and
+        HTTPException for a body that is too large or too slow, or while all bodies together hold too much."""
         limit, together = self._api.max_body_bytes, self._api.max_bodies_bytes
         why = f"the body is larger than {limit} bytes (setting api.max_body_bytes)"
         for name, value in scope["headers"]:
@@ -397,7 +395,7 @@ class Guard:
         return b"".join(parts)
 
     def _headers(self, scope: Scope, own: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Return the headers of an answer. Without CORS, no script of another site may read it."""
+        """Return the headers of an answer. There is no CORS header, so scripts of other sites cannot read it."""
         added = {
             **_ALWAYS,
             b"content-security-policy": policy_for(scope["path"]),
@@ -425,14 +423,14 @@ class Guard:
         known = answer_to(request, error)
         if known is not None:
             return known
-        # Here and not in the framework, which would log the error's text: it may hold row data.
+        # The framework would log the error's message, which may hold row data.
         log_without_text(error, scope[REQUEST_ID])
         return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, WHY_CRASHED)
 
     # ---------------------------------------------------------------------------------------------------- refusals
 
     async def _refusal(self, scope: Scope, rule: Rule | None) -> Response | None:
-        """Put the principal into the scope. Returns the refusal, or None."""
+        """Return the refusal, or None after putting the principal into the scope."""
         headers = _relevant_headers(scope)
         if not self._authentication.configured:
             scope[PRINCIPAL] = LOOPBACK
@@ -455,7 +453,7 @@ class Guard:
         return self._refuse(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
 
     async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
-        """With `optional`, an unknown caller is ANONYMOUS."""
+        """Return the caller; with `optional`, ANONYMOUS for an unknown one."""
         try:
             return await self._authentication.principal(_credential(headers))
         except (Unauthenticated, IssuerAway):
@@ -477,8 +475,8 @@ class Guard:
         return problem(Request(scope), status, why, headers=headers)
 
     def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
-        """401, as RFC 6750 has it: the error is named only if a credential was sent. 429 for an address with too many
-        failures."""
+        """Return 401 as in RFC 6750: with an error code only if a credential was sent. Return 429 for an address with
+        too many failures."""
         client = scope.get("client")
         address = client[0] if client else ""
         seconds = self._failures.add(address)
@@ -492,8 +490,8 @@ class Guard:
         return self._refuse(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
 
     def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
-        """Refuse web pages while no authentication is configured: programs on this machine may ask, pages in
-        its browser may not. The Host header shows DNS rebinding, Origin a page of another site."""
+        """Refuse requests of web pages while no authentication is configured; local programs may call. The Host header
+        reveals DNS rebinding, Origin a page of another site."""
         if not self._is_own_host(headers.get(b"host", ()), scope["http_version"]):
             why = "this service has no authentication and answers on loopback only: send one Host header with its "
             why += "address or a name from the setting access.hosts"
@@ -504,7 +502,7 @@ class Guard:
 
     def _is_own_host(self, hosts: Sequence[str], version: str) -> bool:
         if not hosts:
-            return version == "1.0"  # which has no such header; no browser speaks it
+            return version == "1.0"  # HTTP/1.0 has no Host header, and no browser uses it
         found = _HOST.fullmatch(hosts[0])
         if len(hosts) > 1 or found is None:
             return False
@@ -515,12 +513,12 @@ class Guard:
     # ----------------------------------------------------------------------------------------------- count and audit
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request by route template, so that labels stay few, and write its audit entry."""
+        """Count the request by route template, to bound the number of labels, and write its audit entry."""
         route = scope.get("route")
         path = getattr(route, "path", None)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         counters = self._counters.get((method, path or "none", status))
-        if counters is None:  # a lookup by labels takes longer than counting
+        if counters is None:  # a look-up by labels takes longer than counting
             requests = self._metrics.http_requests.labels(method, path or "none", str(status))
             counters = requests, self._metrics.http_seconds.labels(path or "none")
             self._counters[method, path or "none", status] = counters
@@ -541,7 +539,7 @@ class Guard:
                 "client": client[0] if client else None,
                 "method": method,
                 "route": path,
-                # The path may hold any other text, which is not written.
+                # The path may hold any text, so only configured names are written.
                 "collection": collection if collection in self._collections else None,
                 "decision": "allowed" if why is None else "refused",
                 "why": why,
@@ -553,7 +551,7 @@ class Guard:
 
 
 def once_more(content: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives `content`, then what follows."""
+    """Return a `receive` that yields `content`, then the following messages."""
     unread = [content]
 
     async def again() -> Message:
@@ -568,13 +566,13 @@ def once_more(content: bytes, receive: Receive) -> Receive:
 
 
 def caller(request: Request) -> Principal:
-    """Return who sent the request, as the guard found out."""
+    """Return the authenticated caller of a request."""
     principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
     return principal
 
 
 async def still_may(scope: Scope) -> bool:
-    """Return whether the caller may still make this request; for streams, as keys are revoked and tokens expire."""
+    """Return whether the caller is still authorised; for streams, because keys are revoked and tokens expire."""
     again: Callable[[], Awaitable[bool]] | None = scope.get(_STILL)
     return again is None or await again()
 

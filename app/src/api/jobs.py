@@ -66,9 +66,9 @@ class EventBody(BaseModel):
 
 
 POLL_SECONDS = 0.2
-PING_SECONDS = 15  # a comment so often keeps proxies from closing a quiet stream
+PING_SECONDS = 15  # comments at this interval keep proxies from closing a quiet stream
 MOST_STREAMS = 100
-# Quiet polls after which the record itself is read: only that notices that a job's process has died.
+# After this many quiet polls the record itself is read, which detects a dead process.
 _SETTLE_POLLS = 10
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 _EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
-# Of the answers that start a job, for the description of the API: where its id goes.
+# OpenAPI links of answers that start a job: where its id is used.
 JOB_LINKS: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "Started; `Location` has the place of the job.",
@@ -175,7 +175,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         job = await executors.look(partial(jobs.get, job_id))
         found = await executors.look(partial(jobs.events, job_id, after))
         if job.over and not found:
-            return Response(status_code=204)  # browsers do not reconnect then
+            return Response(status_code=204)  # tells browsers not to reconnect
         if streams.available_tokens < 1:
             raise TooManyStreams(
                 f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}"
@@ -213,7 +213,7 @@ async def _stream(
 
 
 def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> tuple[list[Event], bool]:
-    """Return the events after `after`, and whether the job is known to be over. `settle`: read the record too, which
-    requeues a job whose process has died, and raises UnknownJob once the record was deleted."""
-    over = settle and jobs.get(job_id).over  # before the events, so that all of them are written by then
+    """Return the events after `after`, and whether the job is over. `settle`: also read the record, which queues the
+    job of a dead process again and raises UnknownJob for a deleted record."""
+    over = settle and jobs.get(job_id).over  # read before the events, so that all of them are written by then
     return jobs.events(job_id, after), over

@@ -1,6 +1,5 @@
-"""The description of the API: /openapi.json with worked examples (`examples.json`), and the page /docs without scripts.
-tests/docs/test_rest_examples.py records the examples' answers from a served application.
-"""
+"""The API description: /openapi.json with examples (`examples.json`), and the page /docs without scripts.
+tests/docs/test_rest_examples.py records the examples' answers from a running application."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example. `group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and
-    `job` for the id in the path. `answer`: JSON, or another kind's text; None: not recorded yet. `needs`: the state
-    before the recording. `case` names one of several examples."""
+    """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and `job` for the id
+    in the path. `answer`: JSON or text; None: not recorded yet. `needs`: the state before the recording. `case`: the
+    name of one of several examples."""
 
     group: str
     operation: str
@@ -65,7 +64,6 @@ class Example:
 
     @property
     def url(self) -> str:
-        """Path and query."""
         names = {name: quote(value, safe="") for name, value in self.path.items()}
         path = self.operation.partition(" ")[2].format_map(names)
         return f"{path}?{urlencode(self.query)}" if self.query else path
@@ -77,7 +75,7 @@ def examples() -> tuple[Example, ...]:
 
 
 def curl(example: Example) -> str:
-    """Return a command for a POSIX shell; the key comes from a variable."""
+    """Return a POSIX shell command; the key comes from a variable."""
     lines = [f"curl {'-N ' if example.operation.endswith('/events') else ''}{shlex.quote(BASE + example.url)}"]
     lines.append(f'-H "Authorization: Bearer ${KEY}"')
     if example.body is not None:
@@ -89,7 +87,7 @@ def curl(example: Example) -> str:
 
 
 def add_examples(document: dict[str, Any]) -> None:
-    """Put tags, titles, examples and samples of code into the description of the API."""
+    """Add tags, titles, examples and code samples to the API description."""
     document["tags"] = [{"name": name} for name in TAGS]
     for example in examples():
         path = example.operation.partition(" ")[2]
@@ -100,7 +98,7 @@ def add_examples(document: dict[str, Any]) -> None:
 
 def _add_example(operation: dict[str, Any], example: Example) -> None:
     samples = operation.setdefault("x-codeSamples", [])
-    if not samples:  # the first of an operation is its title
+    if not samples:  # the first example of an operation gives its title
         operation["tags"] = [example.group]
         operation["summary"] = example.title
         for parameter in operation.get("parameters", ()):
@@ -169,7 +167,7 @@ def _page(document: Mapping[str, Any], *, console: bool) -> str:
                 parts.extend(_operation(method, path, operation))
     parts.append('<h2 id="shapes">Shapes</h2><details><summary>All request and response shapes</summary>')
     for name, schema in document.get("components", {}).get("schemas", {}).items():
-        # The id is inside, because browsers open what encloses the target of a link.
+        # The id is inside, because browsers open the element around a link's target.
         name = escape(name)
         parts.append(f'<details><summary>{name}</summary><div id="{name}">{_json(schema)}</div></details>')
     return "\n".join([*parts, "</details></main></html>"])
@@ -225,7 +223,7 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 
 class Description:
-    """FastAPI's description with examples, and with the scopes that each route needs."""
+    """FastAPI's description with examples and the scopes of each route."""
 
     def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
         self._make = make
@@ -234,7 +232,7 @@ class Description:
 
     def __call__(self) -> dict[str, Any]:
         document = self._make()
-        if document is not self._last:  # FastAPI makes it once, and again after routes were added
+        if document is not self._last:  # FastAPI builds it once, and again after routes were added
             add_examples(document)
             if self._access is not None:
                 _add_security(document, open_metrics=self._access.open_metrics)

@@ -1,7 +1,7 @@
-"""What all routes share: request bodies and how they are checked, threads for the calls of the service, JSON answers.
+"""Shared by all routes: request bodies and their validation, threads for service calls, JSON answers.
 
-pydantic reports each element of a body that does not fit. Two megabytes hold hundreds of thousands, and describing them
-all would stop the event loop for seconds, so lists are checked in slices and only the first faults are reported.
+pydantic reports every invalid element of a body. A 2 MB body may hold hundreds of thousands, and describing them all
+would block the event loop for seconds. So lists are validated in slices, and only the first errors are reported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def few_faults(most: int) -> WrapValidator:
             try:
                 good += check(items[start:end])
             except ValidationError:
-                return check(items[:end])  # with the right positions
+                return check(items[:end])  # keeps the positions in error messages
         return good if len(items) <= most else check(items)
 
     return WrapValidator(checked)
@@ -80,7 +80,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_unknown(cls, given: Any) -> Any:
-        """Drop most unknown members; the others are still rejected."""
+        """Drop most unknown members; the rest are still rejected."""
         if not isinstance(given, dict) or len(given) <= MOST_FAULTS:
             return given
         unknown = islice((name for name in given if name not in cls.model_fields), MOST_FAULTS)
@@ -88,7 +88,7 @@ class Body(BaseModel):
 
 
 def one_of_members(**given: dict[str, Any]) -> ConfigDict:
-    """Describe in OpenAPI that exactly one of these members must be given: their JSON Schema when present."""
+    """Describe in OpenAPI that exactly one of these members is required. `given`: the JSON Schema of each."""
     return ConfigDict(
         json_schema_extra={"oneOf": [{"required": [name], "properties": {name: how}} for name, how in given.items()]}
     )
@@ -98,8 +98,8 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]
 
 
 class DirectRoute(APIRoute):
-    """A fast route for an endpoint `(request: Request, body: SomeModel, **path_parameters: str) -> Response`. It checks
-    the body in one go and resolves no dependencies. A body that does not fit takes FastAPI's way to its error."""
+    """A fast route for an endpoint `(request: Request, body: SomeModel, **path_parameters: str) -> Response`. It
+    validates the body in one step and resolves no dependencies. FastAPI handles an invalid body."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in (self.methods or ()):
@@ -115,13 +115,13 @@ class DirectRoute(APIRoute):
         await response(scope, receive, send)
 
     def _checked(self, request: Request, content: bytes) -> BaseModel | None:
-        """Return the model, or None for a body that is not JSON, has no JSON content type, or does not fit."""
+        """Return the model; None for a body that is not JSON, has no JSON content type, or is invalid."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return None
         assert self.body_field is not None
         model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
         try:
-            # Accepts only JSON that the standard library's parser, which FastAPI uses, reads the same.
+            # Accepts only JSON that FastAPI's parser (the standard library) reads the same way.
             return model.model_validate(from_json(content))
         except (ValueError, ValidationError):
             return None
@@ -138,7 +138,7 @@ def direct(routes: APIRouter, path: str, **options: Any) -> Callable[[Endpoint],
 
 
 class Json(Response):
-    """JSON written by orjson, which takes NumPy arrays and dataclasses."""
+    """JSON by orjson, which accepts NumPy arrays and dataclasses."""
 
     media_type = "application/json"
 
@@ -146,8 +146,8 @@ class Json(Response):
         try:
             return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
         except orjson.JSONEncodeError:
-            # orjson rejects unpaired surrogates and integers beyond 64 bits. Another writer may have stored them in a
-            # row's metadata, and one row must not hide all others.
+            # orjson rejects unpaired surrogates and integers beyond 64 bits. A row's metadata from another writer may
+            # contain them, and one row must not hide all others.
             text = json.dumps(content, default=_plain)
             return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
@@ -158,15 +158,15 @@ def _plain(part: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------- the queue for threads
 
-# Callers whose pace is kept; beyond it that of callers without a request is forgotten.
+# Callers whose pace is kept; beyond that, the pace of callers without a request is dropped.
 MOST_CALLERS = 1_000
-_PACE_WEIGHT = 0.05  # of the last call in the mean: about twenty calls count
+_PACE_WEIGHT = 0.05  # weight of the last call in the mean: about twenty calls count
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One caller's requests. `overdue`: since when the first of its requests waited that were refused for waiting too
-    long since it last got a thread. `pace`: mean seconds between the ends of its calls while it has calls."""
+    """One caller's requests. `overdue`: since when the first refused request (for waiting too long, since the caller
+    last got a thread) had waited. `pace`: mean seconds between the ends of its calls while it has calls."""
 
     waiting: deque[Ticket] = field(default_factory=deque)
     overdue: float | None = None
@@ -177,7 +177,7 @@ class _Caller:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request that waits for a thread since `since`; `start` is called when it gets one."""
+    """A request that has waited for a thread since `since`; `start` is called when it gets one."""
 
     caller: _Caller
     start: Callable[[Ticket], object]
@@ -188,13 +188,13 @@ class Ticket:
 class FairQueue:
     """Shares threads fairly among callers, on one event loop.
 
-    The next thread goes to the waiting caller with the fewest threads, and to the earliest request among equals. The
-    last free thread is for a caller without any, so no caller holds all of them.
+    The next thread goes to the waiting caller with the fewest threads, then to the earliest request. The last free
+    thread is reserved for a caller without any, so no caller holds all of them.
 
-    A caller's request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of its
-    waiting requests times its pace, or how long its first request has waited where no call ends. The pace of a call is
-    its seconds divided by the caller's concurrent calls; a single call says nothing of what all threads could do, so
-    after a quiet time a burst is admitted with caution.
+    A request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of the caller's
+    waiting requests times its pace, or the wait of its first request while no call ends. The pace of a call is its
+    seconds divided by the caller's concurrent calls. A single call says nothing about the capacity of all threads, so a
+    burst after a quiet time is admitted cautiously.
     """
 
     def __init__(
@@ -205,15 +205,15 @@ class FairQueue:
         *,
         several_callers: bool = True,
     ) -> None:
-        """Without `several_callers`, or with one thread, no thread is kept free."""
+        """Without `several_callers`, or with one thread, no thread is reserved."""
         self._free = threads
         self._kept = 1 if several_callers and threads > 1 else 0
         self._max_wait, self._clock = max_wait, clock
         self._callers: dict[str, _Caller] = {}
 
     def enter(self, identity: str, start: Callable[[Ticket], object]) -> Ticket:
-        """Queue a request. `start` is called as soon as a thread is free, possibly now; then `finish` must follow, or
-        else `leave`. Raises Crowded for a request that would wait too long."""
+        """Queue a request. `start` is called as soon as a thread is free, possibly at once; then call `finish`,
+        otherwise `leave`. Raises Crowded for a request that would wait too long."""
         if identity not in self._callers and len(self._callers) >= MOST_CALLERS:
             self._callers = {name: each for name, each in self._callers.items() if each.waiting or each.busy}
         caller = self._callers.setdefault(identity, _Caller())
@@ -240,7 +240,7 @@ class FairQueue:
         self._start_next()
 
     def leave(self, ticket: Ticket) -> bool:
-        """Remove a waiting request. Returns False, without effect, if it had a thread or has left."""
+        """Remove a waiting request. Returns False, without effect, if it already had a thread or was removed."""
         if ticket not in ticket.caller.waiting:
             return False
         ticket.caller.waiting.remove(ticket)
@@ -280,7 +280,7 @@ class FairQueue:
 # ----------------------------------------------------------------------------------------------------------- executors
 
 READY_WITHIN = 5.0  # seconds that probes of readiness wait, as monitors do
-# Seconds after which a request's connection is watched: most work is done by then, and watching costs more.
+# Seconds until a request's connection is watched: most calls finish earlier, and watching costs more.
 _WATCH_AFTER = 0.05
 
 
@@ -294,26 +294,26 @@ class Executors:
         self._several_callers = service.access.configured
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
         self._queue = FairQueue(self.limits.threads, self.limits.max_wait, several_callers=self._several_callers)
-        # Writers wait for each other; at most half of the threads do.
+        # Writers wait for each other, so they get at most half of the threads.
         self._writing = asyncio.Semaphore(max(1, self.limits.threads // 2))
-        # Health has its own thread: it must answer while all others wait for HANA.
+        # Health has its own thread, because it must answer while all others wait for HANA.
         self._health = ThreadPoolExecutor(1, "owl-sap-health")
         self._probe: tuple[asyncio.Future[Readiness], Readiness] | None = None
-        # For job records and metrics, which need neither engine nor store, and must answer while HANA hangs.
+        # For job records and metrics, which need neither engine nor store and must answer while HANA hangs.
         self._quick = ThreadPoolExecutor(4, "owl-sap-look")
         # Cancelling a statement is a request to HANA, which may not answer.
         self._cancels = ThreadPoolExecutor(1, "owl-sap-cancel")
 
     def close(self) -> None:
-        """Discard what still runs. Call it once no request is served any more."""
+        """Discard running calls. Call it after the last request."""
         for threads in (self._threads, self._health, self._quick, self._cancels):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], Result], request: Request | None = None, *, writes: bool = False) -> Result:
-        """Return the result of `call`, run in a thread. Raises Crowded for a request that would wait too long, or did.
+        """Return the result of `call`, run in a thread. Raises Crowded for a request that waits too long.
 
-        With `request`, `call` never runs if the client leaves before a thread is free: ClientLeft. A call that only
-        reads is interrupted when the client leaves later or the request times out. A call that `writes` goes on.
+        With `request`, raises ClientLeft without running `call` if the client leaves before a thread is free. If the
+        client leaves later or the request times out, a reading call is interrupted; a call that `writes` continues.
         """
         cancellation = Cancellation()
         async with _unless_left(request):
@@ -321,7 +321,7 @@ class Executors:
                 return await self._in_thread(call, request, cancellation, writes)
             except asyncio.CancelledError:
                 if request is not None and not writes:
-                    cancellation.prevent()  # at once: the thread that cancels may still wait for HANA
+                    cancellation.prevent()  # at once: the cancelling thread may still wait for HANA
                     with suppress(RuntimeError):  # the service has ended
                         self._cancels.submit(cancellation.cancel)
                 raise
@@ -363,7 +363,7 @@ class Executors:
         return await asyncio.wrap_future(work)
 
     async def _turn(self, request: Request | None) -> Ticket:
-        """Return the ticket that has got a thread. Raises Crowded."""
+        """Return the ticket once it has a thread. Raises Crowded."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         identity = caller(request).identity if request is not None and self._several_callers else ""
         ticket = self._queue.enter(identity, lambda _: None if turn.done() else turn.set_result(None))
@@ -372,7 +372,7 @@ class Executors:
                 async with asyncio.timeout(self.limits.max_wait):
                     await turn
         except BaseException as error:
-            if ticket.begun is not None:  # just before it was given up
+            if ticket.begun is not None:  # just before its time ran out
                 self._queue.finish(ticket)
             elif isinstance(error, TimeoutError):
                 raise self._queue.expire(ticket) from None
@@ -382,7 +382,7 @@ class Executors:
 
     async def probe(self) -> Readiness:
         """Return readiness within READY_WITHIN seconds. Concurrent probes share one thread and its answer, so a probe
-        that hangs holds one thread only."""
+        that hangs blocks only one thread."""
         if self._probe is None or self._probe[0].done():
             readiness = Readiness()
             work = asyncio.get_running_loop().run_in_executor(self._health, self.service.readiness.check, readiness)
@@ -396,12 +396,12 @@ class Executors:
         return late
 
     async def look(self, call: Callable[[], Result]) -> Result:
-        """Run a quick `call` that needs neither engine nor store."""
+        """Run a quick `call` in a thread; it must need neither engine nor store."""
         return await asyncio.get_running_loop().run_in_executor(self._quick, call)
 
     def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
-        """Charge the caller for texts of these lengths: for what the model reads of each, or for the `whole` text
-        where it is cut into chunks. Raises RateExceeded. Thread-safe."""
+        """Charge the caller for texts of these token counts: for what the model reads of each, or with `whole` for all,
+        if texts are cut into chunks. Raises RateExceeded. Thread-safe."""
         if self._several_callers:
             most = max(tokens, default=0) if whole else self.service.parts.engine.max_tokens
             self._rates.spend(caller(request), sum(min(count, most) for count in tokens))
@@ -424,10 +424,10 @@ class Executors:
                 raise Unprocessable(f"{name}[{position}] contains an unpaired surrogate", param=name) from None
 
     async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
-        """Return the vectors of `texts`, which `queue` tokenises in a thread and queues for the engine.
+        """Return the vectors of `texts`. `queue` tokenises them in a thread and queues them for the engine.
 
-        Waiting in the engine's queue takes no thread. A full queue is refused before a thread is waited for. When the
-        client leaves, its texts leave the queue, even if it left while they were tokenised.
+        Waiting in the engine's queue takes no thread. A full queue refuses the request before it waits for a thread.
+        When the client leaves, even during tokenising, its texts leave the queue.
         """
         if (loaded := self.service.parts.embedder_if_loaded) is not None:
             loaded.engine.check_room(texts)
@@ -444,14 +444,14 @@ class Executors:
             async with _unless_left(request):
                 return await asyncio.wrap_future(await self._in_thread(queue_unless_left, request, Cancellation()))
         finally:
-            left = True  # before looking: the thread looks after it has queued, so one of them sees the other
+            left = True  # set before looking: the thread looks after it has queued, so one of them sees the other
             for future in queued:
                 future.cancel()  # no effect on a finished one
 
 
 @asynccontextmanager
 async def _unless_left(request: Request | None) -> AsyncIterator[None]:
-    """Cancel the block if the client leaves, and raise ClientLeft. None: whoever leaves."""
+    """Cancel the block and raise ClientLeft if the client leaves. Without a request, never cancel."""
     if request is None:
         yield
         return

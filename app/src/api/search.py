@@ -190,7 +190,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
 
 def _add_browsing(routes: APIRouter, executors: Executors) -> None:
-    """Routes that show stored rows: never a row, value or count outside the caller's row rights."""
+    """Add routes that show stored rows: never a row, value or count outside the caller's row rights."""
     service = executors.service
 
     def audit_rows(request: Request, name: str, **counts: int) -> None:

@@ -1,6 +1,5 @@
-"""The REST application, its bounds of each connection, and the process that serves it; and GET /metrics alone, for a
-worker. Binds loopback only, unless authentication is configured.
-"""
+"""The REST application, the limits of each connection, and its process; and GET /metrics alone, for a worker. Without
+authentication it binds only to loopback."""
 
 from __future__ import annotations
 
@@ -59,14 +58,14 @@ from app.src.settings import is_loopback
 from connector.errors import ConfigurationError
 
 _BACKLOG = 2048
-# Share of shutdown_seconds after which waiting requests get their refusal, while there is time to send it.
+# Share of shutdown_seconds after which waiting requests are refused, while there is time to send the refusal.
 _SHARE_OF_REQUESTS = 0.8
 _LEAST_FOR_JOBS = 0.5
-# Seconds after shutdown_seconds for closing; then the process ends, and readers of the job records repair the rest.
+# Seconds after shutdown_seconds for closing. Then the process ends, and readers of the job records repair the rest.
 _MARGIN_SECONDS = 2.0
 _STUCK_TICKS = 50  # uvicorn ticks every 0.1 s
-_OTHER_FILES = 512  # open files beside the connections: HANA's, the store's, the model's
-_SCRAPE_SECONDS = 3.0  # for a scrape in progress when a worker ends
+_OTHER_FILES = 512  # open files besides connections: HANA, store, model
+_SCRAPE_SECONDS = 3.0  # for a running scrape when a worker ends
 LAG_SECONDS = 0.5
 UNEXPECTED = 4  # the exit code of `cli.exits`, which this module must not import
 # FastAPI's own telemetry sends exception messages, which may hold row data, to an address from the environment.
@@ -113,8 +112,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     agents.add(app.router, mcp)
-    # Straight into the router: newer FastAPIs would match each request twice through a router between. The router
-    # compares requests in this order, so the most frequent routes come first.
+    # Directly in the router: newer FastAPIs would match each request twice through a nested router. The router compares
+    # in this order, so frequent routes come first.
     for routes in (embeddings, search, health, tables, jobs, generations, documents):
         routes.add(app.router, executors)
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
@@ -132,7 +131,7 @@ def create_app(service: Service) -> FastAPI:
 
 @contextlib.contextmanager
 def loop_lag_watched(observe: Callable[[float], None], every: float = LAG_SECONDS) -> Iterator[None]:
-    """Report every `every` seconds how many seconds late the event loop runs: a late loop delays all requests."""
+    """Report every `every` seconds how many seconds late the event loop runs. A late loop delays all requests."""
     loop = asyncio.get_running_loop()
     due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
     timer: asyncio.TimerHandle | None = None
@@ -152,40 +151,40 @@ def loop_lag_watched(observe: Callable[[float], None], every: float = LAG_SECOND
 
 # --------------------------------------------------------------------------------------------------------- connections
 
-MOST_HEAD_BYTES = 64 * 1024  # of path and headers together: room for a token with many claims
+MOST_HEAD_BYTES = 64 * 1024  # of path and headers together, enough for a token with many claims
 # Seconds for the rest of an answered request, and for the client to confirm the close.
 LINGER_SECONDS = 5.0
-SLOWEST = 10_000  # bytes a second at which an answer must be fetched, or it is given up
-# Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes.
+SLOWEST = 10_000  # minimum bytes a second at which a client must read an answer
+# Pipelined requests of one connection. Parsing costs more memory than their bytes.
 MOST_AHEAD = 32
-# Of one request. Each costs memory beyond its bytes for as long as the head may take.
+# Of one request. Each costs memory beyond its bytes while the head arrives.
 MOST_HEADERS = 200
-# Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
-# one byte a chunk needs 5.
+# Allowed bytes of chunk sizes, extensions and trailers per byte of a body, beyond MOST_HEAD_BYTES. A client that sends
+# one byte per chunk needs 5.
 FRAMING = 8
-# SO_LINGER with no time: closing throws away what the other side has not fetched, and tells it.
+# SO_LINGER with zero time: closing discards unread data and sends a reset.
 _RESET = struct.pack("ii", 1, 0)
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. It always has a timer, unless the service works on its request: until the head is complete, until
-    the next request begins, until an answer is read. The guard bounds bodies."""
+    """One connection. A timer always runs unless the service works on its request: until the head is complete, until
+    the next request begins, until an answer is read. The guard limits bodies."""
 
     most: ClassVar[int]  # connections
     read_timeout: ClassVar[float]  # seconds
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The expected part: no request, its head, or the rest.
+        # What is expected: no request, its head, or the rest.
         self._part: Literal["none", "head", "rest"] = "none"
-        self._passed = False  # a head or a request has ended in this packet
+        self._passed = False  # a head or a request ended in this packet
         self._beside = 0  # bytes of this part outside the body
         self._body = 0  # bytes of this request's body
         self._head: list[int] = []  # bytes of each header
         self._wrong = HTTPStatus.BAD_REQUEST, "not an HTTP request"
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        self._answering: deque[Any] = deque()  # uvicorn's cycles of requests without a whole answer, the first first
+        self._answering: deque[Any] = deque()  # uvicorn's cycles of requests without a complete answer, oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -199,7 +198,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop()
         self.resume_writing()
         super().connection_lost(exc)
-        for cycle in self._answering:  # uvicorn tells only the last
+        for cycle in self._answering:  # uvicorn notifies only the last
             cycle.disconnected = True
             cycle.message_event.set()
 
@@ -210,7 +209,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # Where the part ended in it is unknown: the next part is counted from here.
+        # The end of the part within it is unknown, so the next part is counted from here.
         self._beside = 0 if self._passed else self._beside + len(data)
         if self._part == "rest":
             wanted = 0 if self.cycle.response_complete else self._body  # an answered request is only drained
@@ -220,7 +219,7 @@ class BoundedHttp(HttpToolsProtocol):
         elif self._beside > MOST_HEAD_BYTES:
             self._refuse(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
@@ -230,7 +229,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._start(self.read_timeout, self._too_slow)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come here too and are ignored."""
+        """Record a header. Trailers arrive here too and are ignored."""
         if self._part != "head":
             return
         self._head.append(len(name) + len(value))
@@ -255,13 +254,13 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
         self._part, self._passed = "none", True
         if not self._answering:
-            # uvicorn ends idle connections too, except when they send blank lines between requests.
+            # uvicorn ends idle connections too, but not those that send blank lines between requests.
             self._start(self.read_timeout, self._too_slow)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*self._wrong)
 
-    # What the answers call.
+    # Called for answers.
 
     def on_response_complete(self) -> None:
         self._answering.popleft()
@@ -286,19 +285,19 @@ class BoundedHttp(HttpToolsProtocol):
             self._unread = None
 
     def timeout_keep_alive_handler(self) -> None:
-        if not self.transport.is_closing():  # uvicorn leaves this timer running where a connection was reset
+        if not self.transport.is_closing():  # uvicorn leaves this timer running after a reset
             self._end()
 
-    # Ending.
+    # Closing.
 
     def _raise(self, status: int, why: str) -> None:
-        """End the parsing; uvicorn then calls `send_400_response`."""
+        """Stop parsing; uvicorn then calls `send_400_response`."""
         self._wrong = HTTPStatus(status), why
         raise HttpParserError(why)
 
     def _too_slow(self) -> None:
         if self._answering:
-            self._start(self.read_timeout, self._too_slow)  # the answer to the request before comes first
+            self._start(self.read_timeout, self._too_slow)  # the answer to the previous request comes first
         elif self._part == "head":
             why = f"the request's head did not arrive within {self.read_timeout:g} s (setting api.read_timeout)"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, why)
@@ -306,7 +305,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._end()
 
     def _refuse(self, status: int, why: str) -> None:
-        """Answer without the application. An answer that has begun is cut."""
+        """Answer without the application, or cut an answer that has begun."""
         if not self._answering or not self._answering[0].response_started:
             body = orjson.dumps(errors.document(status, why))
             retry = f"retry-after: {errors.RETRY_AFTER}\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
@@ -319,14 +318,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Close; that waits until the client has read everything, which may be never."""
+        """Close the connection after the client has read everything, which may never happen."""
         self._stop()
         self._watch_reading()
         self.transport.close()
 
     def _watch_reading(self) -> None:
-        """Reset the connection if too little of what is to be sent leaves for the client. A reset, because the system
-        would keep unread data for minutes, and the client would not see the end behind it."""
+        """Reset the connection if the client reads too slowly. Closing would keep unread data in the system for
+        minutes, and the client would not see the end."""
 
         def look() -> None:
             if waiting and self.transport.get_write_buffer_size() <= waiting - SLOWEST * seconds:
@@ -356,12 +355,12 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
-    """Return uvicorn's configuration, every value given so that it reads none from the environment. Raises
+    """Return uvicorn's configuration with all values set, so that it reads none from the environment. Raises
     ConfigurationError for an unusable certificate."""
     api = service.settings.api
     config = uvicorn.Config(
         app,
-        # A class with its bounds: uvicorn creates the protocols itself.
+        # A class with its limits, because uvicorn creates the protocols itself.
         http=type("Http", (BoundedHttp,), {"most": api.max_connections, "read_timeout": api.read_timeout}),
         ws="none",
         workers=1,
@@ -383,9 +382,10 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
 def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
-    The engine is loaded first, so that a wrong model or an unwritable folder of job records (StateUnusable) ends the
-    start. HANA may be away: readiness says so. Then jobs of an earlier process continue and schedules run. Raises
-    ConfigurationError for an address that is refused or cannot be bound, WorkerDied where the engine is beyond help.
+    The engine is loaded first, so that a wrong model or an unwritable folder for job records (StateUnusable) stops the
+    start. HANA may be unreachable: readiness reports it. Then jobs of earlier processes continue and schedules run.
+    Raises ConfigurationError for an address that is refused or cannot be bound, WorkerDied when the engine cannot
+    recover.
     """
     refuse_public(host, authenticated=service.access.configured)
     api = service.settings.api
@@ -396,8 +396,8 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     with contextlib.closing(listener):
         service.jobs.open()
         service.parts.embedder.embed(["warm"])
-        # Modules and model live as long as the process. Collecting them again and again stops every thread for
-        # 0.1 to 0.2 s with torch, every few seconds under load.
+        # Modules and model live as long as the process. Collecting them would stop all threads for 0.1 to 0.2 s with
+        # torch, every few seconds under load.
         gc.collect()
         gc.freeze()
         server = _Server(config, service, app.state.ending)
@@ -409,7 +409,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
 
 
 def _allow_files(connections: int) -> None:
-    """Raise the limit of open files: each connection is one, and many systems allow only 1024 by default."""
+    """Raise the limit of open files: each connection needs one, and many systems allow only 1024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -421,10 +421,10 @@ def _allow_files(connections: int) -> None:
 def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 picks a free one. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP is named because asyncio switches Nagle's delay off only then; otherwise each answer takes 40 ms.
+    # TCP is named because only then does asyncio disable Nagle's algorithm, which would delay each answer by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Few unsent bytes in the system's buffer, whose megabytes would hide that a slow client reads on.
+    # Keep the system's send buffer small: megabytes of it would hide whether a slow client still reads.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
     try:
         listener.bind((host, port))
@@ -438,7 +438,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def refuse_public(host: str, *, authenticated: bool) -> None:
-    """Raise ConfigurationError for an address beyond this machine while no authentication is configured."""
+    """Raise ConfigurationError for an address other than loopback while no authentication is configured."""
     if authenticated or is_loopback(host):
         return
     raise ConfigurationError(
@@ -455,8 +455,8 @@ def address(listener: socket.socket, encrypted: bool) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Announces itself once it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even with threads
-    that hang. `stuck`: why it ended by itself."""
+    """Announces itself when it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even if threads
+    hang. `stuck`: why it ended by itself."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
         super().__init__(config)
@@ -493,7 +493,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal again after a clean shutdown, which would turn exit 0 into 143.
+        # uvicorn's own handler raises the signal again after a clean shutdown, which would turn exit 0 into 143.
         def leave(number: int, frame: FrameType | None) -> None:
             self._end_in_time(0)
             self.handle_exit(number, frame)

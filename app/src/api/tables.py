@@ -123,7 +123,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         catalog_only: Annotated[bool, Query(description="do not count clients, do not try keys")] = False,
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
-        if not catalog_only:  # counts of all clients' rows
+        if not catalog_only:  # counts rows of all clients
             check_every_row(executors.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await executors.run(partial(_found, look)))
@@ -132,7 +132,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
     async def preview(request: Request, schema: str, table: str, body: PreviewRequest) -> Response:
         """The texts of a template for the table's rows, exactly as they would be embedded, with their lengths. The
         template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
-        check_every_row(executors.service, request)  # rows of all owners
+        check_every_row(executors.service, request)  # shows rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
         shown = await executors.run(partial(_found, look), request)
         audit(request.scope, hits=shown["sampled"])
@@ -140,7 +140,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
 
 def _found(call: Callable[[], Result]) -> Result:
-    """Turn UnknownTable into 404: here the caller names the table, not the configuration."""
+    """Turn UnknownTable into 404: here the caller names the table."""
     try:
         return call()
     except UnknownTable as error:

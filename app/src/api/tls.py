@@ -1,4 +1,4 @@
-"""The certificate of https, loaded again from its files when they change."""
+"""The https certificate, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOOK_SECONDS = 1.0  # least seconds between two checks of the files
 
 
 class Certificate:
-    """A certificate and key from files: `context` gives each new connection the newest usable pair.
-    An unusable pair (half written, not matching) leaves the previous one in force, is logged once and tried again.
-    Open connections keep theirs. Thread-safe."""
+    """A certificate and key from files. `context` gives new connections the newest usable pair; open connections keep
+    theirs. An unusable pair (half written, not matching) is logged once and retried, and the previous pair stays in
+    use. Thread-safe."""
 
     def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise ConfigurationError for unreadable or unmatched files."""
@@ -38,7 +38,7 @@ class Certificate:
         self.context.sni_callback = self._choose
 
     def look(self) -> None:
-        """Load changed files. Costs two file stats, and never waits for a concurrent check."""
+        """Load changed files. Costs two file stats; never waits for a concurrent check."""
         if self._clock() - self._looked < LOOK_SECONDS or not self._lock.acquire(blocking=False):
             return
         try:
@@ -57,7 +57,7 @@ class Certificate:
             self._lock.release()
 
     def samples(self) -> list[Sample]:
-        """Return for the metrics when the served certificate expires, and whether the files are unusable."""
+        """Return the metrics: when the certificate expires, and whether the files are unusable."""
         self.look()
         return [
             ("owl_sap_tls_certificate_expiry_timestamp_seconds", (), self._ends),
@@ -65,7 +65,7 @@ class Certificate:
         ]
 
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        """Choose the context; OpenSSL calls this at each handshake."""
+        """Set the context; OpenSSL calls this at each handshake."""
         self.look()
         connection.context = self._newest
 
@@ -81,10 +81,10 @@ def certificate_of(api: ApiSettings) -> Certificate | None:
 
 
 def _loaded_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
-    """Return the context and the certificate's end as POSIX time. Raises ConfigurationError."""
+    """Return the context and the certificate's expiry in POSIX seconds. Raises ConfigurationError."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server far more than the client
+    made.options |= ssl.OP_NO_RENEGOTIATION  # renegotiation costs the server far more than the client
     for path, setting in ((certificate, "api.tls_certificate"), (key, "api.tls_key")):
         try:
             path.open("rb").close()
@@ -102,5 +102,5 @@ def _loaded_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, f
 
 
 def _no_password() -> str:
-    """Fail; without a callback OpenSSL asks at the terminal."""
+    """Fail; without a callback OpenSSL would prompt at the terminal."""
     raise ValueError

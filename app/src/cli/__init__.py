@@ -1,6 +1,5 @@
-"""The command `owl-sap`: `application` registers the verbs, `exits` has their exit codes, `output` prints. The other
-modules hold the verbs. Torch and NumPy are imported only by verbs that compute vectors.
-"""
+"""The command `owl-sap`: `application` registers the verbs, `exits` has their exit codes, `output` prints; the other
+modules hold the verbs. Only verbs that compute vectors import torch and NumPy."""
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
     advanced,

@@ -91,7 +91,7 @@ class _Steps:
 
 
 def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
-    """Build a generation with the trained model. Returns whether it is complete."""
+    """Build a generation with the trained model; return whether it is complete."""
     from connector.model import ModelSource
 
     precision = service.settings.embedding.precision
@@ -118,7 +118,6 @@ def _print_training(report: Report, json: bool) -> None:
 
 
 def _say_next_step(report: Report, model: str, *, asked: bool, out: Path | None) -> None:
-    """What to do next."""
     name = report.collection
     if report.stopped:
         resume = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
@@ -312,7 +311,7 @@ def benchmark_peers(
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
-    """Print the report. Returns 1 if a peer failed; the other figures are valid."""
+    """Print the report. Return 1 if a peer failed; the other figures are valid."""
     document = report.as_dict()
     code = FAILED if report.failed else OK
     if json:

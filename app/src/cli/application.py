@@ -1,4 +1,4 @@
-"""The command with its global options and panels, how verbs are registered and fail, and the service they use."""
+"""The command with its global options and panels, registration of verbs, their errors, and their service."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _global(
 
 
 def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
-    """Register a command, guarded. Raises KeyError for a verb of `owl-sap` itself that is in no panel."""
+    """Register a command, guarded. Raises KeyError for a top-level verb without a panel."""
     panel = _PANEL_OF[name] if group is app else None
 
     def register(function: Verb[P]) -> Verb[P]:
@@ -130,8 +130,8 @@ def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
 
 
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Let a verb take the global options too (one given after the verb wins), turn errors into one message on stderr
-    and an exit code of `exits`, and let SIGTERM stop what the verb started."""
+    """Add the global options to a verb (they win over those before it), turn errors into a message on stderr and an
+    exit code of `exits`, and let SIGTERM stop what the verb started."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
                 code = function(*args, **kwargs) or OK
         except (typer.Exit, BrokenPipeError):
             raise
-        except (KeyboardInterrupt, typer.Abort):  # Abort: at a question
+        except (KeyboardInterrupt, typer.Abort):  # Abort: during a prompt
             code = INTERRUPTED
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and (advice := missing_module(error)):
@@ -184,7 +184,7 @@ def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
 
 @contextmanager
 def opened(loaded: Loaded | None = None) -> Iterator[Service]:
-    """The service of these settings; default: as they are read without flags."""
+    """Yield the service of these settings; default: as read without flags."""
     from app.src.service.service import Service
 
     loaded = loaded or read_settings()

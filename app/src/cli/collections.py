@@ -66,7 +66,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
                 run.one(name)
     if json:
         output.write_json(run.reports)
-    elif done := [report for report in run.reports if report["error"] is None]:  # the errors of others follow
+    elif done := [report for report in run.reports if report["error"] is None]:  # errors of the others follow
         states = ["stopped" if each["stopped"] else "PAUSED" if each["paused"] else "done" for each in done]
         rows = [each | {"outcome": state} for each, state in zip(done, states, strict=True)]
         output.data(done, "Synced", _SYNC_COLUMNS, json=False, rows=rows)
@@ -100,7 +100,7 @@ class _SyncRun:
         self._interrupted = interrupted
         self._strict = strict
         self.reports: list[dict[str, Any]] = []
-        # By collection; printed after all reports, so that no table buries them.
+        # By collection. Printed after all reports, so that no table hides them.
         self.errors: list[tuple[str, Exception]] = []
         self.code = OK
 
@@ -131,7 +131,7 @@ class _SyncRun:
 
 
 def _paused(collection: str, subject: str, report: SyncReport) -> str:
-    """`subject`: how the message begins; the command in it names the collection."""
+    """Return the message for a paused sync. `subject`: its beginning; the command in it names the collection."""
     if report.paused != "max_deletes":
         return f"{subject}: paused ({report.paused})"
     gone = report.to_delete

@@ -1,4 +1,4 @@
-"""The verbs that look before anything is written: tables, introspect, plan."""
+"""The verbs before a first sync: tables, introspect, plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
-_BAR = 32  # characters of the longest bar: with its figures it fits into 80 columns
+_BAR = 32  # characters of the longest bar: it fits into 80 columns with its figures
 _METHODS = {
     "full": "full comparison",
     "hash": "row hashes computed by HANA",
@@ -26,7 +26,7 @@ _METHODS = {
     "log": "change log",
     "rowid": "row ids",
 }
-_SHOWN = 300  # characters of a sample on the screen; --json has all of it
+_SHOWN = 300  # characters of a sample in a table; --json shows all
 
 
 @verb(app, "tables")
@@ -86,7 +86,7 @@ def plan(
     output.data(document, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
     if json:
         return
-    if output.for_people() and planned.samples:  # the line for programs has all of it
+    if output.for_people() and planned.samples:  # the line for programs has them all
         shown = [{"": number, "text": output.shorten(text, _SHOWN)} for number, text in enumerate(planned.samples, 1)]
         output.table("Texts as they would be embedded", shown, whole=False)
     if output.for_people() and any(planned.token_histogram.values()):
@@ -95,7 +95,7 @@ def plan(
 
 
 def _show_lengths(histogram: Mapping[str, int]) -> None:
-    """The buckets from the first to the last non-empty one, as bars."""
+    """Print the buckets from the first to the last non-empty one as bars."""
     filled = [number for number, count in enumerate(histogram.values()) if count]
     most, total = max(histogram.values()), sum(histogram.values())
     rows = [

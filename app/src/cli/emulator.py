@@ -1,5 +1,4 @@
-"""`owl-sap emulator` starts the HANA emulator; `emulator sql` runs SQL in a running one.
-The emulator is started as a process and never imported."""
+"""`owl-sap emulator` starts the HANA emulator as a process; `emulator sql` runs SQL in a running one."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 emulator_app = subcommands("emulator", "The HANA emulator, and SQL for it.", no_args_is_help=False)
 
-_CONNECTION = "connection.json"  # what a running emulator leaves in its data folder: its first line
+_CONNECTION = "connection.json"  # the first line of a running emulator, kept in its data folder
 _STANDARD = {"host": "127.0.0.1", "user": "OWL", "password": "Owl-Stand-in-1"}
 _CERTIFIED_NAME = "localhost"  # the driver never matches an IP address with a certificate
 
@@ -63,7 +62,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
     command += ["--tls-expired"] if tls_expired else []
     for order in fault or []:
         command += ["--fault", order]
-    # Not a child process: a SIGTERM to us must reach the emulator itself.
+    # Not a child process: a SIGTERM must reach the emulator itself.
     sys.stdout.flush()
     os.execv(sys.executable, command)  # nosec B606 # this Python, no shell
 
@@ -120,7 +119,8 @@ def sql(  # noqa: PLR0913 - as above
 
 
 def _options(data: Path | None, flags: Mapping[str, Any]) -> ConnectionOptions:
-    """From the data folder, or the standard values with --port, or [hana] if that is on this machine; flags win."""
+    """Return the options from the data folder, or the defaults with --port, or [hana] if it is on this machine; flags
+    win."""
     from connector.hana.connection import ConnectionOptions
 
     if data is not None:
@@ -147,7 +147,7 @@ def _options(data: Path | None, flags: Mapping[str, Any]) -> ConnectionOptions:
             "host_name_in_certificate": hana.host_name_in_certificate,
         }
     wanted = {**found, **flags}
-    if not is_loopback(wanted["host"]):  # no statement meant for test data may reach a real HANA
+    if not is_loopback(wanted["host"]):  # statements meant for test data must not reach a real HANA
         raise UsageFault(
             f"SQL runs only in an emulator on this machine, and {wanted['host']} is not; give --port (and --host "
             "127.0.0.1)"
@@ -180,7 +180,7 @@ def _show(answer: Answer, most_rows: int, json: bool) -> None:
 
 
 def _plain(row: tuple[Any, ...]) -> list[Any]:
-    """As JSON has it: bytes in hexadecimal; a vector is a list already."""
+    """Return values for JSON: bytes in hexadecimal."""
     return [bytes(value).hex() if isinstance(value, bytes | bytearray | memoryview) else value for value in row]
 
 

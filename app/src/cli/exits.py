@@ -38,7 +38,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (StateUnusable, USAGE),
 )
 ENGINE_CODES = {
-    # By name: importing the engine's module only to compare classes would cost every `--help` its time.
+    # By name: importing the engine's module just to compare classes would slow down every `--help`.
     "ModelNotFound": USAGE,
     "ModelUnsupported": USAGE,
     "WeightsMismatch": USAGE,

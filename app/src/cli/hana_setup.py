@@ -105,7 +105,7 @@ def changes_status(name: Name, json: JsonFlag = False) -> int:
 
 
 def _script(setup: Setup, *, drop: bool) -> str:
-    """SQL to read and run; each statement ends in a line of its own with a semicolon, as hdbsql wants it."""
+    """Return SQL to read and run; each statement ends with a semicolon on its own line, as hdbsql requires."""
     lines = [] if drop else _commented(setup.warning)
     for piece in reversed(setup.pieces) if drop else setup.pieces:
         if piece.present != drop:

@@ -1,4 +1,4 @@
-"""`owl-sap init`: write owl-sap.toml and .env.example from what the database has and the user answers."""
+"""`owl-sap init`: write owl-sap.toml and .env.example from the database's tables and the user's answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _VECTORS = "vectors"
-_TAKEN_BY_ITSELF = 3  # tables that --yes takes of those that look best
+_TAKEN_BY_ITSELF = 3  # tables that --yes chooses from the best candidates
 _SCHEMAS_SHOWN = 10
 _OF_HANA = (
     *("host", "port", "user", "userkey", "encrypt", "validate_certificate", "trust_store", "host_name_in_certificate"),
@@ -86,7 +86,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     if trust_store is not None and "-----BEGIN" not in trust_store and out.resolve() != Path.cwd():
         trust_store = str(Path(trust_store).resolve())  # relative paths start at the working directory
     ask = sys.stdin.isatty() and not yes and not offline
-    # Collection names of a file that is overwritten are free.
+    # The names of collections in an overwritten file are free again.
     flags: dict[tuple[str, ...], Any] = {("collections",): []}
     given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": trust_store}
     flags |= {("hana", name): value for name, value in given.items() if value is not None}
@@ -157,7 +157,7 @@ def _ref(name: str, schema: str | None) -> TableRef:
 
 
 def _schema(service: Service, wanted: InitOptions) -> str:
-    """The only one that holds texts; else the person says which."""
+    """Return the only schema with texts, else ask the user."""
     names = [name for name in service.catalog.schemas() if service.catalog.candidates(name, 1)]
     if len(names) == 1:
         return names[0]
@@ -198,7 +198,7 @@ def _picked(answer: str, found: Sequence[Candidate], schema: str) -> TableRef:
 
 
 def _blocks(service: Service, wanted: InitOptions) -> list[dict[str, Any]]:
-    """The proposals, one for each source. Raises NoProposal for a table that was named, and where none can be made."""
+    """Return one proposal per source. Raises NoProposal for a named table without one, and if there is none at all."""
     blocks: dict[str, dict[str, Any]] = {}
     why = ""
     for ref in dict.fromkeys(_tables(service, wanted)):
@@ -256,7 +256,7 @@ def _given(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def _home(service: Service, settings: Settings, blocks: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """A schema for the vectors, and why this one."""
+    """Return a schema for the vectors, and the reason."""
     own = (settings.hana.user or "").upper()
     if own in service.catalog.schemas():
         return own, "the user's own; make one for the vectors where others search them too"

@@ -1,6 +1,5 @@
-"""Ctrl-C and SIGTERM. While rows are written the first signal finishes the current batch, and a second Ctrl-C ends at
-once. Everything else ends at once and cleans up, even if a library waits and ignores signals.
-"""
+"""Ctrl-C and SIGTERM. During writes the first signal finishes the current batch, and a second Ctrl-C ends at once.
+Everything else ends at once and cleans up, even if a library waits and ignores signals."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from types import FrameType
 
 from app.src.cli.exits import INTERRUPTED, TERMINATED
 
-# Seconds until an end must begin, for Python's handlers run only when the library in hand (hdbcli, SQLite) returns;
-# and until what was started must have been stopped.
+# Seconds until an end must begin, because Python's handlers run only when the current library call (hdbcli, SQLite)
+# returns; and seconds until what was started must be stopped.
 GRACE, CLEANUP = 2.0, 10.0
-_LAST_WORDS = 0.5  # for threads that are only about to end
+_LAST_WORDS = 0.5  # for threads that are about to end
 _TOLD = b"finishing the current batch; Ctrl-C again stops at once (nothing is lost: the next run continues)\n"
 _DONE = b"\0"
 
 
 class Interrupted:
     """`code`: the exit code of the signal, or None. `heard`: the main thread knows that it must end at once. `told`:
-    the message of the first signal."""
+    the message for the first signal."""
 
     def __init__(self, told: bytes = _TOLD) -> None:
         self._told = told
@@ -43,7 +42,7 @@ class Interrupted:
         if again and number == signal.SIGINT:
             self.heard = True
             raise KeyboardInterrupt
-        # Not through a stream: the signal may have come in the middle of a write to it.
+        # Not through a stream: the signal may have interrupted a write to it.
         os.write(2, self._told)
 
 
@@ -60,7 +59,7 @@ def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
 
 
 class _Leave:
-    """A handler that leaves its block by an exception, or by `cancel` where that is set. `heard`: it was called."""
+    """A signal handler that raises an exception, or calls `cancel` if set. `heard`: it was called."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -79,7 +78,7 @@ class _Leave:
 
 @contextmanager
 def orderly(code: int = TERMINATED) -> Iterator[None]:
-    """Let SIGTERM leave the block by an exception, so that what it started is stopped."""
+    """Let SIGTERM raise an exception in the block, so that what it started is stopped."""
     before = signal.signal(signal.SIGTERM, _Leave(code))
     try:
         yield
@@ -89,8 +88,8 @@ def orderly(code: int = TERMINATED) -> Iterator[None]:
 
 @contextmanager
 def not_held_up() -> Iterator[None]:
-    """Let Ctrl-C leave the block, and end the process within `GRACE` seconds of a signal even if the main thread hangs.
-    For the main thread only."""
+    """Let Ctrl-C raise an exception in the block, and end the process within `GRACE` seconds of a signal even if the
+    main thread hangs. For the main thread only."""
     reading, writing = map(_above_standard, os.pipe())
     os.set_blocking(writing, False)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -112,8 +111,8 @@ def not_held_up() -> Iterator[None]:
 
 @contextmanager
 def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C call `cancel`, and leave by their exception only at the end of the block: an event loop
-    cannot take an exception in the midst of a task."""
+    """Let SIGTERM and Ctrl-C call `cancel`, and raise their exception only at the end of the block: an event loop
+    cannot take an exception inside a task."""
     found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
     leaves = {kind: handler for kind, handler in found.items() if isinstance(handler, _Leave)}
     for handler in leaves.values():
@@ -129,8 +128,7 @@ def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def leave_behind_what_hangs(code: int) -> None:
-    """End the process if threads still wait for a driver that does not answer; Python would wait for them. Call it
-    last."""
+    """End the process if threads still wait for a driver; Python would wait for them. Call it last."""
     own = threading.current_thread()
     by = time.monotonic() + _LAST_WORDS
     for thread in threading.enumerate():
@@ -152,7 +150,7 @@ def _above_standard(descriptor: int) -> int:
 
 
 def _watch(reading: int, done: threading.Event) -> None:
-    """Read the pipe into which the system writes each signal's number at once."""
+    """Read the pipe to which the system writes each signal's number at once."""
     interrupts = 0
     while (number := os.read(reading, 1)) != _DONE:
         interrupts += number[0] == signal.SIGINT

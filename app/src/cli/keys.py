@@ -1,4 +1,5 @@
-"""`owl-sap keys`: who may ask the REST service. A key is shown once, when it is made, and stored nowhere."""
+"""`owl-sap keys`: the API keys of the REST service. A key is shown once, at its creation, and stored only as a
+digest."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def _check_target(out: Path | None) -> None:
 
 
 def _hand_over(path: Path, key: Key, secret: str, out: Path | None, json: bool, before: Sequence[Key] = ()) -> None:
-    """`before`: the keys before the change, to restore their ends."""
+    """Write or print the new key. `before`: the keys before the change, to restore their ends if that fails."""
     from app.src.access import keys
 
     document: dict[str, Any] = key.shown(datetime.now(UTC))
@@ -135,7 +136,7 @@ def _hand_over(path: Path, key: Key, secret: str, out: Path | None, json: bool, 
         try:
             write_private(out, secret.encode())
         except AccessUnusable:
-            keys.take_back(path, key, before)  # the key could not be handed over
+            keys.take_back(path, key, before)  # the key could not be delivered
             raise
         document["file"] = str(out)
     else:
@@ -162,7 +163,7 @@ def _claims(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _seconds(text: str, option: str) -> float:
-    """Parse a duration that has a unit: a bare 90 would be seconds, and days are meant."""
+    """Parse a duration with a unit: a bare 90 would mean seconds, where users mean days."""
     number = text.strip()
     if number.replace(".", "", 1).isdecimal():
         raise UsageFault(f"{option} {number} needs a unit: write {number}d for days, {number}h for hours")

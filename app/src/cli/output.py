@@ -1,4 +1,4 @@
-"""What the verbs print: data on stdout (one JSON document, a table, or JSON lines in a pipe), all else on stderr."""
+"""Output of the verbs: data on stdout (one JSON document, a table, or JSON lines in a pipe), all else on stderr."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 _PIPED_WIDTH = 140
-# Control characters but tab and line feed, and those that turn the direction of writing around.
+# Control characters except tab and line feed, and those that change the writing direction.
 _ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 Record = Mapping[str, Any]
 
 
 class Layout(Enum):
-    """How data is laid out where no --json asks for one document."""
+    """The layout of data without --json."""
 
     AUTO = "auto"
     TABLE = "table"
@@ -65,26 +65,27 @@ def fail(text: str) -> None:
 
 
 def literal(text: str) -> str:
-    """Escape markup and control characters: a row may hold terminal escape sequences, or characters that reverse the
-    direction of writing. They are shown as \\x1b."""
+    r"""Escape markup, and show control characters and direction overrides, which a row may hold, as \x1b."""
     return escape(_ORDERS.sub(lambda found: ascii(found.group())[1:-1], text))
 
 
 def write_json(*documents: Any) -> None:
-    """JSON documents on stdout, one a line, each whole or not at all. Decimals, dates and paths are written as text."""
+    """Write JSON documents to stdout, one a line, each completely or not at all. Decimals, dates and paths become
+    text."""
     for document in documents:
         sys.stdout.buffer.write(orjson.dumps(document, default=str, option=_OPTIONS))
     sys.stdout.buffer.flush()
 
 
 def line_on_stderr(record: Record) -> None:
-    """One JSON object on a line of stderr: progress, for programs."""
+    """Write one JSON object as a line on stderr: progress, for programs."""
     sys.stderr.write(orjson.dumps(record, default=str, option=_OPTIONS).decode())
     sys.stderr.flush()
 
 
 def finish() -> None:
-    """Flush stdout at the end. Python would retry a full disk or closed pipe, complain, and exit with its own code."""
+    """Flush stdout at the end. On a full disk or closed pipe Python would retry, complain, and exit with its own
+    code."""
     if sys.stdout is None:  # closed before the start
         return
     try:
@@ -102,11 +103,9 @@ def data(
     rows: Sequence[Record] | None = None,
     whole: bool = True,
 ) -> None:
-    """Print what a verb found: `document` with --json, its records as JSON lines in a pipe, else a table.
-
-    `document`: a record or a list of them. `rows`: the same, made for people. `whole`: where the terminal is too narrow
-    for every value on one line, each row becomes a table of its own; otherwise long texts are folded.
-    """
+    """Print the result of a verb: `document` with --json, its records as JSON lines in a pipe, else a table.
+    `document`: a record or a list of records. `rows`: the same, formatted for people. `whole`: if the terminal is too
+    narrow for every value on one line, print each row as its own table; otherwise fold long texts."""
     records = [document] if isinstance(document, Mapping) else document
     if json:
         write_json(document)
@@ -119,7 +118,7 @@ def data(
 
 
 def table(title: str, rows: Sequence[Record], columns: Sequence[str] | None = None, *, whole: bool = True) -> None:
-    """Rows under headings; numbers to the right; what a value holds is never read as markup."""
+    """Print rows under headings, numbers to the right. Values are never parsed as markup."""
     screen, names = console(), list(columns or rows[0])
     drawn = _drawn(title, rows, names)
     unlimited = screen.options.update(width=10_000)
@@ -165,7 +164,7 @@ def shorten(text: str, length: int = 100) -> str:
 
 
 def minute(moment: str | None) -> str | None:
-    """Return an ISO moment to the second, for people."""
+    """Return an ISO time to the second, for people."""
     return None if moment is None else moment[:19].replace("T", " ") + "Z"
 
 
@@ -173,7 +172,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 class Watch:
-    """A `connector.model.Observer` that shows progress. Metrics and the report have stages and events."""
+    """A `connector.model.Observer` that shows progress."""
 
     def __init__(self, collection: str, unit: str, bars: Progress | None = None) -> None:
         self._collection = collection
@@ -192,8 +191,8 @@ class Watch:
         return
 
     def progress(self, done: int, total: int) -> None:
-        """Counts rows as they are read; the last rows of a sync are embedded and written after that. Where the total is
-        unknown (watermark), it is the number read so far and grows."""
+        """Show the rows read so far; the last rows of a sync are embedded and written later. If the total is unknown
+        (watermark), `total` is the number read so far."""
         now = time.monotonic()
         rate = done / max(now - self._start, 1e-3)
         rate = round(rate) if rate >= 10 else round(rate, 1)
@@ -204,7 +203,7 @@ class Watch:
             self._bars.update(self._task, completed=done, total=total, rate=f"{rate:,}", description=name)
         elif now >= self._next:  # at the first row, then every few seconds
             self._next = now + _PROGRESS_SECONDS
-            if for_people(stderr=True):  # who reads it in a file: --output table
+            if for_people(stderr=True):  # also in a file with --output table
                 say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")
             else:
                 speed = {f"{self._unit}_per_second": rate}
@@ -213,7 +212,7 @@ class Watch:
 
 @contextmanager
 def watched(collection: str, unit: str = "rows") -> Iterator[Watch]:
-    """An observer that shows how far the collection is, until the block is left. `unit`: what is counted."""
+    """Yield an observer that shows the collection's progress until the block ends. `unit`: the counted things."""
     if not sys.stderr.isatty():
         yield Watch(collection, unit)
         return

@@ -57,8 +57,8 @@ def serve(
     leave_behind_what_hangs(OK)
 
 
-# Without a poll for jobs for so long the worker is unhealthy: it polls every second, and a locked file or a full disk
-# passes.
+# Seconds without a poll for jobs after which the worker is unhealthy. It polls every second; a locked file or a full
+# disk may be temporary.
 _LOOKED_SECONDS = 30.0
 
 
@@ -86,9 +86,9 @@ def worker(
             from app.src.api.server import MetricsListener
 
             listener = MetricsListener(service, settings.metrics_host, settings.metrics_port)
-            opening.enter_context(closing(listener)).start()  # before the model, which may take minutes
+            opening.enter_context(closing(listener)).start()  # before loading the model, which may take minutes
         service.jobs.open()
-        service.parts.embedder.embed(["warm"])  # a wrong model ends the start, not the first job
+        service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if listener is not None:
@@ -106,7 +106,8 @@ def worker(
 
 
 def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0) -> str | None:
-    """Wait, with a heartbeat, until all allowed jobs are over (None) or the engine cannot recover: returns why."""
+    """Wait, with a heartbeat, until all allowed jobs are over (returns None) or the engine cannot recover (returns
+    why)."""
     while not service.jobs.wait_spent(look_seconds):
         stuck = service.readiness.beyond_help()
         if stuck is not None:
@@ -183,7 +184,7 @@ def jobs_list(
     """List jobs, newest first."""
     with opened() as service:
         found = service.jobs.all(collection, state, limit)
-    # Ids are copied and errors are sentences: so no value is folded, and why a job failed is for `jobs show`.
+    # No value is folded: ids are copied, and errors are whole sentences, which only `jobs show` prints.
     output.data([job.as_dict() for job in found], "Jobs", _JOB_COLUMNS, json=json, rows=list(map(_job_row, found)))
     failed = next((job for job in found if job.error), None)
     if failed is not None and output.for_people() and not json:
@@ -228,7 +229,7 @@ def _job_events(jobs: Jobs, job_id: str) -> Iterator[Event]:
     after, polls = 0, 0
     while True:
         if polls % _SETTLE_POLLS == 0:
-            jobs.get(job_id)  # puts back a job whose process has died; raises UnknownJob
+            jobs.get(job_id)  # queues the job of a dead process again; raises UnknownJob
         polls += 1
         for event in jobs.events(job_id, after):
             after = event.id

@@ -283,7 +283,8 @@ _BATCH = 4096
 def lines_of(file: Path | None) -> Iterator[list[str]]:
     """Yield the lines without their ends, in batches. Raises UsageFault for a file that is not UTF-8."""
     try:
-        # Reopened: Python's stdin accepts invalid bytes in some locales. -sig drops the mark of Windows editors.
+        # Reopened: Python's stdin accepts invalid bytes in some locales. -sig drops the byte order mark of Windows
+        # editors.
         source = 0 if file is None else file
         with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as stream:
             while batch := [line.rstrip("\r\n") for line in islice(stream, _BATCH)]:
@@ -295,7 +296,7 @@ def lines_of(file: Path | None) -> Iterator[list[str]]:
 
 
 def check_target(out: Path | None) -> None:
-    """Raise UsageFault for a file that cannot be written, before anything is computed."""
+    """Raise UsageFault for a file that cannot be written, before computing anything."""
     if out is None:
         return
     if out.suffix != ".npy":

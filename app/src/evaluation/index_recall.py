@@ -1,4 +1,4 @@
-"""Recall of an approximate vector index: the same vectors searched through it and exactly."""
+"""Recall of an approximate vector index against exact search with the same vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from connector.model import IndexUse
 from connector.stores.store import VectorStore
 
 ENOUGH = 0.95  # below this recall a larger efSearch is proposed
-ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values do not scatter
+ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values have no variance
 DEFAULT_EF_SEARCH = 200  # HANA's default
 
 
@@ -84,7 +84,7 @@ def measure_index_recall(
 
 
 def proposal(index: IndexUse, recall: Difference, k: int) -> str:
-    """Say what to change, if anything. efSearch is set when an index is created, so each trial rebuilds the index."""
+    """Propose a change, if any. efSearch is set when an index is created, so each trial rebuilds it."""
     if index.used is not True:
         return "no index is used: nothing is lost, and there is nothing to set"
     if recall.low >= ENOUGH and recall.queries >= ENOUGH_QUERIES:

@@ -1,7 +1,6 @@
 """Measures of one ranking, their means, and the significance of a difference between two searches.
 
-A ranking is given as `ranks`: the places, counted from 1, at which relevant rows were found. `relevant` is the number
-of relevant rows, at least 1.
+`ranks`: the ranks of the relevant rows found, from 1. `relevant`: the number of relevant rows, at least 1.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def ndcg(ranks: Iterable[int], relevant: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measures of one query, or their means. `recall` and `ndcg` are taken at the k that was asked for."""
+    """The measures of one query, or their means. `recall` and `ndcg` at the requested k."""
 
     recall: float
     hit_1: float
@@ -61,7 +60,7 @@ MEASURES = tuple(each.name for each in fields(Figures))
 
 
 def figures(ranks: Sequence[int], relevant: int, k: int) -> Figures:
-    """Measure one ranking; it should be max(k, 10) hits deep where there are so many."""
+    """Measure one ranking, which should be max(k, 10) hits deep."""
     first, third, tenth = (hit(ranks, depth) for depth in HIT_RANKS)
     return Figures(recall(ranks, relevant, k), first, third, tenth, reciprocal_rank(ranks), ndcg(ranks, relevant, k))
 
@@ -75,8 +74,8 @@ def mean(each: Iterable[Figures]) -> Figures:
 
 
 def ranks_by_score(scores: NDArray[np.float32], relevant: Sequence[int]) -> NDArray[np.int64]:
-    """Return the ranks of the `relevant` positions, best first. Other rows with an equal score rank before them, so
-    that a model which gives the same vector to every text finds nothing."""
+    """Return the ranks of the `relevant` positions, best first. Other rows with an equal score rank first, so that a
+    model with the same vector for every text finds nothing."""
     own = np.sort(scores[list(relevant)])[::-1]
     others = np.sort(np.delete(scores, list(relevant)))
     before = len(others) - np.searchsorted(others, own, side="left")
@@ -87,9 +86,8 @@ def ranks_by_score(scores: NDArray[np.float32], relevant: Sequence[int]) -> NDAr
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The difference of two means over the same queries, second minus first, with its 95 % interval `low` to `high`.
-
-    `p` (two-sided): how often a resample centred on no difference is at least as large, and never below what the number
-    of queries can show: the chance that all that differ do so in the same direction."""
+    `p` (two-sided): how often a resample centred on no difference is at least as large. Its minimum is the chance that
+    all differing queries differ in the same direction."""
 
     difference: float
     low: float
@@ -106,12 +104,10 @@ class Difference:
 
 
 def paired(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> Difference:
-    """Compare two searches by the paired bootstrap; the same figures give the same answer.
-
-    Queries are drawn with replacement, each with both its values: Efron and Tibshirani, "An introduction to the
-    bootstrap", 1993, ch. 13 and 16; for search Sakai, "Evaluating evaluation metrics based on the bootstrap", SIGIR
-    2006. Raises ValueError for lists of unequal length, or empty.
-    """
+    """Compare two searches by the paired bootstrap; deterministic. Queries are drawn with replacement, each with both
+    its values: Efron and Tibshirani, "An introduction to the bootstrap", 1993, ch. 13 and 16; for search Sakai,
+    "Evaluating evaluation metrics based on the bootstrap", SIGIR 2006. Raises ValueError for lists of unequal length,
+    or empty."""
     if len(first) != len(second) or not len(first):
         raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)

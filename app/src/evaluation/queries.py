@@ -21,8 +21,8 @@ _EXAMPLE = '{"query": "noise from the gearbox", "relevant": [["100", "4711"]]}'
 
 @dataclass(frozen=True, slots=True)
 class LabelledQuery:
-    """`relevant`: for each row that answers, the ids that it may have in a hit (several only where a text could be an
-    id or the value of a single key column). `line` counts from 1."""
+    """`relevant`: for each relevant row, its possible ids in a hit (several only where a text could be an id or the
+    value of a single key column). `line` counts from 1."""
 
     text: str
     relevant: tuple[frozenset[str], ...]
@@ -41,10 +41,8 @@ class LabelledQuery:
 
 
 def read(file: Path, columns: Sequence[str] = ()) -> list[LabelledQuery]:
-    """Return the queries of a file in order. `columns`: the key columns, for rows that are named by column.
-
-    Raises ConfigurationError with file and line for an invalid line and for a repeated query.
-    """
+    """Return the queries of a file in order. `columns`: the key columns, for rows named by column. Raises
+    ConfigurationError with file and line for an invalid line and for a repeated query."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Evaluation of a collection: every labelled query in every mode, the report, and its difference to an earlier one."""
+"""Evaluate a collection: each labelled query in each mode, the report, and its difference to an earlier one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from connector.stores.store import VectorStore
 
 FORMAT = 1  # of a saved report
 WORST = 10
-_NAMED = 3  # unknown rows, or lines, that a note names
+_NAMED = 3  # unknown rows or lines that a note names
 _NOTES = 20  # notes of searches in a report
 
 Mode = Literal["vector", "keyword", "hybrid"]
@@ -32,7 +32,7 @@ Search = Callable[[str, str, int, Filter | None, Mode, bool | None], tuple[Seque
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """`file`: labelled queries. `k`: hits that recall and nDCG look at. `rerank` None: as configured."""
+    """`file`: labelled queries. `k`: cutoff of recall and nDCG. `rerank` None: as configured."""
 
     file: Path
     modes: tuple[Mode, ...] = MODES
@@ -63,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`subject`: what was measured (collection, model, rows). `missing`: labelled rows that the collection lacks."""
+    """`subject`: the collection, model and rows. `missing`: labelled rows that the collection lacks."""
 
     subject: Mapping[str, Any]
     k: int
@@ -84,7 +84,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """`search` sees every row, as the operator does; `spec` returns what is configured (UnknownCollection)."""
+    """`search` sees every row, as the operator does; `spec` returns a collection's settings (UnknownCollection)."""
 
     def __init__(self, search: Search, spec: Callable[[str], CollectionSpec], store: Callable[[], VectorStore]) -> None:
         self._search = search
@@ -94,8 +94,8 @@ class Evaluator:
     def evaluate(
         self, name: str, request: EvaluationRequest, progress: Progress = lambda _done, _total: None
     ) -> Evaluation:
-        """Ask every query in every mode. The first query of each mode is asked once before, so that loading is not
-        timed. Raises ConfigurationError for an invalid file, BadFilter with the line, else as search."""
+        """Search every query in every mode. A first, untimed search per mode loads what is needed. Raises
+        ConfigurationError for an invalid file, BadFilter with the line, else as search."""
         spec, stored = self._spec(name), self._stored(name)
         queries = read(request.file, stored.key or spec.key)
         depth = max(request.k, *HIT_RANKS)
@@ -199,10 +199,8 @@ def check_earlier(earlier: Mapping[str, Any], k: int) -> None:
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the differences, now minus earlier, by mode and measure, over the queries that both reports contain.
-
-    Raises as `check_earlier`, and ConfigurationError when the reports have no query in common.
-    """
+    """Return the differences, now minus earlier, by mode and measure, over the queries in both reports. Raises as
+    `check_earlier`, and ConfigurationError when the reports have no query in common."""
     check_earlier(earlier, now["k"])
     found: dict[str, dict[str, Any]] = {}
     for mode in now["modes"]:

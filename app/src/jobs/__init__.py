@@ -1,7 +1,5 @@
 """Background jobs that outlive their process: records, events and progress in one SQLite file, one job at a time per
-collection, cancellation from anywhere, resumption by whoever works. Hands each job to a callable and knows nothing
-about what it does.
-"""
+collection, cancellation and resumption by any process. Each job is handed to a callable."""
 
 from app.src.jobs.journal import Limits
 from app.src.jobs.record import (

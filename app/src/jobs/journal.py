@@ -1,6 +1,5 @@
-"""The records and events of jobs in one SQLite file that several processes share. Every change of state is one
-transaction with its event. Knows no threads and no work.
-"""
+"""The records and events of jobs in one SQLite file that several processes share. Each change of state is one
+transaction with its event."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from app.src.jobs.record import (
 )
 from connector.stores.local.sqlite_file import Schema, SqliteFile
 
-EVENTS_KEPT = 1000  # progress events of one job; newer ones say everything that older ones do
-NOBODY = ""  # the owner of a job that no process works on
+EVENTS_KEPT = 1000  # progress events of one job; newer ones replace older ones
+NOBODY = ""  # the owner of a job that no process runs
 HELD = "another worker holds the collection"
 _GO_ON = "it goes on from what is stored as soon as a service or worker runs"
 ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
@@ -78,7 +77,7 @@ CREATE TABLE events (
     PRIMARY KEY (job, id)
 ) WITHOUT ROWID
 """
-# `owner`: the process that works on the job; '' while none does. `crashes`: how many processes died of it.
+# `owner`: the process that runs the job, '' for none. `crashes`: how many processes died of it.
 _LAYOUT_2 = """
 ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT '{}';
 
@@ -119,8 +118,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many records, how many days of them, how many jobs may wait for their turn, and how many processes may die
-    of one job before it is given up."""
+    """How many records are kept, for how many days, how many jobs may be queued, and after how many crashed processes a
+    job fails."""
 
     jobs: int = 1000
     days: float = 30.0
@@ -129,7 +128,7 @@ class Limits:
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """Of a row of `COLUMNS`."""
+    """Return the job in a row of `COLUMNS`."""
     given = dict(zip(COLUMNS.split(", "), row, strict=True))
     done, total, result = given.pop("done"), given.pop("total"), given["result"]
     given |= {
@@ -141,9 +140,9 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 class Presence:
-    """This process, to others on this machine that share `folder` (as far as SQLite's own locks reach). It holds a lock
-    on a file of its own, which the kernel releases when the process ends, however it ends: no clock, and a process that
-    is only slow or stopped does not count as dead."""
+    """This process, visible to others on this machine that share `folder` (where SQLite's own locks work). It locks a
+    file, and the kernel releases the lock when the process ends. No clock is involved, so a slow or stopped process
+    does not count as dead."""
 
     def __init__(self, folder: Path) -> None:
         self.id = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -158,16 +157,16 @@ class Presence:
 
 
 def is_alive(folder: Path, owner: str) -> bool:
-    """Return whether the process with this `Presence.id` still runs. Removes the file of one that does not."""
+    """Return whether the process with this `Presence.id` still runs. Removes the file of a dead process."""
     path = folder / f"{owner}{_SUFFIX}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except PermissionError:
-        return True  # another user's process
+        return True  # a process of another user
     try:
-        # Shared, so that two callers do not take each other for the owner.
+        # Shared, so that two concurrent callers do not mistake each other for the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -197,12 +196,12 @@ class Journal:
         request: Mapping[str, Any] | None = None,
         turn: Turn | None = None,
     ) -> Job | None:
-        """Add a queued job. `request`: JSON, so that another process can do it. `turn`: only if the collection's turn
-        is still this one; None when another process has taken it. Raises JobRunning, QueueFull."""
+        """Add a queued job. `request`: JSON, for whichever process runs it. `turn`: add only if the collection's turn
+        is still this one; None if another process has taken it. Raises JobRunning, QueueFull."""
         self.settle()
         now, id_ = self._clock(), uuid.uuid4().hex
         with self._file.write() as db:
-            db.execute(  # old records, so that one more fits
+            db.execute(  # delete old records first, so that one more fits
                 "DELETE FROM jobs WHERE finished IS NOT NULL AND (finished < ? OR number <= "
                 "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET ?))",
                 (now - self._limits.days * 86_400, max(0, self._limits.jobs - 1)),
@@ -216,7 +215,7 @@ class Journal:
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
             if waiting >= self._limits.queued:
                 raise QueueFull(f"{waiting} jobs wait for their turn already; try again later")
-            if turn is not None:  # compare and set: of two processes that see the same turn, one takes it
+            if turn is not None:  # compare and set: only one of two processes that see the same turn takes it
                 sql = "UPDATE turns SET last = ? WHERE collection = ? AND last IS ? AND since = ?"
                 if db.execute(sql, (now, collection, turn.last, turn.since)).rowcount != 1:
                     return None
@@ -229,15 +228,15 @@ class Journal:
             return job_of(_row(db, id_))
 
     def claim(self, owner: str, collections: Sequence[str] | None) -> Job | None:
-        """Make the oldest job whose time has come the owner's; None when there is none. `collections`: only theirs. Of
-        several concurrent callers one gets it."""
+        """Give the oldest due job to the owner; None without one. `collections`: only theirs. Safe for concurrent
+        callers."""
         ready = (
             "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
             "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
         )
         chosen = None if collections is None else orjson.dumps(list(collections)).decode()
         values = (self._clock(), chosen)
-        with self._file.read() as db:  # nearly always there is none, and looking must not lock out writers
+        with self._file.read() as db:  # usually there is none, and looking must not lock out writers
             if db.execute(ready, values).fetchone() is None:
                 return None
         with self._file.write() as db:
@@ -256,7 +255,7 @@ class Journal:
             return job
 
     def wait(self, id_: str, owner: str, waiting: bool) -> None:
-        """Running to waiting for another worker, or back."""
+        """Change a running job to waiting for another worker, or back."""
         states: tuple[State, State] = ("waiting", "running") if waiting else ("running", "waiting")
         (new, old), note = states, HELD if waiting else None
         with self._file.write() as db:
@@ -273,7 +272,7 @@ class Journal:
                 _tell(db, number, "progress", {"done": done, "total": total})
 
     def finish(self, id_: str, owner: str, outcome: Outcome) -> None:
-        """Record the end of an attempt, or of the job; nothing when the job is no longer the owner's."""
+        """Record the end of an attempt or of the job; nothing when another process owns the job now."""
         with self._file.write() as db:
             found = db.execute(
                 f"SELECT cancelling FROM jobs WHERE id = ? AND owner = ? AND state IN {UNFINISHED}",  # noqa: S608
@@ -289,7 +288,7 @@ class Journal:
                 self._put_back(db, id_, outcome)
 
     def _put_back(self, db: sqlite3.Connection, id_: str, outcome: Outcome, *, crashed: bool = False) -> None:
-        """For any process to go on with."""
+        """Return the job to the queue, for any process."""
         number = _change(
             db,
             "state = ?, owner = '', note = ?, next_try = ?, waits = waits + ?, crashes = crashes + ?, "
@@ -320,8 +319,8 @@ class Journal:
         _tell(db, number, "result", job_of(_row(db, id_)).as_dict())
 
     def cancel(self, id_: str) -> Job:
-        """End a job that no process works on; ask the process of another one to stop. Raises UnknownJob, JobOver (not
-        for a cancelled job)."""
+        """End a job that no process runs; ask the process of a running one to stop. Raises UnknownJob, and JobOver
+        unless it was cancelled."""
         self.settle()
         with self._file.write() as db:
             job = job_of(_row(db, id_))
@@ -337,7 +336,7 @@ class Journal:
             return job_of(_row(db, id_))
 
     def settle(self) -> None:
-        """Put the jobs back whose process is gone, so that another process goes on with them."""
+        """Queue the jobs of dead processes again."""
         owned_sql = f"SELECT id, owner FROM jobs WHERE state IN {UNFINISHED} AND owner <> ''"  # noqa: S608 - constant
         with self._file.read() as db:
             owned = db.execute(owned_sql).fetchall()
@@ -357,7 +356,7 @@ class Journal:
                     self._put_back(db, id_, Outcome("queued", error=INTERRUPTED), crashed=True)
 
     def get(self, id_: str) -> Job:
-        """Raises UnknownJob."""
+        """Return a job. Raises UnknownJob."""
         with self._file.read() as db:
             job = job_of(_row(db, id_))
         if job.over:
@@ -372,7 +371,7 @@ class Journal:
         return bool(row and row[0])
 
     def all(self, collection: str | None, state: State | None, limit: int) -> list[Job]:
-        """Newest first."""
+        """Return jobs, newest first."""
         self.settle()
         with self._file.read() as db:
             rows = db.execute(
@@ -391,13 +390,13 @@ class Journal:
         return Tally({(kind, state): count for kind, state, count in counted}, oldest, progress)
 
     def current(self, collection: str) -> Job | None:
-        """The collection's unfinished job."""
+        """Return the collection's unfinished job, or None."""
         self.settle()
         job = self.last(collection)
         return None if job is None or job.over else job
 
     def last(self, collection: str) -> Job | None:
-        """Return the collection's newest job, which is the unfinished one if there is one."""
+        """Return the collection's newest job, the unfinished one if there is one."""
         with self._file.read() as db:
             row = db.execute(
                 f"SELECT {COLUMNS} FROM jobs WHERE collection = ? ORDER BY number DESC LIMIT 1",  # noqa: S608
@@ -406,7 +405,7 @@ class Journal:
         return None if row is None else job_of(row)
 
     def events(self, id_: str, after: int) -> list[Event]:
-        """Return those behind the event `after`, oldest first; none for an unknown job."""
+        """Return the events after number `after`, oldest first; none for an unknown job."""
         with self._file.read() as db:
             rows = db.execute(
                 "SELECT e.id, e.name, e.data FROM events e JOIN jobs j ON j.number = e.job "
@@ -422,8 +421,8 @@ class Journal:
         return None if row is None else Turn(*row)
 
     def register(self, collection: str, schedule: str | None) -> None:
-        """Set the collection's schedule, as a text; None: it has none. The same one again changes nothing, so that a
-        turn that was missed meanwhile is still due."""
+        """Set the collection's schedule as text; None: no schedule. The same text again changes nothing, so that a
+        missed turn is still due."""
         with self._file.write() as db:
             if schedule is None:
                 db.execute("DELETE FROM turns WHERE collection = ?", (collection,))
@@ -450,7 +449,7 @@ def _progress(db: sqlite3.Connection, number: int, progress: tuple[int, int] | N
 
 
 def _change(db: sqlite3.Connection, what: str, where: str, values: Sequence[Any]) -> int | None:
-    """Change the one job that fits; its number, or None. `what` and `where` are text of this module."""
+    """Change the one job that matches; return its number, or None. `what` and `where`: constants of this module."""
     sql = f"UPDATE jobs SET {what} WHERE {where} RETURNING number"  # noqa: S608
     row = db.execute(sql, values).fetchall()
     return int(row[0][0]) if row else None

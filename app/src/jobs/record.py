@@ -1,4 +1,4 @@
-"""What a job and its events are, and what can be wrong with asking for one. Pure vocabulary: no file, no thread."""
+"""Jobs, their events, and the errors of requests for them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class JobRunning(Exception):
 
 
 class UnknownJob(Exception):
-    """No such id; old jobs are forgotten."""
+    """No job has this id; old jobs are deleted."""
 
 
 class JobOver(Exception):
-    """What is over cannot be cancelled."""
+    """A finished job cannot be cancelled."""
 
 
 class QueueFull(Exception):
-    """As many jobs wait as may. `seconds`: until the next try."""
+    """The queue of jobs is full. `seconds`: until the next try."""
 
     seconds = 60.0  # jobs take minutes
 
 
 class StateUnusable(Exception):
-    """The folder for the job records cannot be made or written; the message says which setting names it."""
+    """The folder for job records cannot be created or written; the message names its setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of all records that are kept: how many by kind and state, when (POSIX seconds) the oldest queued one was asked
-    for, and how far those that run have come, by collection and kind: (rows handled, rows in all)."""
+    """Counts of the kept records: jobs by kind and state, the POSIX seconds at which the oldest queued job was
+    requested, and the progress of running jobs by collection and kind as (rows done, rows in all)."""
 
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     oldest: float | None = None
@@ -52,13 +52,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A record as it stood when it was read. Times are POSIX seconds; `error` and `note` are sentences for people,
-    never row data.
+    """A job's record when it was read. Times are POSIX seconds; `error` and `note` are messages without row data.
 
-    `queued`: nobody works on it; with a note when somebody did. `waiting`: another worker holds the collection, or,
-    with `next_try`, source or store are away and it is tried again then. `attempts`: how often it was begun.
-    `cancelling`: somebody has asked it to stop. `request`: what was asked for, as JSON. `waits` counts attempts in vain
-    since `waiting_since`.
+    `queued`: no process runs it; with a note if one did. `waiting`: another worker holds the collection or, with
+    `next_try`, source or store are unreachable until the next attempt. `attempts`: how often it was begun.
+    `cancelling`: a cancellation was requested. `request`: JSON. `waits`: failed attempts since `waiting_since`.
     """
 
     id: str
@@ -84,7 +82,7 @@ class Job:
         return self.state in OVER
 
     def as_dict(self) -> dict[str, Any]:
-        """As REST and the command line show it."""
+        """Return the form shown by REST and the command line."""
         shown = asdict(self)
         for name in _HIDDEN:
             del shown[name]
@@ -97,8 +95,8 @@ _HIDDEN = ("cancelling", "request", "waits", "waiting_since")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. In a state that is `OVER` the job is over; `queued`: it goes on as soon as somebody works;
-    `waiting`: not before `next_try`. `error`: why, in both cases too. `away`: because source or store are away."""
+    """The end of an attempt. A state in `OVER` ends the job; `queued`: it continues as soon as a process is free;
+    `waiting`: not before `next_try`. `error`: why, in these two states too. `away`: source or store are unreachable."""
 
     state: State
     result: Mapping[str, Any] | None = None
@@ -110,8 +108,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A collection's place in its schedule: `last` is the start of its last turn, None before the first; `since` when
-    this schedule was first seen. POSIX seconds."""
+    """A collection's place in its schedule. `last`: start of the last turn, None before the first; `since`: when this
+    schedule was first seen. POSIX seconds."""
 
     since: float
     last: float | None = None
@@ -119,11 +117,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job. `id` counts from 1 within the job and never falls.
-
-    `name`: `state` (with the error, or a note on why it is in this state), `progress`, and last of all `result` (the
-    whole record).
-    """
+    """An event of a job. `id` counts up from 1 within the job. `name`: `state` (with the error, or a note on the
+    state), `progress`, and last `result` (the whole record)."""
 
     id: int
     name: Literal["state", "progress", "result"]

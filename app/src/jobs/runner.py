@@ -1,6 +1,5 @@
-"""Runs jobs in threads of this process and keeps their records up to date. A record that cannot be written never ends
-the work; work that does not listen never holds up the end of the process.
-"""
+"""Run jobs in threads of this process and keep their records up to date. An unwritable record does not end the work;
+work that ignores a stop does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -19,33 +18,32 @@ from app.src.jobs.journal import ENDED, FILE, Journal, Limits, Presence
 from app.src.jobs.record import Event, Job, Kind, Outcome, State, StateUnusable, Tally, Turn, UnknownJob
 from connector.errors import ConnectorError
 
-PROGRESS_SECONDS = 0.5  # between two writes of the progress, and between two looks for a cancellation
-FIRST_WAIT = 5.0  # seconds: a shorter failure was waited for by the connection pool
+PROGRESS_SECONDS = 0.5  # seconds between two writes of progress, and between two checks for a cancellation
+FIRST_WAIT = 5.0  # seconds; the connection pool has already retried for shorter failures
 _MOST_DOUBLINGS = 30
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a job waits before it is tried again, and when to give up, in seconds. Waits grow from `FIRST_WAIT` to
-    `longest_wait`, by chance, so that many workers that lost one HANA do not come back at the same moment.
-    `give_up_after` counts from the first failed attempt."""
+    """How long a job waits before the next attempt, and when it gives up, in seconds. Waits are random and grow from
+    `FIRST_WAIT` to `longest_wait`, so that workers that lost the same HANA return at different times. `give_up_after`
+    counts from the first failed attempt."""
 
     longest_wait: float = 300.0
     give_up_after: float = 86_400.0
 
     def pause(self, failures: int) -> float:
-        """Return the wait after so many failed attempts (from 1): between `FIRST_WAIT` and its double for the first."""
+        """Return the wait after `failures` failed attempts; for 1, between `FIRST_WAIT` and twice that."""
         most = min(self.longest_wait, FIRST_WAIT * 2.0 ** min(failures, _MOST_DOUBLINGS))
         return random.uniform(min(FIRST_WAIT, most), most)
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """`workers` jobs run at once, the others wait. `expected`: exceptions whose message may be shown; of any other only
-    the class is. `passing`: whether an error goes away by itself: then the job waits, with `patience`, and is tried
-    again. `collections`: those that this process can work on; None: all. `look_seconds`: how often it looks for jobs
-    that others have left."""
+    """`workers`: concurrent jobs. `expected`: exceptions whose message may be shown; of others only the class is.
+    `passing`: whether an error is temporary, so that the job is retried with `patience`. `collections`: those that this
+    process can run; None: all. `look_seconds`: time between two checks for jobs of other processes."""
 
     workers: int = 2
     expected: tuple[type[Exception], ...] = ()
@@ -57,7 +55,7 @@ class JobOptions:
 
 
 class Run:
-    """A job as its work sees it."""
+    """A job as seen by its work."""
 
     def __init__(self, job: Job, journal: Journal, owner: str) -> None:
         self.job = job
@@ -73,7 +71,7 @@ class Run:
         self.last: tuple[int, int] | None = None
 
     def report(self, done: int, total: int) -> None:
-        """Progress; written now and then, and at the end."""
+        """Report progress; it is written every PROGRESS_SECONDS and at the end."""
         self.last = (done, total)
         if time.monotonic() - self._written >= PROGRESS_SECONDS:
             self._written = time.monotonic()
@@ -81,12 +79,13 @@ class Run:
                 self.journal.progress(self.id, self.owner, done, total)
 
     def wait(self, waiting: bool) -> None:
-        """Whether another worker keeps this job from working."""
+        """Record whether another worker blocks this job."""
         with suppress(ConnectorError):
             self.journal.wait(self.id, self.owner, waiting)
 
     def stopping(self) -> bool:
-        """Should the work end early? Costs a look into the file now and then: another process may have asked."""
+        """Return whether the work should end early. Reads the file now and then, because another process may have
+        cancelled it."""
         if not self._stop.is_set() and time.monotonic() - self._looked >= PROGRESS_SECONDS:
             self._looked = time.monotonic()
             with suppress(ConnectorError):
@@ -99,12 +98,12 @@ class Run:
         self._stop.set()
 
     def stop(self) -> None:
-        """The process is going to end."""
+        """Ask the work to end, because the process will."""
         self._stop.set()
 
 
 class Unaccountable(Exception):
-    """The work came to its end with a report that cannot be true; `result` is the report."""
+    """The work returned an inconsistent report, `result`."""
 
     def __init__(self, message: str, result: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -117,11 +116,11 @@ its end although it was asked to stop. May raise Unaccountable."""
 
 
 class Jobs:
-    """The jobs in `folder`, which is made when the first job is, for its owner alone (0700).
+    """The jobs in `folder`, which the first job creates with mode 0700.
 
-    A job belongs to nobody until a process that has a thread free takes it: this one from its first `start`, or from
-    `run` on. Threads are daemons: a process that must end does not wait for a batch, because whoever goes on with the
-    job heals what was cut short. Looking and cancelling work from any process that shares the folder.
+    A process with a free thread takes queued jobs: this one from its first `start`, or from `run` on. Threads are
+    daemons, so that the process can end during a batch; the next attempt repairs what was cut short. Reading and
+    cancelling work from any process that shares the folder.
     """
 
     def __init__(
@@ -144,12 +143,12 @@ class Jobs:
         self._looked = time.monotonic()
 
     def open(self) -> None:
-        """Make the folder and the file, and put back what died with an earlier process. Raises StateUnusable."""
+        """Create folder and file, and queue the jobs of dead processes again. Raises StateUnusable."""
         self._journal().settle()
 
     @property
     def owner(self) -> str:
-        """This process in the records. Raises StateUnusable."""
+        """Return the id of this process in the records. Raises StateUnusable."""
         return self._open()[1].id
 
     def _journal(self) -> Journal:
@@ -180,25 +179,25 @@ class Jobs:
         )
 
     def _existing(self) -> Journal | None:
-        """None while there never was a job: looking makes no folder. Raises StateUnusable."""
+        """Return the journal, None before the first job: reading creates no folder. Raises StateUnusable."""
         if self._opened is None:
             try:
                 (self.folder / FILE).stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            except OSError as error:  # another user's
+            except OSError as error:  # owned by another user
                 raise self._unusable(error) from None
         return self._journal()
 
     def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
-        """Raises JobRunning when the collection has an unfinished one, here or in another process; QueueFull;
+        """Queue a job. Raises JobRunning when the collection has an unfinished one, in any process; QueueFull;
         StateUnusable."""
         job = self._add(collection, kind, request)
         assert job is not None
         return job
 
     def start_turn(self, collection: str, turn: Turn, request: Mapping[str, Any]) -> Job | None:
-        """A scheduled sync; None when another process has taken this turn. Raises as `start`."""
+        """Queue a scheduled sync; None when another process has taken this turn. Raises as `start`."""
         return self._add(collection, "sync", request, turn)
 
     def _add(
@@ -210,34 +209,34 @@ class Jobs:
         return job
 
     def get(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
+        """Return a job. Raises UnknownJob."""
         journal = self._existing()
         if journal is None:
             raise UnknownJob(f"there is no job {job_id!r}")
         return journal.get(job_id)
 
     def all(self, collection: str | None = None, state: State | None = None, limit: int = 100) -> list[Job]:
-        """Newest first."""
+        """Return jobs, newest first."""
         journal = self._existing()
         return [] if journal is None else journal.all(collection, state, limit)
 
     def tally(self) -> Tally:
-        """Cheap; the jobs of a dead process still count as running."""
+        """Return the counts of all jobs. Cheap; the jobs of a dead process still count as running."""
         journal = self._existing()
         return Tally() if journal is None else journal.tally()
 
     def current(self, collection: str) -> Job | None:
-        """The collection's unfinished job."""
+        """Return the collection's unfinished job, or None."""
         journal = self._existing()
         return None if journal is None else journal.current(collection)
 
     def last(self, collection: str) -> Job | None:
-        """The collection's newest job, the unfinished one if there is one; cheap."""
+        """Return the collection's newest job, the unfinished one if there is one. Cheap."""
         journal = self._existing()
         return None if journal is None else journal.last(collection)
 
     def cancel(self, job_id: str) -> Job:
-        """End a queued job at once, a running one after the batch in hand. Raises UnknownJob, JobOver."""
+        """End a queued job at once, a running one after its current batch. Raises UnknownJob, JobOver."""
         journal = self._existing()
         if journal is None:
             raise UnknownJob(f"there is no job {job_id!r}")
@@ -249,7 +248,7 @@ class Jobs:
         return job
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        """The job's events behind number `after`, oldest first; cheap enough to be asked several times a second."""
+        """Return the job's events after number `after`, oldest first. Cheap enough for several calls a second."""
         journal = self._existing()
         return [] if journal is None else journal.events(job_id, after)
 
@@ -259,11 +258,11 @@ class Jobs:
         return None if journal is None else journal.turn(collection)
 
     def register(self, collection: str, schedule: str | None) -> None:
-        """The collection's schedule from now on; None: it has none."""
+        """Set the collection's schedule; None: no schedule."""
         self._journal().register(collection, schedule)
 
     def stop(self) -> None:
-        """Take no more jobs and ask every running one to end early, without waiting for it."""
+        """Take no more jobs and ask running ones to end early. Returns at once."""
         with self._lock:
             self._ending = True
             for run, _ in self._runs.values():
@@ -271,7 +270,7 @@ class Jobs:
         self._news.set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ask every job to stop, wait at most `timeout` seconds for all of them together, and put back the others."""
+        """Ask all jobs to stop, wait at most `timeout` seconds for them together, and queue unfinished ones again."""
         deadline = time.monotonic() + timeout
         self.stop()
         with self._lock:
@@ -296,8 +295,8 @@ class Jobs:
         presence.close()
 
     def run(self, workers: int | None = None, most: int = 0) -> None:
-        """Work from now on, on jobs that others have left too; `workers` in place of the options'. `most`: begin so
-        many jobs and no more (0: no bound); `wait_spent` tells when they are over. Raises StateUnusable."""
+        """Start working, also on jobs of other processes. `workers`: instead of the option. `most`: begin at most this
+        many jobs (0: no limit), and `wait_spent` returns when they are over. Raises StateUnusable."""
         self._workers = self._workers if workers is None else workers
         self._most = most
         self.open()
@@ -310,7 +309,7 @@ class Jobs:
 
     @property
     def looked_ago(self) -> float:
-        """Seconds since this process last looked for jobs and could read the records; it does so every second."""
+        """Return the seconds since this process last read the job records, normally about one."""
         return time.monotonic() - self._looked
 
     def _may_begin(self) -> bool:
@@ -332,7 +331,7 @@ class Jobs:
                 self._take_all()
                 self._looked = time.monotonic()
                 said = ""
-            except Exception as error:  # whatever it is: without this thread no job would ever begin again
+            except Exception as error:  # any error: without this thread no job would ever begin again
                 known = isinstance(error, ConnectorError | StateUnusable)
                 why = str(error) if known else type(error).__name__
                 if said != why and not self._ending:
@@ -341,7 +340,7 @@ class Jobs:
             self._news.wait(self._options.look_seconds)
 
     def _take_all(self) -> None:
-        """As many as there are threads free."""
+        """Start a job in each free thread."""
         journal, presence = self._journal(), self._open()[1]
         journal.settle()
         while self._may_begin() and len(self._runs) < self._workers:
@@ -357,7 +356,7 @@ class Jobs:
                     run.stop()
             try:
                 thread.start()
-            except RuntimeError:  # the system has no thread for us
+            except RuntimeError:  # the system cannot start a thread
                 with self._lock:
                     self._runs.pop(job.id, None)
                     self._begun -= 1
@@ -381,7 +380,7 @@ class Jobs:
             self._news.set()
 
     def _has(self, run: Run) -> bool:
-        """Return False when the process is ending, or when the next attempt at the same job has begun already."""
+        """Return False when the process is ending, or when the next attempt at the same job has begun."""
         with self._lock:
             return run.id in self._runs and self._runs[run.id][0] is run
 
@@ -390,7 +389,7 @@ class Jobs:
             result = self._work(run)
         except Unaccountable as error:
             return Outcome("failed", error.result, str(error), run.last)
-        except BaseException as error:  # an end of the thread too: else the job would count as running while we live
+        except BaseException as error:  # also an end of the thread: else the job would count as running
             if isinstance(error, Exception) and self._options.passing(error):
                 return self._postponed(run, error)
             return Outcome("failed", error=self._shown(run, error), progress=run.last)
@@ -404,7 +403,7 @@ class Jobs:
         return Outcome("cancelled", result, progress=run.last)
 
     def _postponed(self, run: Run, error: Exception) -> Outcome:
-        """Source or store are away: later, and at some time no more."""
+        """Return when to try again, or a failure once `give_up_after` has passed."""
         if run.stopping():
             return self._stopped(run, None)
         now, job, patience = self._clock(), run.job, self._options.patience
@@ -419,7 +418,7 @@ class Jobs:
     def _shown(self, run: Run, error: BaseException) -> str:
         if isinstance(error, self._options.expected):
             return str(error)
-        # Its text stays out of the log: it may hold row data.
+        # The message may hold row data and stays out of the log.
         frames = "".join(traceback.format_tb(error.__traceback__))
         _log.error("job %s failed: %s\n%s", run.id, type(error).__name__, frames)
         return f"unexpected error ({type(error).__name__}); see the log of the service"

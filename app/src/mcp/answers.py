@@ -1,4 +1,4 @@
-"""What the tools take and give, as models: their JSON Schemas are what agents are told. Knows no service."""
+"""Arguments and answers of the tools as models. Agents get their JSON Schemas."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Tools over streamable HTTP: each request is answered by itself, in JSON. There are no sessions that could be stolen
-and no streams that would outlast a deadline. Plain ASGI; who asks is the guard's business, and nobody comes past it.
-"""
+"""Tools over streamable HTTP as a plain ASGI application. Each request is answered alone, in JSON: no sessions to
+steal, no streams that outlast a deadline. The guard authenticates callers."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Streamable:
-    """`running` is to be entered once, while requests are served."""
+    """Enter `running` once, while requests are served."""
 
     def __init__(self, service: Service, front: Front) -> None:
-        largest = service.settings.api.max_body_bytes  # looked at before, and the SDK has a bound of its own
+        largest = service.settings.api.max_body_bytes  # checked by the guard too; the SDK has a limit of its own
         self._manager = StreamableHTTPSessionManager(
             Agents(service, front).server, stateless=True, json_response=True, max_request_body_size=largest
         )
@@ -37,7 +36,7 @@ class Streamable:
         await self._manager.handle_request(scope, receive, send)
 
     def fault(self, body: bytes) -> dict[str, Any] | None:
-        """What is wrong with a body that is no message, as JSON-RPC has it. The SDK's own answer would repeat it."""
+        """Return the JSON-RPC error of an invalid body, or None. The SDK's own answer would repeat the body."""
         try:
             message = from_json(body)
         except ValueError:

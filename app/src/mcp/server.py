@@ -1,6 +1,5 @@
-"""The protocol, by the official SDK's server. Who asks, in which thread a tool runs and what the audit log is told is
-the transport's business (`Front`).
-"""
+"""The protocol on the official SDK's server. The transport (`Front`) authenticates, provides threads, and writes the
+audit log."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from app.src.service.status import version
 
 Result = TypeVar("Result")
 UNEXPECTED = "unexpected error; the log of the service has it"
-# Beside those of the service and of the transport: errors whose message is meant for the caller.
+# Besides those of service and transport: errors whose message the caller may see.
 EXPECTED: tuple[type[Exception], ...] = (Refused, RateExceeded, RowsRefused, JobRunning, QueueFull, StateUnusable)
 _INSTRUCTIONS = """\
 Searches rows of SAP HANA tables by meaning and by words. Begin with list_collections; then search, in the language of
@@ -42,22 +41,22 @@ _log = logging.getLogger(__name__)
 
 
 class Front(Protocol):
-    """What a transport knows of a request. `expected`: errors of its own whose message is meant for the caller."""
+    """The transport of a request. `expected`: its own errors whose message the caller may see."""
 
     expected: tuple[type[Exception], ...]
 
     async def principal(self, request: Any) -> Principal:
-        """Who asks. Raises errors that are expected."""
+        """Return the caller. Raises errors of `expected`."""
 
     async def run(self, call: Callable[[], Result], principal: Principal, request: Any) -> Result:
-        """In a thread; not at all when nobody waits for it any more before one is free."""
+        """Run in a thread, unless the client leaves before one is free."""
 
     def tell(self, request: Any, **fields: Any) -> None:
-        """Of this request, for the audit log; never a query, a value or a text."""
+        """Add fields to this request's audit entry; never a query, a value or a text."""
 
 
 class Agents:
-    """Answers for a service that the caller owns. `server` is the SDK's."""
+    """The tools' server over a service that the caller closes. `server` is the SDK's."""
 
     def __init__(self, service: Service, front: Front) -> None:
         self._service = service
@@ -69,17 +68,17 @@ class Agents:
             version=version(),
             title="SAP HANA search",
             instructions=_INSTRUCTIONS,
-            get_tool_input_schema=lambda name: None,  # no argument of ours travels in a header
+            get_tool_input_schema=lambda name: None,  # no argument of these tools travels in a header
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
-        # The SDK's tracing would send messages of exceptions to whatever the environment names.
+        # The SDK's tracing would send exception messages to an address from the environment.
         self.server.middleware.clear()
 
     async def _list_tools(
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        """Raises MCPError: a list has no place for a refusal."""
+        """Return the tools. Raises MCPError, because a list cannot hold an error."""
         try:
             principal = await self._front.principal(ctx.request)
         except Refused as error:
@@ -106,7 +105,7 @@ class Agents:
     async def _call_tool(
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        """Whatever goes wrong is told to the model, which may do better: protocol errors never reach it."""
+        """Return errors as results, so that the model sees them; it never sees protocol errors."""
         self._front.tell(ctx.request, tool=params.name if self._tools.knows(params.name) else None)
         try:
             principal = await self._front.principal(ctx.request)
@@ -122,7 +121,7 @@ class Agents:
             self._front.tell(ctx.request, failed=type(error).__name__, **scope)
             if isinstance(error, self._expected):
                 told = str(error) or type(error).__name__
-            else:  # to the log, without its text, which may hold row data
+            else:  # log without its text, which may hold row data
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _log.error("a tool failed: %s\n%s", type(error).__name__, frames)
                 told = UNEXPECTED
@@ -130,8 +129,8 @@ class Agents:
 
 
 def _arguments(tool: Tool, given: dict[str, Any]) -> Arguments:
-    """Raises Refused."""
-    if len(given) > _MOST_ARGUMENTS:  # pydantic would tell of each
+    """Return the checked arguments. Raises Refused."""
+    if len(given) > _MOST_ARGUMENTS:  # pydantic would report each
         raise Refused(f"{len(given)} arguments were given; there are: {', '.join(tool.takes.model_fields) or 'none'}")
     try:
         json.dumps(given, ensure_ascii=False).encode()

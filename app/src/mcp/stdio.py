@@ -1,6 +1,5 @@
-"""Tools for the program that started this process, over its standard streams: stdout carries the protocol and nothing
-else, whatever a library prints. Knows no terminal.
-"""
+"""Tools over standard input and output, for the program that started this process. Only the protocol is written to
+stdout, even if a library prints."""
 
 from __future__ import annotations
 
@@ -30,13 +29,13 @@ _LONGEST_LINE = 16 << 20  # bytes of one message
 
 
 class Parent:
-    """The program that started us: the operator, or the principal of the key in the settings. The key is checked for
-    each request, so one that is revoked or ends is refused from then on; its limits hold as in the REST service."""
+    """The caller on stdin: the operator, or the principal of the configured key. The key is checked for each request,
+    so a revoked or expired one is rejected at once; its limits apply as in the REST service."""
 
     expected: tuple[type[Exception], ...] = ()
 
     def __init__(self, service: Service) -> None:
-        """Raises ConfigurationError for a key where none is taken."""
+        """Raise ConfigurationError for a key while no keys are configured."""
         self._access = service.access
         key = service.settings.mcp.key
         self._key = None if key is None else key.get_secret_value().strip()
@@ -47,11 +46,11 @@ class Parent:
         self._threads = ThreadPoolExecutor(_THREADS, "owl-sap-tool")
 
     def close(self) -> None:
-        """What still runs is waited for by nobody."""
+        """End without waiting for running calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def principal(self, request: Any) -> Principal:
-        """Raises Refused."""
+        """Return the caller. Raises Refused."""
         if self._key is None:
             return OPERATOR
         try:
@@ -72,15 +71,15 @@ class Parent:
                 self._rates.leave(principal)
 
     def tell(self, request: Any, **fields: Any) -> None:
-        """The audit log is the REST service's: whoever starts this has HANA's login anyway."""
+        """Do nothing: only the REST service writes an audit log, and this caller has HANA's login anyway."""
 
 
 Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
 
 
 def serve(service: Service, cancelling: Cancelling) -> None:
-    """Serve until stdin ends. `cancelling(cancel)`: a block in which a signal calls `cancel`, and at whose end it takes
-    effect. Raises AccessUnusable for keys that cannot be read, and ConfigurationError for a refused key."""
+    """Serve until stdin ends. `cancelling(cancel)`: a context in which a signal calls `cancel`; the signal takes effect
+    at its end. Raises AccessUnusable for unreadable keys, and ConfigurationError for a rejected key."""
     service.access.open()
     parent = Parent(service)
     try:
@@ -92,11 +91,11 @@ def serve(service: Service, cancelling: Cancelling) -> None:
 async def _serve(service: Service, parent: Parent, cancelling: Cancelling) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    # An exception that a signal raises in the midst of a task of the SDK would be reported as a defect.
+    # The SDK would report an exception that a signal raises inside its task as a defect.
     with cancelling(lambda: loop.call_soon_threadsafe(task.cancel)):
         try:
             await parent.principal(None)
-        except Refused as error:  # a refused key ends the start, not the first call
+        except Refused as error:  # a rejected key ends the start, not the first call
             raise ConfigurationError(str(error)) from None
         server = Agents(service, parent).server
         lines = cast("anyio.AsyncFile[str]", _Lines(loop))
@@ -105,8 +104,8 @@ async def _serve(service: Service, parent: Parent, cancelling: Cancelling) -> No
 
 
 class _Lines:
-    """What comes on stdin, line by line. The SDK's own reader waits in a thread that cannot be cancelled, which would
-    hold SIGTERM up until the next line."""
+    """Lines of stdin. The SDK's own reader waits in a thread that cannot be cancelled, which would delay SIGTERM until
+    the next line."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -114,7 +113,7 @@ class _Lines:
         threading.Thread(target=self._read, name="owl-sap-stdin", daemon=True).start()
 
     def _read(self) -> None:
-        """Not through sys.stdin, whose lock a daemon thread would hold when the interpreter ends."""
+        """Read the descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends."""
         data = b"-"
         while data:
             try:

@@ -1,6 +1,5 @@
-"""The tools: each takes arguments and a principal, calls one or two methods of the service and gives a bounded answer.
-Row rights are the service's business; counts that would include rows that the caller may not see are left out here.
-"""
+"""The tools: each takes arguments and a principal, calls the service, and returns a bounded answer. The service applies
+row rights; counts over hidden rows are left out here."""
 
 from __future__ import annotations
 
@@ -20,23 +19,23 @@ from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.service.sync import SyncRequest
 
-_VALUE = 24  # characters that a value takes beside itself
-_FIELD = 120  # characters that a field takes beside its name and its values
-_LARGEST_KEY = 8_000  # characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long
-_LONGEST_NAME = 100  # characters of a caller's name: a store keeps 200 for the holder of a collection
+_VALUE = 24  # characters per value besides the value itself
+_FIELD = 120  # characters of a field besides name and values
+_LARGEST_KEY = 8_000  # characters of a row's key as JSON, besides the limit for texts: HANA's keys may be that long
+_LONGEST_NAME = 100  # characters of a caller's name: a store keeps 200 for the holder of a lease
 
 
 class Refused(Exception):
-    """The message is for the model and says what to do instead."""
+    """The call is rejected; the message tells the model what to do instead."""
 
 
 class ScopeMissing(Refused):
-    """The tool exists, and the caller may not use it."""
+    """The caller lacks the tool's scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`call` waits for stores and engines, so it belongs into a thread. `needs`: beside the scope search."""
+    """`call` waits for stores and engines: run it in a thread. `needs`: the scope besides search."""
 
     name: str
     title: str
@@ -49,7 +48,7 @@ class Tool:
 
 
 class Tools:
-    """Over a service that the caller owns."""
+    """The tools over a service that the caller closes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -61,11 +60,11 @@ class Tools:
         return name in self._all
 
     def of(self, principal: Principal) -> list[Tool]:
-        """Those that he may use."""
+        """Return the tools that this principal may use."""
         return [tool for tool in self._all.values() if principal.may("search") and principal.may(tool.needs)]
 
     def find(self, name: str, principal: Principal) -> Tool:
-        """Raises Refused."""
+        """Return a tool. Raises Refused."""
         found = {tool.name: tool for tool in self.of(principal)}
         if name in found:
             return found[name]
@@ -74,7 +73,7 @@ class Tools:
         raise Refused(f"there is no such tool; there are: {', '.join(found)}")
 
     def audited(self, asked: Arguments, principal: Principal) -> dict[str, Any]:
-        """Of a call, for the audit log; never a query, a value or a text, and no name that is not configured."""
+        """Return the audit fields of a call; never a query, a value or a text, and only configured names."""
         name = getattr(asked, "collection", None)
         if name not in self._service.collections.names:
             return {}
@@ -86,11 +85,11 @@ class Tools:
             shape = self._service.rights.filter_shape(name, asked.filter)
             told |= {"filter": shape, "mode": asked.mode, "k": asked.k}
         if isinstance(asked, answers.GetRow):
-            told |= {"asked": 1, "hits": 0}  # until it is found
+            told |= {"asked": 1, "hits": 0}  # until the row is found
         return told
 
     def counted(self, answer: Answer) -> dict[str, int]:
-        """Of an answer, for the audit log: as REST counts the same."""
+        """Return the audit fields of an answer, with REST's counts."""
         if isinstance(answer, answers.Hits):
             return {"hits": len(answer.hits)}
         if isinstance(answer, answers.Described):
@@ -297,12 +296,12 @@ class Tools:
         return self._service.rights.visible(status["collection"], principal) is None
 
     def _job(self, status: Mapping[str, Any], principal: Principal) -> answers.Job | None:
-        """Its progress counts rows of all owners."""
+        """Return the running job without its progress, which counts rows of all owners."""
         if status["job"] is None:
             return None
         try:
             record = self._service.jobs.get(status["job"])
-        except UnknownJob:  # it has ended since, and its record is gone
+        except UnknownJob:  # it has ended, and its record is deleted
             return None
         return answers.Job(
             id=record.id,

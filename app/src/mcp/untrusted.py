@@ -1,6 +1,5 @@
-"""Texts of rows on their way to a language model: bounded, with nothing in them that a person could not see, and
-between lines that nobody who wrote a row can know. Knows no protocol and no collection.
-"""
+"""Prepare texts of rows for a language model: bounded, without invisible characters, and between boundary lines that
+the author of a row cannot know."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from typing import Any
 _UNSEEN = re.compile(
     "["
     "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # control characters; tab and line ends stay
-    "\ud800-\udfff"  # halves of characters, which no answer can hold
+    "\ud800-\udfff"  # unpaired surrogates, which no answer can hold
     "\u200b\u2060-\u2064\ufeff"  # zero width
-    "\u202a-\u202e\u2066-\u2069"  # other directions of writing: text that is not read as it is stored
+    "\u202a-\u202e\u2066-\u2069"  # direction overrides: the text would be read differently than stored
     "\ufff9-\ufffb"  # interlinear annotation
-    "\U000e0000-\U000e007f"  # tags: whole sentences in letters that no font shows
-    "\U000e0100-\U000e01ef"  # variation selectors of the supplement: bytes behind any letter
+    "\U000e0000-\U000e007f"  # tags: invisible letters that can hold whole sentences
+    "\U000e0100-\U000e01ef"  # supplementary variation selectors: hidden bytes after any letter
     "]"
 )
 _SHOWN = "\ufffd"
@@ -27,19 +26,18 @@ CUT = "…"
 
 
 def visible(text: str) -> str:
-    """With a replacement character for each that shows nothing and may say something: models read what people cannot
-    see. Joiners and marks that scripts need stay."""
+    """Replace invisible characters that may carry a message for models. Joiners and marks that scripts need stay."""
     return _UNSEEN.sub(_SHOWN, text)
 
 
 def cut(text: str, most: int) -> tuple[str, bool]:
-    """As `visible`, `most` characters at most; and whether something is missing."""
+    """Return at most `most` characters of the `visible` text, and whether it was cut."""
     return (visible(text), False) if len(text) <= most else (visible(text[:most]) + CUT, True)
 
 
 def bounded(metadata: Mapping[str, Any], most: int) -> tuple[dict[str, Any], int, bool]:
-    """The fields that fit, in their order, each cut to what is left of `most` characters of JSON; how many they take;
-    and whether something is missing. What is neither text nor number nor boolean is shown as its JSON."""
+    """Return the fields that fit in order, each cut to the rest of `most` characters of JSON; the characters used; and
+    whether something was cut. Values other than text, number and boolean become their JSON."""
     kept: dict[str, Any] = {}
     left, missing = most, False
     for name, value in metadata.items():
@@ -63,10 +61,10 @@ def _value(value: Any, most: int) -> tuple[Any, bool]:
 
 
 def fenced(document: str, what: str) -> str:
-    """`document` is JSON. Said before it: where it ends, and that it is `what` and no instruction. The lines around it
-    are new each time, so that no row can hold them."""
+    """Put `document` (JSON) between boundary lines, after a notice that it is `what` and not an instruction. The
+    boundary is new each time, so that no row can contain it."""
     boundary = secrets.token_hex(16)
-    while boundary in document:  # never, but then it would matter
+    while boundary in document:  # practically never
         boundary = secrets.token_hex(16)
     seen = _UNSEEN.sub(lambda found: json.dumps(found.group())[1:-1], document)
     return (

@@ -1,6 +1,5 @@
-"""Every check of the running system: readiness asks a few of them, `doctor` all in order, each failed one with its fix.
-Prints no secret. Add a check in `Checks._steps`.
-"""
+"""Checks of the running system: readiness uses a few, `doctor` all in order, each failed one with its fix. Prints no
+secret. Add a check in `Checks._steps`."""
 
 from __future__ import annotations
 
@@ -45,25 +44,25 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from app.src.service.wiring import EngineEmbedder, Parts
 
-PROBE_SECONDS = 3.0  # for the engine to answer; a longer wait is for others' batches, which is no fault while they end
+PROBE_SECONDS = 3.0  # for the engine to answer; a longer wait is no fault while other requests' batches end
 STALLED_SECONDS = 30.0  # a batch in progress for so long makes the service unready
-STUCK_SECONDS = 300.0  # after so long it is not expected to end
-# Failures in a row, of the probe or of the computing thread, after which the engine does not recover by itself; of the
-# probe only after SICK_SECONDS.
+STUCK_SECONDS = 300.0  # after this time the batch is not expected to end
+# Consecutive failures of the probe or of the computing thread after which the engine cannot recover; for the probe only
+# after SICK_SECONDS.
 MOST_FAILURES = 3
 SICK_SECONDS = 60.0
 MINIMUM_FREE = 1 << 30  # bytes of disk
 _CLOCKS_MAY_DIFFER = 5.0  # seconds: leases and watermarks use the database's clock, logs this machine's
-_NO_COLLECTION, _NO_EPOCH = "no collection", -1  # a look-up that finds nothing; a blank is in no real name
+_NO_COLLECTION, _NO_EPOCH = "no collection", -1  # a look-up that finds nothing: no real name contains a blank
 _STALLED = "the engine has been computing one batch for {:.0f} s and nothing comes of it: see nvidia-smi and dmesg"
 _NOT_CHECKED = "not checked"
 _MUST_CHANGE, _LOCKED = 414, 416  # HANA's codes
-_SOME = 5  # places with more rights than needed that are named
+_SOME = 5  # excess rights named in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of doctor's report. `fix` is empty when `ok`; a skipped check is not ok either."""
+    """One line of doctor's report. `fix` is empty when `ok`; a skipped check is not ok."""
 
     check: str
     ok: bool
@@ -79,8 +78,8 @@ class Check:
 
 
 class Step(NamedTuple):
-    """A check of doctor. `probe` returns the detail, or raises Fault or another error. `needs`: checks that must have
-    passed. `fix`: for errors without one of their own."""
+    """A check of doctor. `probe` returns the detail, or raises Fault or another error. `needs`: checks that must pass
+    first. `fix`: for errors without one."""
 
     name: str
     probe: Callable[[], str]
@@ -90,15 +89,15 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Readiness:
-    """`unavailable`: why, for people, when a check is False. `note`: why a required GPU is missing, which does not make
-    the service unready: the CPU computes the same."""
+    """`unavailable`: why a check is False, for users. `note`: why a required GPU is missing; the service stays ready,
+    because the CPU computes the same."""
 
     checks: dict[str, bool] = field(default_factory=dict)
     unavailable: str | None = None
     note: str | None = None
 
     def unanswered(self, seconds: float) -> Readiness:
-        """Return what is known so far; the check that has not answered counts as failed."""
+        """Return the results so far; the unanswered check counts as failed."""
         checks = dict(self.checks)
         late = next((name for name in ("engine", "store") if name not in checks), None)
         if late is None:
@@ -119,7 +118,7 @@ class Checks:
         self._access = access or Authentication(parts.settings.access)
         self._metrics = metrics or Metrics()
         self._refused: dict[tuple[object, ...], Fault] = {}
-        self._failures, self._failing_since = 0, 0.0  # of readiness' probe of the engine, in a row
+        self._failures, self._failing_since = 0, 0.0  # consecutive failures of readiness' probe of the engine
 
     @property
     def settings(self) -> Settings:
@@ -128,8 +127,8 @@ class Checks:
     # ------------------------------------------------------------------------------------------------------ readiness
 
     def check(self, readiness: Readiness | None = None) -> Readiness:
-        """Check whether the engine answers a probe, the store is usable and the access keys are readable. `readiness`
-        is filled check by check, so that a caller need not wait for a store that hangs."""
+        """Check that the engine answers a probe, the store is usable and the access keys are readable. `readiness` is
+        filled check by check, so that a caller need not wait for a store that hangs."""
         readiness = readiness or Readiness()
         for name, probe in (("engine", self._engine_ready), ("store", self._store_answers)):
             try:
@@ -152,7 +151,7 @@ class Checks:
         return readiness
 
     def beyond_help(self) -> str | None:
-        """Return why the engine needs a new process, or None. Asks nothing and takes no time."""
+        """Return why the engine needs a new process, or None. Returns at once."""
         embedder = self._parts.embedder_if_loaded
         if embedder is None:
             return None
@@ -200,8 +199,8 @@ class Checks:
     # --------------------------------------------------------------------------------------------------------- doctor
 
     def doctor(self) -> list[Check]:
-        """Run every check of `owl-sap doctor` that these settings need, in a fixed order. A failed check marks its
-        dependants as skipped, so that a wrong password is tried once."""
+        """Run every check of `owl-sap doctor` that these settings need, in a fixed order. A failed check skips the
+        checks that need it, so that a wrong password is tried once."""
         done: dict[str, Check] = {}
         for name, probe, needs, fix in self._steps():
             failed = next((need for need in needs if need in done and not done[need].ok), None)
@@ -268,7 +267,7 @@ class Checks:
     # --------------------------------------------------------------------------------------------------------- models
 
     def probe_model(self) -> str:
-        """Load the configured model, and those of single collections."""
+        """Load the configured model and those of single collections."""
         loads: dict[str, Callable[[], EngineEmbedder]] = {"": lambda: self._parts.embedder}
         names: dict[str, str] = {}
         for each in self.settings.collections:
@@ -296,7 +295,7 @@ class Checks:
         return f"{engine.model} computes on {engine.profile.name}"
 
     def probe_choices(self) -> str:
-        """Say what the engine has chosen on this device."""
+        """Return the engine's choices on this device."""
         chosen = [each for each in choices(self._parts.engine) if each.value is not None]
         values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
         return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
@@ -304,7 +303,7 @@ class Checks:
     # ----------------------------------------------------------------------------------------------------------- HANA
 
     def probe_login(self, hana: HanaSettings) -> str:
-        """Log in once, because HANA locks users: the same user at the same place is not tried again for the store."""
+        """Log in once, because HANA locks users: the same login is not repeated for the store."""
         from connector.hana.connection import HanaFeatures
 
         who = (hana.host, hana.port, hana.user, hana.userkey)
@@ -384,7 +383,7 @@ class Checks:
         return f"REAL_VECTOR, {half}"
 
     def probe_table(self, collection: CollectionSettings) -> str:
-        """Do what a sync does first: names, types and key against the catalogue; then read these columns."""
+        """Check names, types and key against the catalogue as a sync does, then read these columns."""
         from connector.document.document import Renderer
         from connector.hana.privileges import reading
         from connector.model import log_of
@@ -405,7 +404,7 @@ class Checks:
             raise Fault(str(error), grant) from None
         except LogMissing as error:
             raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
-        except UnknownTable as error:  # HANA's catalogue hides what a user may not see
+        except UnknownTable as error:  # HANA's catalogue hides objects without rights
             fix = f"correct [[collections]] {spec.name} source; or, if it is right: {grant}"
             raise Fault(str(error), fix) from None
         return f"{spec.source}: {rows} rows readable"
@@ -413,7 +412,7 @@ class Checks:
     def probe_store(self) -> str:
         if not self._parts.store_in_hana:
             self._store_answers()
-            # Opens a transaction that may write, and finds nothing to do in it.
+            # Opens a writing transaction that changes nothing.
             with suppress(UnknownCollection), self._parts.store.lease(_NO_COLLECTION, "doctor", 0):
                 pass
             return f"the {self.settings.store.kind} store can be written"
@@ -422,7 +421,7 @@ class Checks:
 
         schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
-        # A vector table of a name that no collection has, dropped at once.
+        # A vector table with a name that no collection has, dropped at once.
         table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
         try:
             self._store_answers()
@@ -441,7 +440,7 @@ class Checks:
         except PermissionRefused as error:
             raise Fault(str(error), create) from None
         try:
-            with suppress(UnknownTable):  # nothing was ever synced; otherwise changes no row
+            with suppress(UnknownTable):  # nothing was ever synced; otherwise this changes no row
                 renew = StateSql(schema).renew_lease()
                 pool.execute(renew, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
         except PermissionRefused as error:
@@ -449,7 +448,7 @@ class Checks:
         return f'tables can be made and written in schema "{schema}"; {searched}'
 
     def probe_access(self) -> str:
-        """Read the keys and the issuer's keys, as `serve` would."""
+        """Read the keys and the issuer's keys as `serve` would."""
         authentication = Authentication(self.settings.access)
         authentication.open()
         fault = authentication.check(everything=True)
@@ -462,12 +461,12 @@ class Checks:
 
 
 def choices(engine: EmbeddingEngine) -> list[Setting]:
-    """Return what a loaded engine has chosen on its device, and why; a value of None: not available here."""
+    """Return the choices of a loaded engine on its device, with reasons; None: not available here."""
     from app.src.core.device import Setting, settings_of
 
     precision = cast("Precision", engine.precision)
     path = Setting("path", engine.path, engine.path_reason)
-    if engine.path == "hashing":  # it computes no products, so nothing is chosen for them
+    if engine.path == "hashing":  # it computes no products, so it makes no choices
         return [Setting("precision", precision, engine.precision_reason), path]
     return [path, *settings_of(engine.profile, chosen=(precision, engine.precision_reason))]
 
@@ -497,7 +496,7 @@ def disk(path: Path) -> str:
 
 
 def user_store(key: str) -> str:
-    """Check SAP's secure user store of this user of the operating system: a folder per host name."""
+    """Check the secure user store (SAP) of this operating system user: a folder per host name."""
     stores = sorted(Path.home().glob(".hdb/*/SSFS_HDB.DAT"))
     if not stores:
         raise Fault(

@@ -1,4 +1,5 @@
-"""Checks of torch, NVIDIA's driver and the cards: what computes, and why the CPU does although a GPU is asked for."""
+"""Checks of torch, NVIDIA's driver and the cards: which device computes, and why it is the CPU although a GPU is
+required."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from connector.extras import install_command
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
-FIRST_LOOK_SECONDS = 60.0  # torch is read from a cold disk and makes a context on the card: 3 to 20 s
+FIRST_LOOK_SECONDS = 60.0  # reading torch from a cold disk and creating a context take 3 to 20 s
 _DRIVER_SECONDS = 2.0  # the driver may hang
 _PYTORCH = "https://download.pytorch.org/whl"
 _NO_CARD = "install the NVIDIA driver (in a container: start it with --gpus all), or USE_GPU=false"
@@ -25,7 +26,7 @@ _NO_CUDA = "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was s
 
 
 def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
-    """Check that torch is installed and the driver runs its CUDA build. Does not import it."""
+    """Check that torch is installed and the driver supports its CUDA build. Does not import it."""
     build = torch_build()
     if build is None and embedding.hashing:
         return f"not installed; {embedding.model} needs none"
@@ -47,7 +48,7 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
 
 
 def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
-    """Describe the cards and what they do now. Raises Fault where a GPU is asked for and torch cannot use one."""
+    """Describe the cards and their load. Raises Fault where a GPU is required and torch cannot use one."""
     found = found or snapshot_within(_DRIVER_SECONDS)
     wanted = embedding.expect_gpu or embedding.device.startswith("cuda")
     if not found.devices:
@@ -76,14 +77,15 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     capability, branch = _first_capability(found), _branch(found)
     fix = what_to_install(capability, branch)
     if builds := builds_for(capability, branch):
-        # Forced, because pip keeps a build for the CPU whose version fits; from an index that has no such build.
+        # Forced, because pip keeps a CPU build whose version fits; from an index without CPU builds.
         index = builds[0].index or f"{_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
         fix = f"pip install --force-reinstall 'torch=={builds[0].torch}.*' --index-url {index}"
     raise Fault(f"torch {build.version} is a build for the CPU and cannot use {described}", fix)
 
 
 def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
-    """Check by the published wheels that the installed torch has kernels for the card: asking torch takes seconds."""
+    """Check by the published wheels that the installed torch has kernels for the card; asking torch would take
+    seconds."""
     if _cpu_only(embedding):
         return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
     found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
@@ -112,7 +114,7 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
 
 
 def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
-    """Return what keeps the CPU computing by settings, driver and packages; None if they know of nothing."""
+    """Return why settings, driver or packages force the CPU, or None."""
     if embedding.hashing:
         return Fault(
             f"the model {embedding.model} runs on CPUs only", "choose another [embedding] model, or USE_GPU=false"
@@ -131,8 +133,8 @@ def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
 
 
 def gpu_missing(embedding: EmbeddingSettings, engine: EmbeddingEngine | None) -> Fault | None:
-    """Return why the CPU computes although a GPU is required (USE_GPU=true), and what to do; None otherwise. Without an
-    engine by what is installed."""
+    """Return why the CPU computes although a GPU is required (USE_GPU=true), with the fix, or None. Without an engine
+    it checks what is installed."""
     if not embedding.expect_gpu or (engine is not None and engine.profile.kind == "cuda"):
         return None
     fault = why_no_gpu(embedding)
@@ -149,8 +151,8 @@ def gpu_message(missing: Fault) -> str:
 
 
 def first_look(embedding: EmbeddingSettings, seconds: float = FIRST_LOOK_SECONDS) -> str:
-    """For `start`: say what will compute, in which precision, and why. Raises Fault where a GPU is asked for (USE_GPU,
-    [embedding] expect_gpu, or a device by name) and would not compute."""
+    """Return what will compute, in which precision, and why, for `start`. Raises Fault where a GPU is required
+    (USE_GPU, [embedding] expect_gpu, or a device by name) and would not compute."""
     missing = why_no_gpu(embedding)
     if missing is None:
         try:
@@ -175,7 +177,7 @@ def ask_torch(embedding: EmbeddingSettings, seconds: float) -> dict[str, Any]:
         out, errors = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process that waits inside the driver cannot be killed
+        with suppress(subprocess.TimeoutExpired):  # a process waiting inside the driver cannot be killed
             child.communicate(timeout=2.0)
         raise Fault(f"torch and the driver gave no answer in {seconds:g} s", _NO_CUDA) from None
     if child.returncode:

@@ -1,6 +1,5 @@
-"""The rights in HANA that the settings require: as statements for its administrator, and for doctor to compare with.
-Connects to nothing.
-"""
+"""The HANA rights that the settings require: as SQL for an administrator, and for doctor to compare with. Does not
+connect."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from connector.model import TableRef, log_of
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`system`: "hana" or "store.hana", the section of the settings that says which HANA."""
+    """`system`: "hana" or "store.hana", the settings section of the HANA."""
 
     system: str
     sql: str
@@ -36,10 +35,9 @@ def statements(
     search_only: bool = False,
     setup: bool = False,
 ) -> list[Statement]:
-    """Return the statements in the order in which they must run. `user`: default that of the settings, through `role`
-    if one is named; a schema for the vectors belongs to the user itself. `setup`: only the rights to install change
-    logs. Raises ConfigurationError if nothing is to be granted, or the user is unknown.
-    """
+    """Return the statements in execution order. `user`: default that of the settings; `role`: grant through this role.
+    The user itself owns the schema for the vectors. `setup`: only the rights to install change logs. Raises
+    ConfigurationError if nothing is to be granted, or the user is unknown."""
     found: list[Statement] = []
     systems = {"hana": settings.hana}
     if settings.store.kind == "hana" and settings.store.hana is not None:
@@ -88,12 +86,12 @@ def statements(
 
 
 def needed(settings: Settings, system: str) -> list[Privilege]:
-    """Return all that the user of a system needs at run time."""
+    """Return the privileges that the user of a system needs at run time."""
     return [each for each in _wanted(settings, system) if isinstance(each, Privilege)]
 
 
 def own_places(settings: Settings, system: str) -> set[TableRef | str]:
-    """Return what may belong to the user: the schema of the vectors, and change logs."""
+    """Return what the user may own: the schema of the vectors, and change logs."""
     places: set[TableRef | str] = set()
     if _keeps_vectors(settings, system) and settings.store_schema:
         places.add(settings.store_schema)
@@ -106,7 +104,7 @@ def own_places(settings: Settings, system: str) -> set[TableRef | str]:
 def _wanted(
     settings: Settings, system: str, *, search_only: bool = False, setup: bool = False
 ) -> Iterator[Privilege | str]:
-    """Yield privileges, and the name of a schema that the user is to own."""
+    """Yield privileges, and the names of schemas that the user must own."""
     specs = [collection.spec() for collection in settings.synced] if system == "hana" else []
     schema = settings.store_schema if _keeps_vectors(settings, system) else None
     if setup:

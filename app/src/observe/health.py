@@ -1,6 +1,5 @@
-"""Health of the service or the worker in the next process, for the checks of containers, which have no curl. A worker
-has no HTTP: it leaves a heartbeat in a file.
-"""
+"""Health of the service or worker for container checks, without curl. A worker has no HTTP: it writes a heartbeat
+file."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from app.src.observe import Fault
 from app.src.settings import ApiSettings, WorkerSettings
 from connector.errors import ConfigurationError
 
-PATIENCE = 8.0  # seconds for the service to answer; a readiness probe may have to ask HANA
+PATIENCE = 8.0  # seconds for the service to answer; readiness may have to ask HANA
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # asked instead; nothing listens here
@@ -33,7 +32,7 @@ def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
     connection = http.client.HTTPConnection(host, api.port, timeout=patience)
     try:
         if api.tls_certificate is not None:
-            # Trust exactly this certificate, whoever signed it; the name in it is not loopback's.
+            # Trust exactly this certificate, whoever signed it; its name is not loopback's.
             context = ssl.create_default_context(cafile=api.tls_certificate)
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -57,7 +56,7 @@ def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
 
 
 def of_worker(worker: WorkerSettings, now: Callable[[], float] = time.time) -> str:
-    """Judge by the age of the heartbeat. Raises Fault."""
+    """Check the age of the heartbeat. Raises Fault."""
     path = worker.heartbeat
     if path is None:
         raise Fault("the worker leaves no sign of life", "set [worker] heartbeat (OWL_SAP_WORKER__HEARTBEAT) to a file")
@@ -71,18 +70,18 @@ def of_worker(worker: WorkerSettings, now: Callable[[], float] = time.time) -> s
 
 
 def forget(path: Path | None) -> None:
-    """Remove the heartbeat of a killed worker before the next one begins: in a pod /tmp outlives the container."""
+    """Remove the heartbeat of a killed worker before the next starts: in a pod /tmp outlives the container."""
     if path is not None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 class Heartbeat:
-    """A file whose modification time is renewed while the worker is well; it is removed when the worker ends in good
-    order. Without a path it does nothing."""
+    """A file whose modification time is renewed while the worker is healthy; removed at a regular end. Without a path
+    it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigurationError for a path that cannot be written."""
+        """Raise ConfigurationError for a path that cannot be written."""
         self._path = path
         self._due = 0.0
         try:
@@ -94,9 +93,9 @@ class Heartbeat:
             ) from None
 
     def beat(self, well: Callable[[], bool]) -> None:
-        """Renew it when it is time and `well` returns True."""
+        """Renew the file when due and `well` returns True."""
         if time.monotonic() >= self._due and well():
-            with suppress(OSError):  # a full disk ages the file, which its reader must see
+            with suppress(OSError):  # on a full disk the file ages, which the health check detects
                 self._write()
 
     def close(self) -> None:

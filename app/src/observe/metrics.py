@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the product, declared once. Base units; never a row, a text or a user in a label."""
+"""Every Prometheus metric of the product, declared once. Base units; no row, text or user in a label."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 _LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
-# Of each card that reports it, from NVIDIA's driver: field of GET /v1/gpu, factor to the base unit, documentation.
-# dcgm-exporter has the others.
+# Per card, from NVIDIA's driver: field of GET /v1/gpu, factor to the base unit, documentation. dcgm-exporter has
+# further figures.
 GPU_FIGURES = {
     "owl_sap_gpu_utilization_ratio": ("utilization_percent", 0.01, "Share of the time in which a kernel ran"),
     "owl_sap_gpu_memory_total_bytes": ("memory_total_bytes", 1, "Memory of the card"),
@@ -41,7 +41,7 @@ GPU_FIGURES = {
     "owl_sap_gpu_remapped_rows_pending": ("remapped_rows_pending", 1, "1 when some wait for a restart"),
 }
 _ENGINE, _COLLECTION, _CARD = ("model", "precision"), ("collection",), ("index", "uuid", "name")
-# Read at each scrape: name -> documentation, labels. A name that ends in _total counts.
+# Read at each scrape: name -> documentation, labels. Names that end in _total are counters.
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "owl_sap_engine_info": ("A model that is loaded, and on what; always 1", (*_ENGINE, "path", "device")),
     "owl_sap_engine_texts_total": ("Texts asked for", _ENGINE),
@@ -105,8 +105,8 @@ Sample = tuple[str, tuple[str, ...], float | None]
 
 
 class Metrics(Collector):
-    """One set of metrics with a registry of its own, so that tests and several services do not collide. `sources` are
-    asked at each scrape, and must not take long."""
+    """Metrics with their own registry, so that tests and several services do not collide. `sources` are called at each
+    scrape and must be fast."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -195,8 +195,8 @@ class Metrics(Collector):
         return (family for family in families.values() if family.samples)
 
     def expect(self, collections: Iterable[str]) -> None:
-        """Count their syncs from 0 on: `increase` misses the first of a series that begins at 1. Alerts know by that
-        which collections are synced at all."""
+        """Start these collections' sync counters at 0: `increase` misses the first count of a series that begins at 1.
+        Alerts use the series to know which collections are synced."""
         for collection in collections:
             for outcome in SYNC_OUTCOMES:
                 self.syncs.labels(collection, outcome)
@@ -225,7 +225,7 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
 
 
 def gpu_samples(found: Mapping[str, Any]) -> Iterator[Sample]:
-    """Yield the samples of the cards. `found`: the answer of GET /v1/gpu."""
+    """Return the samples of the cards. `found`: the answer of GET /v1/gpu."""
     if found["devices"] or not found["answered"]:
         yield "owl_sap_gpu_driver_answers", (), float(found["answered"])
     for device in found["devices"]:

@@ -1,4 +1,4 @@
-"""Checks of the way to a HANA, step by step as a connection goes: address, name, port, TLS. Sends no login."""
+"""Checks of the connection to a HANA, step by step: address, name, port, TLS. Sends no login."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cryptography.x509.oid import NameOID
 from app.src.observe import Fault
 from app.src.settings import HanaSettings
 
-PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may make it less
+PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may reduce it
 EXPIRES_SOON = timedelta(days=14)
 _ANSWER_WITHIN = 4.0
 _EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
 class Network:
-    """The checks of one HANA. `prefix` names its variables: HANA, or HANA_STORE for a separate store."""
+    """The checks of one HANA. `prefix` of its variables: HANA, or HANA_STORE for a separate store."""
 
     def __init__(self, hana: HanaSettings, prefix: str = "HANA") -> None:
         self._hana = hana
@@ -114,7 +114,7 @@ class Network:
             return str(secured.version()), x509.load_der_x509_certificate(presented)
 
     def _context(self) -> ssl.SSLContext:
-        """As the driver connects. Raises Fault for an unusable trust store."""
+        """Return a TLS context like the driver's. Raises Fault for an unusable trust store."""
         store = self._hana.trust_store
         if not self._hana.validate_certificate:
             return _unchecked()
@@ -132,7 +132,7 @@ class Network:
                     f"{variable} must name a readable file with certificates in PEM form, or hold them "
                     "(from DER: openssl x509 -inform der -in FILE -out ca.pem)",
                 ) from None
-        # An address is compared later: the driver never matches one, Python would.
+        # An address is compared later: the driver never matches addresses, Python would.
         context.check_hostname = not self._by_address
         return context
 
@@ -153,7 +153,7 @@ class Network:
     def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
         names, issuer = [], "an unknown authority"
         with contextlib.suppress(OSError, ValueError):
-            _, certificate = self._handshake(_unchecked())  # Python shows only accepted ones otherwise
+            _, certificate = self._handshake(_unchecked())  # Python shows only accepted certificates otherwise
             names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
         fixes = {
             _EXPIRED: "renew it on the server; if it is not that old, correct this machine's clock",
@@ -172,7 +172,7 @@ class Network:
 
 
 def _unchecked() -> ssl.SSLContext:
-    """For looking only: no secret goes over such a connection."""
+    """Return a context for inspection only: no secret may be sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nosemgrep: owl-certificate-unchecked - the certificate is only looked at
@@ -180,7 +180,7 @@ def _unchecked() -> ssl.SSLContext:
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses the certificate is for; the common name where there is no other."""
+    """Return the names and addresses of a certificate; the common name where there is no other."""
     try:
         alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,4 +1,4 @@
-"""Work in the background: sync, build, verify and retry as jobs, and syncs on schedule."""
+"""Background jobs: sync, build, verify, retry, and scheduled syncs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from connector.model import CollectionStatus
 from connector.sync.quarantine import GivenKey
 
 _log = logging.getLogger(__name__)
-LOOK_SECONDS = 30.0  # schedules are looked at at least so often: clocks are set, machines sleep, others take turns
-_BUSY_SECONDS = 1.0  # and so often while one is due and its previous job has not ended
-_STALE_SECONDS = 5.0  # age of a remembered answer of `stale_since`, which every search asks for
+LOOK_SECONDS = 30.0  # longest wait between checks: clocks change, machines sleep, other processes take turns
+_BUSY_SECONDS = 1.0  # wait while a sync is due and the previous job still runs
+_STALE_SECONDS = 5.0  # age of a cached `stale_since`, which every search reads
 _READ = ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded"))
-# By kind of job: the count of rows, and the counts that must add up to it.
+# Per kind of job: the total, and the counts that must add up to it.
 _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
     "sync": _READ,
     "build": _READ,
@@ -52,8 +52,8 @@ _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
 
 
 def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> float:
-    """Return POSIX seconds of the start that follows `turn` (None: the first); in the past when it is overdue. However
-    many turns were missed, one is due. A turn in the future, from before the clock was set back, counts as now."""
+    """Return the POSIX seconds of the start after `turn` (None: the first), in the past when overdue. Missed turns
+    count as one. A turn in the future (the clock was set back) counts as now."""
     since = now if turn is None else min(turn.since, now)
     last = None if turn is None or turn.last is None else min(turn.last, now)
     if schedule.every is not None:
@@ -72,8 +72,8 @@ def as_text(schedule: ScheduleSettings | None) -> str | None:
 
 
 class Scheduler:
-    """Queues the syncs of `schedules` (by collection; None: it has none) when they are due. Turns are decided in the
-    job records, so several processes may run the same schedules. Thread-safe."""
+    """Queues due syncs. `schedules`: by collection; None: no schedule. The job records decide turns, so several
+    processes may run the same schedules. Thread-safe."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class Scheduler:
         self._thread: threading.Thread | None = None
 
     def next_start(self, collection: str) -> float | None:
-        """None for a collection without a schedule. Raises StateUnusable."""
+        """Return the next start in POSIX seconds, None without a schedule. Raises StateUnusable."""
         schedule = self._schedules.get(collection)
         if schedule is None:
             return None
         return next_start(schedule, self._jobs.turn(collection), self._clock())
 
     def run(self) -> None:
-        """Look from now on, in a thread. Raises StateUnusable."""
+        """Start a thread that checks the schedules. Raises StateUnusable."""
         self.register()
         if self._schedules and self._thread is None:
 
@@ -117,7 +117,7 @@ class Scheduler:
                 self._jobs.register(name, as_text(schedule))
 
     def stop(self) -> None:
-        """Start nothing more. Returns at once."""
+        """Queue no more syncs. Returns at once."""
         self._ending.set()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -126,20 +126,21 @@ class Scheduler:
             self._thread.join(timeout)
 
     def look(self) -> float:
-        """Queue what is due; return after how many seconds to look again. An error of one schedule stops no other."""
+        """Queue due syncs; return the seconds until the next check. An error of one schedule does not stop the
+        others."""
         now = self._clock()
         soonest = now + LOOK_SECONDS
         for name, schedule in self._schedules.items():
             try:
                 soonest = min(soonest, self._look_at(name, schedule, now))
-            except Exception as error:  # without this thread nothing would ever be due again
+            except Exception as error:  # an error must not end this thread: nothing would be queued again
                 why = error if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
                 if not self._ending.is_set():
                     _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, why)
         return max(0.01, soonest - now)
 
     def _look_at(self, name: str, schedule: ScheduleSettings, now: float) -> float:
-        """Return when to look again."""
+        """Return when to check again."""
         turn = self._jobs.turn(name)
         if turn is None:  # the folder of the records was cleared
             self._jobs.register(name, as_text(schedule))
@@ -149,7 +150,7 @@ class Scheduler:
             return start
         before = self._jobs.last(name)
         if before is not None and not before.over:
-            self._jobs.get(before.id)  # puts it back if its process has died
+            self._jobs.get(before.id)  # queues it again if its process has died
             return now + _BUSY_SECONDS
         try:
             taken = self._jobs.start_turn(name, turn, self._request)
@@ -159,8 +160,7 @@ class Scheduler:
 
 
 class Background:
-    """Jobs and schedules of the configured collections. Nothing runs before the first job is started here, or `run` is
-    called; `close` ends it."""
+    """Jobs and schedules of the configured collections. Nothing runs before a job is started or `run` is called."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Background:
         file: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`file`: where the settings were read: the records of jobs lie beside it."""
+        """`file`: the settings file; job records are kept beside it."""
         settings = parts.settings
         self._parts = parts
         self._collections = collections
@@ -192,20 +192,19 @@ class Background:
         self.scheduler = Scheduler(self.jobs, schedules, asdict(SyncRequest(owner="schedule")), clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
-        """Work from now on: on jobs left by other processes too and, with `schedules`, on what is due. `workers`: jobs
-        at once, in place of `api.job_workers`. `most`: begin this many jobs and no more; 0: no limit. Raises
-        StateUnusable."""
+        """Work on jobs, including those of ended processes, and with `schedules` on due syncs. `workers`: concurrent
+        jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable."""
         self.jobs.run(workers, most)
         if schedules:
             self.scheduler.run()
 
     def stop(self) -> None:
-        """Let running jobs finish the batch in hand and begin no others. Return at once."""
+        """Begin no more jobs; running jobs finish their current batch. Returns at once."""
         self.scheduler.stop()
         self.jobs.stop()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop and wait for the batches in hand, at most this long; unfinished jobs go back to the queue."""
+        """Stop and wait at most `seconds` for the current batches; unfinished jobs are queued again."""
         self.stop()
         self.scheduler.close()
         self.jobs.close(seconds)
@@ -213,16 +212,16 @@ class Background:
     # ----------------------------------------------------------------------------------------------- starting a job
 
     def start_sync(self, name: str, request: SyncRequest, kind: Kind = "sync") -> Job:
-        """Also for `kind` "build": another generation. Raises UnknownCollection, WrongOrigin, JobRunning, QueueFull,
-        StateUnusable."""
+        """Queue a sync, or with kind "build" another generation. Raises UnknownCollection, WrongOrigin, JobRunning,
+        QueueFull, StateUnusable."""
         return self._start(name, kind, asdict(request))
 
     def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
-        """Raises as `start_sync`."""
+        """Queue a verification. Raises as `start_sync`."""
         return self._start(name, "verify", {"repair": repair, "generation": generation})
 
     def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
-        """Retry these entries of the quarantine; None: all. Raises UnknownKey, and as `start_sync`."""
+        """Queue a retry of these quarantine entries; None: all. Raises UnknownKey, and as `start_sync`."""
         self._collections.spec_of_table(name)
         return self._start(name, "retry", {"ids": self._quarantine.ids(name, wanted)})
 
@@ -233,11 +232,11 @@ class Background:
     # ---------------------------------------------------------------------------------------------------- working
 
     def _work(self, run: Run) -> Mapping[str, Any]:
-        """Raises Unaccountable for a report whose counts do not add up: such a job has failed."""
+        """Do a job. Raises Unaccountable for a report whose counts do not add up."""
         try:
             result = self._report(run)
         finally:
-            give_back()  # each job has new threads, and each of glibc's heaps would keep the most that a job ever used
+            give_back()  # each job has new threads, and glibc would keep the peak memory of each thread's heap
         total, fates = _SUMS.get(run.job.kind, ("", ()))
         if fates and not result.get("stopped"):
             accounted = sum(result[fate] for fate in fates)
@@ -268,7 +267,7 @@ class Background:
     # ------------------------------------------------------------------------------------------------------- status
 
     def shown(self, name: str, status: CollectionStatus | None) -> dict[str, str | None]:
-        """What the status of a collection says of jobs and schedule. Raises StateUnusable."""
+        """Return the job and schedule fields of a collection's status. Raises StateUnusable."""
         job, start = self.jobs.current(name), self.scheduler.next_start(name)
         return {
             "job": None if job is None else job.id,
@@ -277,8 +276,8 @@ class Background:
         }
 
     def stale_since(self, name: str) -> str | None:
-        """Return the UTC time of the last complete sync if source or store have been away since then, else None; at
-        most some seconds old. Unreadable job records count as not stale: searches go on without them."""
+        """Return the UTC time of the last complete sync if source or store have been unreachable since, else None.
+        Cached for some seconds. Unreadable job records count as not stale, so that searches go on."""
         asked, since = self._stale.get(name, (-_STALE_SECONDS, None))
         if time.monotonic() - asked >= _STALE_SECONDS:
             try:
@@ -291,17 +290,17 @@ class Background:
 
 
 def passing(error: Exception) -> bool:
-    """Whether the error goes away by itself: the pool's own short retries have failed, so the job waits longer."""
+    """Return whether the error is temporary. The pool's short retries have failed, so the job waits longer."""
     return isinstance(error, ConnectorError) and error.retryable
 
 
 def _away(job: Job | None) -> float | None:
-    """Return since when source or store have been away in the collection's last job, None if they are back."""
+    """Return since when source or store have been unreachable in the collection's last job; None: reachable."""
     return None if job is None or job.state in ("succeeded", "cancelled") else job.waiting_since
 
 
 def _stale_since(job: Job | None, status: CollectionStatus | None) -> str | None:
-    """None also when another process has synced it since."""
+    """Return None also when another process has synced the collection since."""
     away = _away(job)
     if away is None or status is None or status.last_sync is None:
         return None

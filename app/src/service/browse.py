@@ -1,4 +1,4 @@
-"""Read what is stored, under row rights: rows by their ids, fields for filters, rows as points on a map."""
+"""Read stored rows under row rights: rows by id, fields for filters, rows as points on a map."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from app.src.access.rows import Nothing, Rights
 from app.src.service.collections import Bounds, Collections, SingleFlightCache, VisibleView
 from connector.model import CollectionStatus, Scalar, StoredText
 
-SAMPLE = 5000  # rows that fields and maps are made from, at most
+SAMPLE = 5000  # rows that fields and maps are computed from, at most
 MOST_IDS = 100
-MOST_CHARACTERS = 16 << 20  # of the texts of several rows, which are in memory twice until they are sent
+MOST_CHARACTERS = 16 << 20  # of the texts of several rows, which are in memory twice until sent
 _IDS_AT_ONCE = 8
-VALUES = 50  # of a field, the most frequent ones
-REMEMBERED = Bounds(most=64, seconds=5.0)  # fields, by collection and row filter
-LONGEST_VALUE = 200  # characters of a value in a list to choose from; longer ones only count as more
+VALUES = 50  # most frequent values of a field
+REMEMBERED = Bounds(most=64, seconds=5.0)  # cached fields, per collection and row filter
+LONGEST_VALUE = 200  # characters; a longer value is not listed and only counts as more
 POINTS = 1000
-_ALL_THE_SAME = 1e-10  # variance of unit vectors that differ only by float32 noise
-_LARGEST = sys.float_info.max  # JSON allows larger integers, which no filter compares
+_ALL_THE_SAME = 1e-10  # variance below which unit vectors differ only by float32 noise
+_LARGEST = sys.float_info.max  # JSON allows larger integers, but filters cannot compare them
 _DIGITS = 6
 _TITLE = 80  # characters
-_PROBE = 24  # characters of a beginning that are searched before all of it is compared
-# Short and without words: the smallest and the largest are shown whole.
+_PROBE = 24  # characters of a beginning to find before the rest is compared
+# Short and without words, because minimum and maximum are shown whole.
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
 
 FieldType = Literal["text", "number", "boolean", "mixed"]
@@ -86,7 +86,8 @@ class Fields:
 
 
 class Browse:
-    """Thread-safe. Raises UnknownCollection, also before the first sync. Invisible rows count as not stored."""
+    """Thread-safe. Raises UnknownCollection, also before the first sync. Rows hidden from the caller count as not
+    found."""
 
     def __init__(self, collections: Collections, rights: Rights) -> None:
         self._collections = collections
@@ -95,8 +96,8 @@ class Browse:
         collections.on_change(self._fields.changed)
 
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
-        """Return the rows with these ids, as search gives them, in that order, each once; unknown ids are left out.
-        Raises ValueError for more than MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
+        """Return the rows with these ids in order, each once; skip unknown ids. Raises ValueError for more than
+        MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
         from connector.document.document import parse_id
         from connector.stores.records import FOREIGN
         from connector.sync.documents import readable_ids, shown_id
@@ -122,7 +123,7 @@ class Browse:
         return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or []
 
     def example_id(self, name: str) -> str | None:
-        """Return the id of any stored row, None if there is none. For the operator: row rights do not apply."""
+        """Return the id of any stored row, or None. For the operator: ignores row rights."""
         from connector.sync.documents import shown_id
 
         def read(view: VisibleView, _: CollectionStatus) -> str | None:
@@ -132,8 +133,8 @@ class Browse:
         return self._collections.read(name, None, read)
 
     def fields(self, name: str, *, principal: Principal) -> Fields:
-        """Return the metadata that filters can use. For a large collection up to REMEMBERED.seconds old: it reads every
-        row."""
+        """Return the metadata fields that filters can use. Cached for REMEMBERED.seconds if the collection is large:
+        every row is read."""
         from connector.document.document import metadata_names
 
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
@@ -148,15 +149,15 @@ class Browse:
 
             if isinstance(within, Nothing):
                 return nothing
-            # A small collection is read in no time, so it is not remembered.
+            # Not cached for a small collection, which is read quickly.
             return self._fields.get(view.key, compute, lasts=lambda known: known.sampled < known.rows)
 
         return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or nothing
 
     def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> dict[str, Any]:
-        """Return up to `limit` rows as `points` (id, x, y, the value `color` of the field asked for, and `title`: the
-        first words): the vectors of their first chunks in the plane where SAMPLE of them differ most. `explained`: the
-        shares of the variance of the `sampled` vectors that x and y show; `rows`: visible to the caller. Raises
+        """Return up to `limit` visible rows as `points`: id, x, y, `color` (the value of that field) and `title` (the
+        first words). The plane is the one of largest variance of SAMPLE rows, by the vectors of their first chunks.
+        `explained`: the share of the variance of the `sampled` vectors on each axis; `rows`: visible rows. Raises
         ValueError for a field `color` that is neither declared nor in a visible row."""
         from connector.document.document import metadata_names
         from connector.sync.documents import shown_id
@@ -188,7 +189,7 @@ class Browse:
 
         found = None if isinstance(within, Nothing) else self._collections.read(name, within, read)
         if found is None:
-            if not spec.written_by_clients:  # their fields are not declared
+            if not spec.written_by_clients:  # fields that clients write are not declared
                 _known_field(color, names, ())
             found = {"points": [], "explained": (0.0, 0.0), "sampled": 0, "rows": 0}
         return found
@@ -210,8 +211,8 @@ def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
-    """Join the chunks of a text. `overlapping`: each begins before the end of the one before (`Embedder.split`), so a
-    common end and beginning is kept once; a text that repeats itself just there may lose a repetition."""
+    """Join the chunks of a text. `overlapping`: chunks overlap (`Embedder.split`), so keep each overlap once; a text
+    that repeats itself at a boundary may lose a repetition."""
     whole = texts[0] if texts else ""
     for text in texts[1:]:
         whole += text[_alike(whole, text) :] if overlapping else text
@@ -219,7 +220,7 @@ def joined(texts: Sequence[str], *, overlapping: bool) -> str:
 
 
 def _alike(whole: str, text: str) -> int:
-    """Return the length of the longest end of `whole` that `text` begins with."""
+    """Return the length of the longest suffix of `whole` that is a prefix of `text`."""
     start = max(0, len(whole) - len(text)) - 1
     while (start := whole.find(text[:_PROBE], start + 1)) >= 0:
         if text.startswith(whole[start:]):
@@ -234,8 +235,8 @@ Values = Counter[tuple[_Kind, Any]]
 
 
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """Return values by field: the declared fields first, others by how many rows have them. Leaves out what filters
-    cannot compare (null, objects, lists) or name."""
+    """Return values by field: declared fields first, others by frequency. Skip values that filters cannot compare
+    (null, objects, lists) and fields that they cannot name."""
     from connector.errors import BadFilter
     from connector.stores.filters import parse
 
@@ -287,14 +288,13 @@ def _is_time(text: str) -> bool:
 
 
 def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """Return the two principal components of `vectors` (n, d): coordinates (n, 2) and the share of the variance that
-    each explains. Nothing where there are fewer than two vectors; zeros where all are the same.
+    """Return the two principal components of `vectors` (n, d): coordinates (n, 2) and each one's share of the variance.
+    Empty for fewer than two vectors, zeros if all are equal.
 
     With X the centred vectors and X = U S V', the coordinates are X V = U S and the shares are s_i^2 / sum(s_j^2)
     (Jolliffe, Principal Component Analysis, 2nd edition, sections 1.1 and 3.5). V, or for few vectors U, comes from the
-    eigenvectors of the smaller of X'X and XX': 5000 x 384 in a quarter of a second on two cores, a tenth of what the
-    decomposition of X takes, and the two largest are exact to float32. Each axis is turned so that the point farthest
-    out on it is positive (scikit-learn's svd_flip): the same vectors always give the same picture.
+    eigenvectors of the smaller of X'X and XX': ten times faster than a decomposition of X, and exact to float32. The
+    farthest point on each axis is positive (scikit-learn's svd_flip), so that the result is deterministic.
     """
     count, dimension = vectors.shape
     if count < 2:

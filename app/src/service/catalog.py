@@ -31,7 +31,7 @@ class NotPreviewable(ConfigurationError):
 
 
 class Catalog:
-    """The source, as the technical user sees it. Writes nothing."""
+    """The source as its technical user sees it. Read-only."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -39,7 +39,7 @@ class Catalog:
     def tables(
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
     ) -> list[dict[str, Any]]:
-        """Raises UnknownTable for an unknown schema."""
+        """Return tables and views. Raises UnknownTable for an unknown schema."""
         from connector.hana.catalog import tables
 
         return [
@@ -55,19 +55,19 @@ class Catalog:
         ]
 
     def schemas(self) -> list[str]:
-        """All but those of the system."""
+        """Return the schemas without the system's own."""
         from connector.hana.catalog import schemas
 
         return schemas(self._parts.pool("hana"))
 
     def candidates(self, schema: str, most: int = 30) -> list[Candidate]:
-        """Tables and views that hold texts, best first. Raises UnknownTable for an unknown schema."""
+        """Return tables and views with texts, best first. Raises UnknownTable for an unknown schema."""
         from connector.discovery.candidates import candidates
 
         return candidates(self._parts.pool("hana"), schema, most)
 
     def has_vectors(self) -> bool:
-        """Whether this HANA has a vector type."""
+        """Return whether this HANA has a vector type."""
         from connector.hana.connection import HanaFeatures
 
         return HanaFeatures.probe(self._parts.pool("hana")).real_vector
@@ -98,23 +98,17 @@ class Catalog:
         languages: Sequence[str] = (),
         taken: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Propose a collection: the settings of its block, `reasons` by setting, which of them are `guessed`, `notes`,
-        `create_view` (SQL or None; its texts in the best of `languages`), and `toml`: the block for owl-sap.toml.
-        `name` replaces the proposed one, which gets a number if it is `taken` or in the settings.
-
-        Raises UnknownTable, NoProposal.
-        """
+        """Propose a collection: its settings, `reasons` by setting, `guessed` settings, `notes`, `create_view` (SQL or
+        None; texts in the best of `languages`) and `toml` (its block). `name` replaces the proposed name, which gets a
+        number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
         return self._document(found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
-        """Render rows by `template`, or by the proposed one if None. `source` is the table of these rows: a text table
-        if the table itself has no text. Reads a few hundred rows.
-
-        Raises UnknownTable, NotPreviewable.
-        """
+        """Render rows by `template` (None: the proposed one). `source`: the table of these rows, which is a text table
+        if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
         from connector.document.template import Template
         from connector.hana.source import HanaSource
         from connector.sync.sampling import preview
@@ -158,7 +152,7 @@ class Catalog:
         }
 
     def _free(self, name: str, more: Iterable[str]) -> str:
-        """Return the name, with a number if another collection has the same name in HANA."""
+        """Return `name`, with a number if another collection has the same name in HANA."""
         taken = {_in_hana(other) for other in (*(each.name for each in self._parts.settings.collections), *more)}
         free, number = name, 2
         while _in_hana(free) in taken:
@@ -167,12 +161,12 @@ class Catalog:
 
 
 def _in_hana(name: str) -> str:
-    """A collection's name in the names of its tables, where a-b and A_B are the same."""
+    """Return the name as in HANA's table names, where a-b and A_B are equal."""
     return re.sub("[^A-Z0-9]", "_", name.upper())
 
 
 def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:
-    """The rows to render: those of the proposal, or of the table itself if the template names only its columns."""
+    """Return the collection to render: the proposed one, or the table itself if the template uses only its columns."""
     table, proposal = found.table, found.proposal
     own = parsed is not None and all(table.column(name) for name in parsed.columns)
     if template is not None and (proposal is None or (own and proposal.source != table.ref)):
@@ -192,14 +186,14 @@ class ChangeLogs:
         self._collections = collections
 
     def look(self, name: str) -> Setup:
-        """Return what is installed. Only reads the catalogue."""
+        """Return what is installed, from HANA's catalogue."""
         return self._run("look", name)
 
     def install(self, name: str) -> Setup:
         return self._run("install", name)
 
     def remove(self, name: str) -> Setup:
-        """With any method: triggers may be left from when it was `log`."""
+        """Remove what is installed, also if the method is no longer `log`: triggers may remain."""
         return self._run("remove", name)
 
     def _run(self, what: str, name: str) -> Setup:

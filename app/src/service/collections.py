@@ -1,4 +1,4 @@
-"""The configured collections by name, what the store holds of each, and how their visible rows are read and cached."""
+"""The configured collections by name, their stored state, and cached reads of their visible rows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Index
 from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync
 
-TRIES = 3  # a read is repeated this often when another generation becomes active during it
-_STATUS_SECONDS = 5.0  # age of a remembered status: asking the store counts its rows
+TRIES = 3  # attempts of a read during which another generation becomes active
+_STATUS_SECONDS = 5.0  # age of a cached status: the store counts rows for each
 
 Result = TypeVar("Result")
 Key = tuple[str, int, str]
@@ -35,13 +35,13 @@ Key = tuple[str, int, str]
 
 
 class VisibleView:
-    """The rows of one generation that a caller may see. Filters every answer of the store by `within` once more, so
-    that a faulty store shows no other rows. Raises as `connector.stores.store.View`."""
+    """The rows of one generation that a caller may see. Filters every result by `within` again, in case the store is
+    faulty. Raises as `connector.stores.store.View`."""
 
     def __init__(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> None:
         self._view = store.view(stored.collection, stored.generation, within)
         self.within = within
-        # With the row filter, so that no caller gets what was computed over rows hidden from it.
+        # With the row filter: callers with other rights must not share results.
         self.key: Key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
 
     def search(self, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
@@ -59,7 +59,7 @@ class VisibleView:
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         found = self._view.sample(count, texts=texts)
         chosen = seen(found.chosen, self.within)
-        # A store that gave invisible rows has counted them too.
+        # A store that returned invisible rows has counted them too.
         return Sample(chosen, found.rows if len(chosen) == len(found.chosen) else len(chosen))
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
@@ -73,7 +73,7 @@ class Collections:
     """Thread-safe. `spec`, `block` and all that take a name raise UnknownCollection for a name not in the settings."""
 
     def __init__(self, parts: Parts, file: Path | None = None) -> None:
-        """`file`: where the settings were read, for messages."""
+        """`file`: the settings file, for messages."""
         self._parts = parts
         self._file = file
         self._blocks = {block.name: block for block in parts.settings.collections}
@@ -98,21 +98,22 @@ class Collections:
         return self._specs[name]
 
     def spec_of_table(self, name: str) -> CollectionSpec:
-        """As `spec`. Raises WrongOrigin for a collection that clients write."""
+        """Return the spec of a collection with a source table. Raises WrongOrigin for one that clients write."""
         spec = self.spec(name)
         if spec.written_by_clients:
             raise nothing_to_sync(name)
         return spec
 
     def stored(self, name: str) -> CollectionStatus | None:
-        """None before the first sync. Raises UnknownTable when the store's schema does not exist."""
+        """Return the stored state, None before the first sync. Raises UnknownTable when the store's schema does not
+        exist."""
         status = self._parts.store.status(name)
         if status is None:
             self._parts.check_schema()
         return status
 
     def active(self, name: str) -> CollectionStatus:
-        """As `stored`, at most a few seconds old. Raises UnknownCollection before the first sync."""
+        """Return the cached state, at most a few seconds old. Raises UnknownCollection before the first sync."""
         asked, status = self._remembered.get(name, (-math.inf, None))
         if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
             status = self.stored(name)
@@ -124,9 +125,9 @@ class Collections:
     def read(
         self, name: str, within: Filter | None, read: Callable[[VisibleView, CollectionStatus], Result]
     ) -> Result | None:
-        """Return `read` of the visible rows of the active generation; repeat it when another one becomes active
-        meanwhile. None for a collection that clients write and have not written to yet. Raises GenerationChanged after
-        TRIES, and as `active`."""
+        """Return `read` of the visible rows of the active generation, repeated if another one becomes active meanwhile.
+        None for a collection that clients write, before the first write. Raises GenerationChanged after TRIES, and as
+        `active`."""
         for left in reversed(range(TRIES)):
             try:
                 stored = self.active(name)
@@ -143,8 +144,8 @@ class Collections:
         return None
 
     def key_columns(self, name: str, stored: CollectionStatus | None = None) -> tuple[str, ...]:
-        """Return the key columns that the rows were stored by (before the first sync: the configured ones); () if the
-        source is away before a first full run. `stored`: the status, if the caller has it."""
+        """Return the key columns of the stored rows; before the first sync the configured ones. () if the source is
+        unreachable before a first full run. `stored`: the status, if known."""
         spec, stored = self.spec(name), stored or self.stored(name)
         if stored is None:
             return spec.key
@@ -160,7 +161,7 @@ class Collections:
         self._listeners.append(listener)
 
     def changed(self, name: str) -> None:
-        """Rows were written, or another generation is active: drop what is remembered of the collection."""
+        """Drop cached data of a collection after a write or a change of generation."""
         self._remembered.pop(name, None)
         for listener in self._listeners:
             listener(name)
@@ -168,8 +169,8 @@ class Collections:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Keep `most` entries for `seconds`. After a write to the collection, and for values that do not last: `worth`
-    times as long as computing took, so that repeating it costs 1/`worth` of the time at most; 0: not at all."""
+    """Keep `most` entries for `seconds`. After a write, and for values that do not last: keep them `worth` times as
+    long as computing took (0: not at all), so that recomputing takes at most 1/`worth` of the time."""
 
     most: int
     seconds: float
@@ -177,20 +178,20 @@ class Bounds:
 
 
 class SingleFlightCache(Generic[Result]):
-    """A cache of what was computed over a collection's visible rows. Thread-safe. Concurrent callers of one key share
-    one computation and its error: one after another, they would wait many times as long for a store that hangs."""
+    """A cache of values computed over a collection's visible rows. Thread-safe. Single-flight: concurrent callers of
+    one key share one computation and its error."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: dict[Key, tuple[Result, float, float]] = {}  # value, its end, its end after a write
+        self._entries: dict[Key, tuple[Result, float, float]] = {}  # value, expiry, expiry after a write
         self._flights: dict[Key, Future[Result]] = {}
         self._writes: Counter[str] = Counter()
 
     def get(self, key: Key, compute: Callable[[], Result], lasts: Callable[[Result], bool] = lambda _: True) -> Result:
-        """Return the remembered value or `compute` it; errors are not kept. `lasts`: whether to keep the value for all
-        of `seconds` while nothing is written."""
+        """Return the cached or computed value; errors are not cached. `lasts`: whether to keep the value for `seconds`
+        while nothing is written."""
         with self._lock:
             if key in self._entries and self._clock() < self._entries[key][1]:
                 return self._entries[key][0]
@@ -200,7 +201,7 @@ class SingleFlightCache(Generic[Result]):
         if shared is not None:
             return shared.result()
         try:
-            with cancelled_by(Cancellation()):  # others may wait for the value: it outlives the first caller
+            with cancelled_by(Cancellation()):  # others may wait for the value: it outlives the first caller's request
                 value = compute()
             lasting = lasts(value)
         except BaseException as error:
@@ -221,7 +222,7 @@ class SingleFlightCache(Generic[Result]):
         return value
 
     def changed(self, name: str) -> None:
-        """The collection was written to."""
+        """Shorten the life of the collection's entries after a write."""
         with self._lock:
             self._writes[name] += 1
             for key, (value, end, after_write) in self._entries.items():

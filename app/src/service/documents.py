@@ -17,13 +17,13 @@ from connector.errors import DatabaseError
 from connector.model import CollectionSpec
 from connector.sync.documents import Documents, NewDocument, Put, Turn, delete, from_table
 
-_OPTIMISE_EVERY = 60.0  # seconds between checks whether a collection is large enough for an index: a check counts rows
+_OPTIMISE_EVERY = 60.0  # seconds between checks whether the collection needs an index: each counts rows
 _log = logging.getLogger(__name__)
 
 
 class ClientDocuments:
-    """Thread-safe. Raises UnknownCollection, WrongOrigin for a collection of a table, and RowsRefused for a principal
-    that may not see every row: it would replace rows unseen."""
+    """Thread-safe. Raises UnknownCollection, WrongOrigin for a collection with a source table, and RowsRefused for a
+    principal that may not see every row: it could replace hidden rows."""
 
     def __init__(
         self, parts: Parts, collections: Collections, generations: Generations, rights: Rights, metrics: Metrics
@@ -44,8 +44,8 @@ class ClientDocuments:
         principal: Principal,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Put:
-        """Write documents with the model of the active generation, as `Documents.put`. Before that `counted` gets the
-        number of tokens of each text; its errors pass through."""
+        """Write documents with the model of the active generation, as `Documents.put`. `counted` first gets the number
+        of tokens of each text; its errors pass through."""
         spec = self._checked(name, principal)
         maker = self._generations.maker(spec)
         if counted is not None:
@@ -62,7 +62,7 @@ class ClientDocuments:
         return put
 
     def delete(self, name: str, ids: Sequence[str], *, principal: Principal) -> int:
-        """Return how many of them existed. Needs no model."""
+        """Delete documents; return how many existed. Needs no model."""
         spec = self._checked(name, principal)
         deleted = delete(spec, self._parts.store, ids, self._turns[name])
         self._collections.changed(name)
@@ -81,7 +81,7 @@ class ClientDocuments:
             self._metrics.documents.labels(name, outcome).inc(count)
 
     def _optimise(self, name: str) -> None:
-        """Build a search index if the collection is large enough now. Its failure loses no document."""
+        """Build a search index if the collection is large enough. A failure loses no document."""
         now = time.monotonic()
         if now - self._looked.get(name, -_OPTIMISE_EVERY) < _OPTIMISE_EVERY:
             return

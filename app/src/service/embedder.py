@@ -1,4 +1,4 @@
-"""The engine as every surface uses it, with metrics, cached search vectors and the connector's errors."""
+"""The engine with metrics, cached query vectors and the connector's errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ QUERY_CACHE_BYTES = 16 << 20
 
 
 class EngineEmbedder:
-    """`connector.protocols.Embedder`, and what services need beside it. Thread-safe.
-
-    `max_wait`: seconds that a request with a waiting caller may queue, None for any; `cache_bytes`: of cached search
-    vectors.
-    """
+    """`connector.protocols.Embedder` and further methods for services. Thread-safe. `max_wait`: seconds that a request
+    with a waiting caller may queue, None: no limit; `cache_bytes`: of cached query vectors."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class EngineEmbedder:
         self.model = engine.model
         self.fingerprint = engine.fingerprint
         self.max_tokens = engine.max_tokens
-        self._queries = VectorCache(cache_bytes)  # of search texts, which it does not hold
+        self._queries = VectorCache(cache_bytes)  # of query texts; the texts themselves are not kept
         self._queries_lock = threading.Lock()
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
@@ -59,7 +56,7 @@ class EngineEmbedder:
             return self.engine.embed_counted(list(texts), lane="bulk")
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed in the interactive lane, or return the cached vector. Raises EngineOverloaded, too."""
+        """Embed in the interactive lane, or return the cached vector. Raises EngineOverloaded."""
         key, metrics = VectorCache.key(text), self._metrics
         with self._queries_lock:
             known = self._queries.get(key)
@@ -75,14 +72,15 @@ class EngineEmbedder:
         return vector.copy()
 
     def check_query(self, text: str) -> None:
-        """Raise EngineOverloaded if `embed_query` would now. Takes no time."""
+        """Raise EngineOverloaded if `embed_query` would now. Returns at once."""
         with self._queries_lock:
             known = self._queries.get(VectorCache.key(text))
         if known is None:
             self.engine.check_room([text])
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
-        """Embed for a waiting caller: interactive, or taking turns with bulk if large. Raises the engine's errors."""
+        """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
+        errors."""
         start = time.perf_counter()
         vectors = self.engine.embed(texts, normalize=normalize)
         self._count(len(texts), start)
@@ -117,7 +115,7 @@ class EngineEmbedder:
         return self.engine.split(text, max_tokens, overlap)
 
     def close(self) -> None:
-        """Fail waiting calls with EngineClosed; the batch in progress is finished."""
+        """Finish the current batch and fail waiting calls with EngineClosed."""
         self.engine.close()
         with self._queries_lock:
             self._metrics.query_cache_bytes.dec(self._queries.bytes)
@@ -125,7 +123,7 @@ class EngineEmbedder:
 
 
 def _watcher(metrics: Metrics) -> Watcher:
-    """Return what counts the queue's events; core is imported with the engine only."""
+    """Return the counter of queue events. Core is imported with the engine only."""
     from app.src.core.queue import Watcher
 
     class QueueMetrics(Watcher):

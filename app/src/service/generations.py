@@ -1,4 +1,4 @@
-"""Versions of a collection: which recipe and model fill and query each one; list, compare, switch, drop."""
+"""Generations of a collection: the recipe and model of each; list, compare, switch, drop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What fills a generation: `spec` under its name in the store, and its model. `number` None: not stored yet."""
+    """How a generation is filled: `spec` under its name in the store, and its model. `number` None: not stored yet."""
 
     spec: CollectionSpec
     embedder: EngineEmbedder
@@ -59,14 +59,15 @@ class Generations:
         self._collections = collections
 
     def all(self, name: str, counted: bool = True) -> list[Generation]:
-        """By number; [] before the first sync. Raises UnknownTable when the store's schema does not exist."""
+        """Return generations by number; [] before the first sync. Raises UnknownTable when the store's schema does not
+        exist."""
         found = self._parts.store.generations.all(self._collections.spec(name).name, counted)
         if not found:
             self._parts.check_schema()
         return found
 
     def shown(self, name: str) -> list[dict[str, Any]]:
-        """As `all`, in the form that every surface shows."""
+        """Return `all` as dictionaries for display."""
         return [
             {
                 "generation": each.number,
@@ -90,7 +91,7 @@ class Generations:
         ]
 
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
-        """Return what fills generation `number`; None: the active one, by the settings if they still fit it. Raises
+        """Return the maker of generation `number`; None: the active one, by the settings if they still fit it. Raises
         ModelMismatch when its model is not available, UnknownGeneration."""
         found = self._parts.store.generations.all(spec.name, counted=False)
         if number is not None:
@@ -101,7 +102,7 @@ class Generations:
         if is_of(serving, stamp) and building_for(found, stamp) is None:
             return self.configured(spec, serving.number)
         if spec.written_by_clients and not needs_another(self._parts.store, spec.name, found, stamp):
-            return self.configured(spec)  # empty, and no sync would ever build a generation for the other model
+            return self.configured(spec)  # empty, and no sync would build a generation for the other model
         return self._maker_of(spec, serving)
 
     def embedder_of(self, name: str) -> EngineEmbedder:
@@ -109,7 +110,7 @@ class Generations:
         return self.maker(self._collections.spec(name)).embedder
 
     def configured(self, spec: CollectionSpec, number: int | None = None) -> Maker:
-        """What fills a generation by the settings as they are now."""
+        """Return the maker by the current settings."""
         return Maker(spec, self._parts.embedder_for(spec.name), self._parts.model_source_for(spec.name), number)
 
     def _maker_of(self, spec: CollectionSpec, generation: Generation) -> Maker:
@@ -125,10 +126,10 @@ class Generations:
         for generation in self._parts.store.generations.all(stored.collection, counted=False):
             if generation.number == stored.generation:
                 return self._model_of(stored.collection, generation)[0]
-        return self._parts.embedder_for(stored.collection)  # dropped meanwhile: the search will find out
+        return self._parts.embedder_for(stored.collection)  # dropped meanwhile: the search detects this
 
     def _model_of(self, name: str, generation: Generation) -> tuple[EngineEmbedder, ModelSource]:
-        """By its recorded recipe; earlier versions recorded only the model's name."""
+        """Return the model of the recorded recipe; earlier versions recorded only the model's name."""
         wanted = self._parts.settings.embedding_of(name)
         recipe = generation.recipe
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
@@ -139,7 +140,7 @@ class Generations:
                 embedder = self._parts.embedder_for(name) if source is None else self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
                 if source is None and not ours:
-                    continue  # the configured model is another one: its error explains nothing here
+                    continue  # the configured model differs, so its error explains nothing
                 reasons.append(str(error))
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
@@ -169,8 +170,8 @@ class Generations:
     def compare(
         self, name: str, number: int | None = None, queries: Sequence[str] = (), sample: int = QUERIES
     ) -> Comparison:
-        """Compare the active generation with generation `number` (None: the newest that is being built) by the hits of
-        `queries` and of `sample` stored texts. Raises ModelMismatch, UnknownGeneration, GenerationRefused."""
+        """Compare the hits of the active generation with those of `number` (None: the newest being built), for
+        `queries` and for `sample` stored texts. Raises ModelMismatch, UnknownGeneration, GenerationRefused."""
         found = self.all(name)
         other, serving = chosen(name, found, number), active(found)
         if serving is None or other.number == serving.number:
@@ -180,8 +181,8 @@ class Generations:
         return compare(self._parts.store, name, sides[0], sides[1], texts)
 
     def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:
-        """Make generation `number` (None: the newest that is being built) the active one. Raises UnknownGeneration, and
-        GenerationRefused for one that no sync has completed, unless `force`."""
+        """Activate generation `number` (None: the newest being built). Raises UnknownGeneration, and GenerationRefused
+        unless a sync has completed it or `force` is set."""
         found = self.all(name, counted=False)
         target = chosen(name, found, number)
         if not target.complete and not force and target.state != "active":
@@ -192,7 +193,7 @@ class Generations:
         return self._switch(name, found, target)
 
     def rollback(self, name: str) -> Switched:
-        """Make the generation active again that was before. Raises GenerationRefused when there is none."""
+        """Activate the previous generation. Raises GenerationRefused when there is none."""
         found = self.all(name, counted=False)
         target = last_retired(found)
         if target is None:
@@ -221,5 +222,6 @@ class Generations:
         return Switched(name, target.number, serving.number, notes)
 
     def drop(self, name: str, number: int) -> None:
-        """Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost while it is written to."""
+        """Delete a generation. Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost during a
+        write."""
         self._parts.store.generations.drop(self._collections.spec(name).name, number)

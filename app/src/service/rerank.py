@@ -1,7 +1,5 @@
-"""Put the best hits of a search in the order of a reranker: a cross-encoder's folder or the operator's own function.
-
-Add another kind of reranker in `_scorer`.
-"""
+"""Reorder the best hits of a search by a cross-encoder or by the operator's own function. Add a kind of reranker in
+`_scorer`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from connector.model import Hit
 if TYPE_CHECKING:
     from app.src.core.cross_encoder import CrossEncoding
 
-AT_ONCE = 4  # rerankings at a time, abandoned ones included: a reranker that hangs takes no more threads
+AT_ONCE = 4  # concurrent rerankings, abandoned ones included, so that one that hangs takes no more threads
 _log = logging.getLogger(__name__)
 
 Scorer = Callable[[str, Sequence[str]], Sequence[float]]
@@ -32,8 +30,8 @@ Scorer = Callable[[str, Sequence[str]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Reranked:
-    """`hits`: all of them, the reranked ones first; their scores are still the search's. `relevance`: one number from
-    0 to 1 per hit, None if the order did not change. `scores`: the reranker's, by id. `note`: why it failed."""
+    """`hits`: all, the reranked ones first, with the scores of the search. `relevance`: from 0 to 1 per hit; None if
+    the order did not change. `scores`: the reranker's, by id. `note`: why it failed."""
 
     hits: list[Hit]
     relevance: NDArray[np.float64] | None = None
@@ -42,7 +40,7 @@ class Reranked:
 
 
 class RerankFailed(Exception):
-    """The message is for people and holds no text of a row."""
+    """Reranking failed. The message contains no text of a row."""
 
 
 class Reranker:
@@ -57,8 +55,8 @@ class Reranker:
         self.on = self._score is not None
 
     def rerank(self, collection: str, query: str, hits: Sequence[Hit]) -> Reranked:
-        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others. If the reranker fails,
-        the order stays and `note` says why."""
+        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others. A failure keeps the order
+        and sets `note`."""
         top = list(hits[: self.settings.rerank_depth])
         if not top:
             return Reranked(list(hits))
@@ -69,7 +67,7 @@ class Reranker:
         except (RerankFailed, TimeoutError, TypeError, ValueError) as failed:
             late = isinstance(failed, TimeoutError)
             self._metrics.reranks.labels(collection, "timeout" if late else "failed").inc()
-            # Errors of NumPy may quote what the reranker gave.
+            # NumPy's message may quote the reranker's answer.
             why = str(failed) if late or isinstance(failed, RerankFailed) else "the reranker gave no numbers"
             return Reranked(list(hits), note=f"the hits are not reranked: {why}")
         self._metrics.reranks.labels(collection, "done").inc()
@@ -81,7 +79,7 @@ class Reranker:
         return Reranked([*(top[place] for place in order), *hits[len(top) :]], relevance, by_id)
 
     def _in_time(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """Run in a daemon thread of its own and abandon it after `rerank_seconds`: Python cannot end a thread."""
+        """Run in a daemon thread and abandon it after `rerank_seconds`: Python cannot end a thread."""
         assert self._score is not None
         score, seconds = self._score, self.settings.rerank_seconds
         if not self._room.acquire(timeout=seconds):
@@ -94,7 +92,7 @@ class Reranker:
             try:
                 outcome.set_result(score(query, texts))
             except Exception as error:
-                # Only the class of others' errors, whose message may quote a row.
+                # Name only the class of other errors: their message may quote a row.
                 reason = str(error) if isinstance(error, EngineError) else type(error).__name__
                 _log.warning("a reranking failed: %s", reason)
                 outcome.set_exception(RerankFailed(reason))
@@ -112,7 +110,7 @@ class Reranker:
 def _scorer(settings: Settings) -> Scorer | None:
     """Return what `[search] rerank` names, None for "off". Raises SettingsError."""
     search = settings.search
-    if search.kind == "function":  # the operator's module: code trusted like the rest of the configuration
+    if search.kind == "function":  # the operator's module, trusted like the rest of the configuration
         module_name, _, name = search.rerank.partition(":")
         try:
             module = importlib.import_module(module_name)

@@ -1,6 +1,5 @@
-"""Search one collection by meaning, by words or by both, under the caller's row rights. The way down: the query's
-vector from the engine, the rankings from the store's view; the way back: rerank, choose, passages, explanation.
-"""
+"""Search a collection by meaning, by words or by both, under the caller's row rights. Steps: the query's vector, the
+store's rankings, reranking, choice, passages, explanation."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ from connector.stores.scan.vector_scan import single_threaded
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-DEEP, DEEPEST = 50, 4000  # hits of each ranking that fusion and MMR choose from: four times `k` within these bounds
+DEEP, DEEPEST = 50, 4000  # hits of each ranking for fusion and MMR: four times `k` within these bounds
 MOST_PASSAGES = 20  # of one hit
-PORTION = 20  # hits whose chunks are read together: rows may be long, and all their vectors are read
-SAMPLED = 2_000  # rows whose vectors show what a collection has in common
-# Backdrops, by collection and row filter. One costs several searches, and a few more rows hardly change it.
+PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
+SAMPLED = 2_000  # rows whose vectors give the backdrop of a collection
+# Backdrops by collection and row filter. One costs several searches and hardly changes with a few more rows.
 REMEMBERED = Bounds(most=256, seconds=600.0, worth=50.0)
-_NUMBERS = 2  # at most this many words of a search text are looked for in keys
+_NUMBERS = 2  # most words of a query that are looked up in keys
 _SHORTEST_NUMBER = 4
-_CANCELLED = 1e-6  # length of a mean of unit vectors that cancel each other out: its direction is chance
+_CANCELLED = 1e-6  # length of a mean of unit vectors below which its direction is noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,8 @@ class FoundHit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`hits`: best first, with MMR in the order chosen. `took_ms` by stage. `notes`: what the caller may have
-    overlooked. `stale_since`: UTC time since when rows may have changed unseen. `rows`: which the caller may see."""
+    """`hits`: best first, with MMR in the order chosen. `took_ms` by stage. `notes`: hints for the caller.
+    `stale_since`: UTC time since which changes may be missing. `rows`: how many rows the caller may see."""
 
     hits: list[FoundHit]
     took_ms: dict[str, float]
@@ -134,8 +133,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """`hits`, best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits of each ranking,
-    best first. `words`: those searched for. `keyed`: rows added by numbers in keys."""
+    """`hits`: best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits by meaning and by
+    words, best first. `words`: searched for. `keyed`: count of rows found by numbers in keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -146,7 +145,7 @@ class Ranked:
 
 
 def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
-    """Say how `hits`, named by `ids`, were found: the size of each ranking, and the place of each hit in it."""
+    """Explain how `hits`, named by `ids`, were found: the size of each ranking, and the rank of each hit in it."""
     places = {
         name: {hit.id: {"rank": rank, "score": round(hit.score, 6)} for rank, hit in enumerate(ranking, 1)}
         for name, ranking in (("vector", ranked.near), ("keyword", ranked.worded))
@@ -168,8 +167,8 @@ def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: 
 
 
 class Hybrid:
-    """Blends candidates by meaning, by words and by the numbers in their keys into one ranking. Thread-safe. Remembers
-    what the visible rows of a collection have in common."""
+    """Blends candidates by meaning, by words and by the numbers in their keys into one ranking. Caches the backdrop of
+    a collection's visible rows. Thread-safe."""
 
     def __init__(self) -> None:
         self._backdrops: SingleFlightCache[Backdrop | None] = SingleFlightCache(REMEMBERED)
@@ -201,7 +200,7 @@ class Hybrid:
             with single_threaded():
                 return Backdrop.of(rows[np.any(rows != 0, axis=1)])
 
-        # None: too few rows, and another process may be filling the collection.
+        # None: too few rows. Not cached, because another process may be adding rows.
         common = self._backdrops.get(view.key, backdrop, lasts=lambda found: found is not None)
         with single_threaded():
             close = closeness(vector, vectors, common)
@@ -278,11 +277,11 @@ class Search:
         *,
         principal: Principal,
     ) -> Found:
-        """Return the `k` best source rows that `principal` may see for a text, a vector, or a row. Mode keyword loads
-        no model. With `explain`, only administrators see the store's plan, which shows the whole system.
+        """Return the `k` best source rows that `principal` may see. Mode keyword loads no model. With `explain`, only
+        administrators see the store's plan, which shows the whole system.
 
         Raises UnknownCollection (also before the first sync), UnknownRow, ModelMismatch, BadFilter, and ValueError for
-        a blank text, a vector without a direction, and a vector or row where words are searched.
+        a blank text, an invalid vector, and a vector or row in a mode with words.
         """
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
@@ -290,7 +289,7 @@ class Search:
         if isinstance(within, Nothing):
             if isinstance(query, Like):
                 raise _no_row(name)
-            notes = _notes(spec, where, query, mode, True)  # a wrong filter is an error for every caller
+            notes = _notes(spec, where, query, mode, True)  # an invalid filter is an error for every caller
             found: Found | None = Found([], {}, [within.why, *notes], rows="none")
         else:
 
@@ -310,15 +309,15 @@ class Search:
     def operators_ids(
         self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
     ) -> tuple[list[str], list[str]]:
-        """Search as the operator, who sees every row; return the ids as the store has them, and the notes."""
+        """Search as the operator, who sees every row. Return the store's ids and the notes."""
         from connector.sync.documents import stored_ids
 
         found = self.run(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR)
         return stored_ids(self._collections.spec(name), [hit.id for hit in found.hits]), found.notes
 
     def check_room(self, name: str, text: str) -> None:
-        """Raise EngineOverloaded if the queue would refuse to embed `text` now, as far as that is known. Takes no
-        time, so that a request is refused before it waits for a thread."""
+        """Raise EngineOverloaded if the queue would probably refuse `text` now. Returns at once, so that a request is
+        refused before it waits for a thread."""
         known = self._embedders.get(name)
         if known is not None:
             known[1].check_query(text)
@@ -410,21 +409,21 @@ class Search:
             return self._embedder(request.stored).embed_query(query)
         if not isinstance(query, Like):
             return unit_vector(query, dimension)
-        # The mean of the row's unit vectors: of all directions its cosines with them have the largest sum.
+        # The mean of the row's unit vectors has the largest sum of cosines with them.
         chunks = view.texts([query.id])
-        if not chunks:  # in the same words for an unknown row and an invisible one
+        if not chunks:  # the same message for an unknown and an invisible row
             raise _no_row(request.spec.name)
         vectors = view.vectors(chunks).astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(lengths) & (lengths > 0)
         known = vectors[usable] / lengths[usable, None]
-        if not len(known):  # others may have written it
+        if not len(known):  # another program may have written it
             raise ValueError("that row has no vector, so similar rows cannot be found")
         mean = known.mean(axis=0)
         return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), dimension)
 
     def _embedder(self, stored: CollectionStatus) -> EngineEmbedder:
-        """Remembered: the model of a generation never changes."""
+        """Return the cached model; the model of a generation never changes."""
         key = (stored.generation, stored.model)
         known = self._embedders.get(stored.collection)
         if known is None or known[0] != key:
@@ -444,8 +443,8 @@ class Search:
 
 
 def _diverse(request: _Request, reranked: Reranked) -> list[Hit]:
-    """Choose by MMR. Relevance is the reranker's; without one the score, in modes with words as a share of the best
-    one: a cosine is on MMR's scale already."""
+    """Choose by MMR. Relevance is the reranker's, else the score, in modes with words as a share of the best one: only
+    cosines are on MMR's scale."""
     hits, relevance = reranked.hits, reranked.relevance
     if relevance is None:
         relevance = np.array([hit.score for hit in hits], dtype=np.float64)
@@ -456,8 +455,8 @@ def _diverse(request: _Request, reranked: Reranked) -> list[Hit]:
 
 
 def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
-    """Return for each hit the chunk found first, then the others of its row, best first; in mode keyword only those
-    with a word. A row that was deleted meanwhile keeps the chunk that was found."""
+    """Return for each hit the chunk found first, then its row's other chunks, best first; in mode keyword only those
+    with a word. A row deleted meanwhile keeps the found chunk."""
     view, coverage_of = request.view, Coverage(asked_words(request.text))
 
     def scores(chunks: Sequence[Hit] | Sequence[StoredText]) -> list[float]:
@@ -488,7 +487,7 @@ def _no_row(name: str) -> UnknownRow:
 
 
 def _stored(spec: CollectionSpec, query: Query) -> Query:
-    """Return the query, with the id of a row as the store has it. Raises UnknownRow for what cannot be an id."""
+    """Return the query, with the id of a row as the store has it. Raises UnknownRow for an impossible id."""
     if not isinstance(query, Like):
         return query
     from connector.sync.documents import stored_ids
@@ -500,7 +499,7 @@ def _stored(spec: CollectionSpec, query: Query) -> Query:
 
 
 def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode, found: bool) -> list[str]:
-    """Notes on the filter and the words. A field that is not declared is no error: rows that others wrote may have
+    """Return notes on the filter and the words. An undeclared field gets only a note: rows of other writers may have
     it."""
     from connector.document.document import metadata_names
     from connector.document.values import is_dats, iso_date
@@ -513,7 +512,7 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
     unknown = sorted({term.field for term in compared(where, names)} - set(names.values()))
-    if spec.written_by_clients:  # their metadata is not declared
+    if spec.written_by_clients:  # metadata that clients write is not declared
         unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
         near = did_you_mean(unknown[0], [*names, *names.values()])
@@ -521,7 +520,7 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
     if not spec.written_by_clients:
-        # ABAP's 20240131 is stored as 2024-01-31, and as text it is greater than every day of its year.
+        # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
         texts = [
             (term.field, str(value))
             for term in compared(where, names)
@@ -549,12 +548,12 @@ def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, passages: lis
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
-    """Return a query vector scaled to length 1. Raises ValueError saying what is wrong with it."""
+    """Return a query vector scaled to length 1. Raises ValueError for an invalid one."""
     vector = np.asarray(numbers, dtype=np.float64)
     if vector.shape != (dimension,):
         raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
     largest = float(np.abs(vector).max(initial=0.0))
     if not math.isfinite(largest) or largest == 0.0:
         raise ValueError("the vector must be finite and not all zeros")
-    scaled = vector / largest  # or the squares of large numbers overflow
+    scaled = vector / largest  # squares of large numbers would overflow
     return (scaled / np.linalg.norm(scaled)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The service: its parts as public collaborators, which the surfaces call directly. Add another one in `Service`."""
+"""The service with its parts as public attributes. Add a part in `Service`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Service:
         store: VectorStore | None = None,
         file: Path | None = None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; the service closes the store all the same.
-        `file`: where the settings were read. Raises SettingsError for a reranker that does not exist."""
+        """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file.
+        Raises SettingsError for a reranker that does not exist."""
         self.settings = settings
         self.file = file
         self.metrics = metrics or Metrics()
@@ -65,7 +65,7 @@ class Service:
         self.readiness = Checks(self.parts, self.access, self.metrics)
 
     def close(self) -> None:
-        """Stop jobs and end connections; the service cannot be used afterwards."""
+        """Stop jobs and close connections; the service cannot be used afterwards."""
         self.background.close()
         self.status.close()
         self.parts.close()

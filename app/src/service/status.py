@@ -1,4 +1,4 @@
-"""The state of the collections and of the service, as every surface and the metrics show it."""
+"""The state of the collections and of the service, for REST, the command line and the metrics."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
 DISTRIBUTION = "owl-sap-connector"
-GPU_WITHIN = 2.0  # seconds for NVIDIA's driver: it takes 50 ms a card, and may never answer when a card has died
-LOOK_SECONDS = 15.0  # age of what the metrics say of collections before the store is asked again,
-LOOK_SHARE = 0.05  # which takes at most this share of the time: counting a large collection takes seconds
+GPU_WITHIN = 2.0  # seconds for NVIDIA's driver: 50 ms a card, but it may hang when a card has died
+LOOK_SECONDS = 15.0  # age of the collections' figures in the metrics before the store is asked again
+LOOK_SHARE = 0.05  # share of the time that asking may take: counting a large collection takes seconds
 LOOK_WAIT = 1.0  # seconds that a scrape waits for the store
-ANSWER_SECONDS = 10.0  # a look that takes longer counts as not answered until it ends
+ANSWER_SECONDS = 10.0  # a store that takes longer counts as not answering until it has answered
 HUB_PARTS = 2  # of a hub's model name: owner and model
 _COUNTS = ("rows", "chunks", "empty", "quarantined")
 _ZERO = (*_COUNTS, "generation", "foreign")  # before the first sync; the rest is null
@@ -54,8 +54,8 @@ def version() -> str:
 
 
 def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float | None, float | None, float | None]:
-    """Return seconds since the last complete sync, the same with what its watermark was behind the source, and seconds
-    since the last complete comparison began; None if unknown. By this machine's clock."""
+    """Return seconds since the last complete sync, the same plus the lag of its watermark behind the source, and
+    seconds since the last complete comparison began; None: unknown. By this machine's clock."""
     from connector.stores.records import in_utc
     from connector.sync.feeds.watermark import behind
 
@@ -67,8 +67,8 @@ def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float |
 
 
 class StoreLook:
-    """The collections of a store as they were when it last answered, for scrapes that must not wait for a store that
-    hangs. Thread-safe. One thread looks at a time; none before the first question."""
+    """The last known state of a store's collections, for scrapes that must not wait for a store that hangs.
+    Thread-safe. One thread at a time asks the store, from the first scrape on."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class StoreLook:
         self._due = bool(names)
 
     def forget(self) -> None:
-        """Ask the store at the next question, because it was written to."""
+        """Ask the store at the next call, after a write."""
         self._due = True
 
     def statuses(self, wait: float = LOOK_WAIT) -> dict[str, CollectionStatus | None]:
-        """Return the last known; None: never synced; {} while the store has not answered yet. Not older than
-        LOOK_SECONDS if the store answers within `wait`."""
+        """Return the last known statuses. None: never synced; {}: the store has not answered yet. At most LOOK_SECONDS
+        old if the store answers within `wait`."""
         with self._lock:
             now = self._clock()
             rest = max(LOOK_SECONDS, self._took / LOOK_SHARE)
@@ -108,7 +108,7 @@ class StoreLook:
             return dict(self._known)
 
     def health(self) -> dict[str, float | None]:
-        """Return `answers` of the last look and `look_age` of the last one that succeeded; None: not known yet."""
+        """Return `answers` of the last attempt and `look_age` of the last one that succeeded; None: not known yet."""
         with self._lock:
             now = self._clock()
             hangs = not self._done.is_set() and now - self._begun > ANSWER_SECONDS
@@ -118,14 +118,14 @@ class StoreLook:
             }
 
     def close(self) -> None:
-        """Begin no more looks; one in progress has a second to end, because its connections are closed next."""
+        """Ask no more; wait a second for an attempt in progress, because its connections are closed next."""
         with self._lock:
             self._names, done = (), self._done
         done.wait(1.0)
 
     def _run(self, done: threading.Event) -> None:
         found = None
-        with suppress(Exception), self._store() as store:  # readiness and doctor say what is wrong
+        with suppress(Exception), self._store() as store:  # readiness and doctor report the error
             found = {name: None if store is None else store.status(name) for name in self._names}
         with self._lock:
             now = self._clock()
@@ -214,7 +214,7 @@ class Status:
         return float(gpu_missing(embedding, engine) is not None)
 
     def _engine_samples(self) -> Iterator[Sample]:
-        """Of several engines with the same model and precision (another revision) the sums."""
+        """Yield the engines' samples. Engines with the same model and precision (another revision) are summed."""
         sums: dict[tuple[str, ...], dict[str, float]] = {}
         for engine in self._parts.engines_loaded:
             yield "owl_sap_engine_info", (engine.model, engine.precision, engine.path, engine.profile.name), 1.0
@@ -251,7 +251,7 @@ class Status:
         yield "owl_sap_store_look_age_seconds", (), health["look_age"]
         with suppress(StateUnusable):
             for name in self._collections.names:
-                # Without a turn no process keeps schedules by these records; others know.
+                # Without a turn no process runs schedules by these records.
                 if self._background.jobs.turn(name) is not None:
                     start = self._background.scheduler.next_start(name)
                     overdue = None if start is None else max(0.0, time.time() - start)
@@ -273,7 +273,7 @@ class Status:
 
 def own_models(settings: Settings, engine_of: Callable[[str], EmbeddingEngine | None]) -> list[dict[str, Any]]:
     """Return the models that only single collections use, each once. A model that is not loaded has only a name; of a
-    folder only the last part of the path is shown. `engine_of`: the engine of a collection, None while not loaded."""
+    folder only the last part of the path is shown. `engine_of`: the collection's loaded engine, or None."""
     collections: dict[str, list[str]] = {}
     for each in settings.collections:
         if each.model is not None and each.model != settings.embedding.model:

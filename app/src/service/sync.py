@@ -1,5 +1,4 @@
-"""Bring collections up to date with their tables: sync, build another generation, plan, verify, and the rows in
-quarantine."""
+"""Sync collections with their tables: sync, build another generation, plan, verify, quarantine."""
 
 from __future__ import annotations
 
@@ -26,16 +25,15 @@ from connector.sync.verify import VerifyReport, verify
 
 Report = TypeVar("Report", bound=SyncReport)
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
-_BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons of a pause after which nothing was written
+_BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons of a pause before anything is written
 _SHOWN_LANGUAGES = 8
-# Models whose makers say that they were trained on English.
+# Models that their makers trained on English.
 _ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """Options of one sync; None: as configured. `retry_login`: the operator allows one more attempt after a refused
-    login."""
+    """Options of one sync; None: as configured. `retry_login`: allow one more attempt after a refused login."""
 
     full: bool = False
     max_deletes: float | None = None
@@ -46,7 +44,7 @@ class SyncRequest:
 
 @dataclass(slots=True)
 class BuildReport(SyncReport):
-    """The report of a generation being built. `serving`: of the run that kept the active generation up to date."""
+    """The report of a generation being built. `serving`: of the sync of the active generation."""
 
     generation: int = 0
     serving: SyncReport | None = None
@@ -56,7 +54,7 @@ _Run = tuple[SyncOptions, Watch]
 
 
 def run_options(settings: Settings, owner: str) -> SyncOptions:
-    """The options of a run as configured."""
+    """Return the configured options of a run."""
     sync = settings.sync
     return SyncOptions(
         page_rows=sync.page_rows,
@@ -70,8 +68,8 @@ def run_options(settings: Settings, owner: str) -> SyncOptions:
 
 
 class Sync:
-    """Thread-safe. Raises the errors of the connector and of the engine; UnknownCollection and WrongOrigin for names
-    that are not collections of tables."""
+    """Thread-safe. Raises the errors of the connector and of the engine, UnknownCollection, and WrongOrigin for a
+    collection without a source table."""
 
     def __init__(self, parts: Parts, collections: Collections, generations: Generations, metrics: Metrics) -> None:
         self._parts = parts
@@ -82,14 +80,14 @@ class Sync:
     def run(
         self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
     ) -> SyncReport:
-        """Bring the collection up to date. If the settings name another model, or a build is unfinished: keep the
-        active generation up to date by its own recipe, and build the other one."""
+        """Sync the collection. If the settings name another model, or a build is unfinished: sync the active generation
+        by its own recipe, and build the other one."""
         return self._counted(self._sync, name, self._run_of(request, observer, stop))
 
     def build(
         self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
     ) -> BuildReport:
-        """As `run`, into a new generation beside the active one even if nothing changed. Raises UnknownCollection
+        """As `run`, but build a new generation beside the active one even if nothing changed. Raises UnknownCollection
         before the first sync."""
         return self._counted(self._build, name, self._run_of(request, observer, stop))
 
@@ -153,17 +151,17 @@ class Sync:
         return report
 
     def _build(self, spec: CollectionSpec, run: _Run, model: ModelSource | None = None) -> BuildReport:
-        """Keep the active generation up to date by its own recipe, and build or continue another one by the settings,
-        or with `model`."""
+        """Sync the active generation by its own recipe, and build or continue another one by the settings, or with
+        `model`."""
         store, generations = self._parts.store, self._generations
         maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
         before = active(store.generations.all(spec.name, counted=False))
-        # Begin it first: then the active generation keeps its own recipe even if the settings fit its model.
+        # Begin it first, so that the active generation keeps its own recipe even if the settings fit its model.
         beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
         number = int(beside.rpartition("@")[2])
         serving: SyncReport | None = None
         notes = []
-        try:  # a missing model must not stop its replacement
+        try:  # a missing model must not prevent its replacement
             serving = self._fill(generations.maker(spec), run)
         except self._own_errors(LeaseLost) as error:
             notes.append(f"the active generation was not updated: {error}")
@@ -186,7 +184,7 @@ class Sync:
         return report
 
     def _own_errors(self, *more: type[Exception]) -> tuple[type[Exception], ...]:
-        """Errors of one generation's recipe or model, which do not concern another one."""
+        """Return errors of one generation's recipe or model, which do not affect another one."""
         of_engine = (kind for kind in self._parts.expected_errors if not issubclass(kind, ConnectorError))
         return (ConfigurationError, *more, *of_engine)
 
@@ -199,7 +197,7 @@ class Sync:
         return report
 
     def _switch_if_proved(self, spec: CollectionSpec, number: int, run: _Run) -> str:
-        """Switch to a generation that verifies and can be compared; say what was done or why not."""
+        """Switch to a generation that verifies and can be compared; return what was done or why not."""
         try:
             if not self._verify(spec, number, run, repair=False).ok:
                 return f"generation {number} is built, but verify found drift or was stopped: not switched"
@@ -217,7 +215,7 @@ class Sync:
     # ------------------------------------------------------------------------------------------------- plan, verify
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
-        """Say what a sync would do; write nothing. Raises as a sync would before it writes."""
+        """Return what a sync would do, without writing. Raises as a sync would before it writes."""
         spec, settings = self._collections.spec_of_table(name), self._parts.settings
         options = PlanOptions(settings.sync.page_rows, settings.sync.max_deletes, samples)
         if not estimate:
@@ -261,7 +259,7 @@ class Sync:
 
 
 def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
-    """Warn of texts in languages that the model was not trained on."""
+    """Return warnings for languages that the model was not trained on."""
     if len(languages) < 2 or not _ENGLISH.fullmatch(model):
         return []
     return [
@@ -280,7 +278,7 @@ class Quarantine:
         self._generations = generations
 
     def entries(self, name: str, wanted: Sequence[GivenKey] | None = None) -> list[Entry]:
-        """In the order of their keys."""
+        """Return the entries in the order of their keys."""
         self._collections.spec(name)
         stored = self._collections.stored(name)
         rows = [] if stored is None else self._parts.store.quarantine(name)
@@ -289,7 +287,7 @@ class Quarantine:
         return quarantine.chosen([quarantine.entry(row, columns, attempts) for row in rows], wanted)
 
     def ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
-        """The ids of these entries; None: of all, without looking."""
+        """Return the ids of these entries; None: all, without a look-up."""
         return None if wanted is None else [entry.id for entry in self.entries(name, wanted)]
 
     def retry(
@@ -304,7 +302,7 @@ class Quarantine:
         return report
 
     def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
-        """Delete entries and return how many; the next sync meets the rows again. Raises LeaseLost when another worker
+        """Delete entries and return how many; the next sync tries the rows again. Raises LeaseLost when another worker
         holds the collection longer than `lease_wait` seconds."""
         ids = [entry.id for entry in self.entries(name, wanted)]
         if not ids:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
     from app.src.training.run import Report, Request
 
-HELD_BACK_TOO = 1.25  # texts taken for each one that calibrates: one in five judges
+HELD_BACK_TOO = 1.25  # texts sampled for each one that calibrates: one in five judges the result
 
 
 class Tuning:
     def __init__(self, parts: Parts, collections: Collections, file: Path | None = None) -> None:
-        """`file`: where the settings were read: models are kept beside it."""
+        """`file`: the settings file; models are kept beside it."""
         self._parts = parts
         self._collections = collections
         self._file = file
@@ -28,9 +28,9 @@ class Tuning:
     def calibrate(
         self, name: str, texts: int = 1000, algorithm: str | None = None, *, stored: bool = False
     ) -> dict[str, Any]:
-        """Sample texts of the source (or of the store), calibrate and judge the model on them, and keep the result
-        where the engine finds it. `texts`: about how many calibrate; `algorithm` None: as configured. Return the
-        figures and whether the gate accepted it. Raises UnknownCollection, WrongOrigin, and the engine's errors."""
+        """Calibrate the model on sampled texts of the source (or of the store), judge it, and store the result for the
+        engine. `texts`: about how many calibrate; `algorithm` None: as configured. Return the figures and whether the
+        gate accepted it. Raises UnknownCollection, WrongOrigin, and the engine's errors."""
         from connector.sync.generations import sample_texts as stored_texts
         from connector.sync.sampling import sample_texts
 

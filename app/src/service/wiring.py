@@ -1,4 +1,4 @@
-"""Build the parts of a service from Settings when they are first needed: connections, source, store, engines."""
+"""Create the parts of a service from Settings on first use: connections, source, store, engines."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ _Model = tuple[str, str | None, str]
 
 
 class EnginesScan:
-    """A `VectorScan` for the local store, on the card that the engine computes on. Loads nothing before vectors are
-    searched."""
+    """A `VectorScan` for the local store, on the engine's card. Loads nothing before the first vector search."""
 
     def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
-        """`wanted`: a card is asked for, so that having none is an error."""
+        """`wanted`: a card is required, so that a missing one is an error."""
         self._engine = engine
         self._wanted = wanted
         self._lock = threading.Lock()
@@ -70,7 +69,7 @@ class EnginesScan:
 
 
 class Parts:
-    """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
+    """Thread-safe. Connects and loads on first use; `close` ends what was opened."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class Parts:
         store: VectorStore | None = None,
         graphs_folder: Path | None = None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; they are closed all the same. `graphs_folder`: where
-        calibrations are kept; default: as if no settings file had been read."""
+        """`source` and `store` replace the configured ones; they are closed too. `graphs_folder`: for calibrations;
+        default: as without a settings file."""
         self.settings = settings
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._warned = False
@@ -98,7 +97,7 @@ class Parts:
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
-        """Errors whose message is meant for people."""
+        """Return the errors whose message may be shown to users."""
         from app.src.core.backends import EngineError
 
         return (ConnectorError, EngineError)
@@ -109,24 +108,24 @@ class Parts:
 
     @property
     def engine_if_loaded(self) -> EmbeddingEngine | None:
-        """Loads none."""
+        """Return the loaded engine of the configured model, or None."""
         there = self.embedder_if_loaded
         return None if there is None else there.engine
 
     @property
     def engines_loaded(self) -> list[EmbeddingEngine]:
-        """The configured model's, and those of other models that collections have. Loads none."""
+        """Return the loaded engines: the configured model's, and those of single collections."""
         return [each.engine for each in list(self._models.values())]
 
     def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
-        """Of the model that the settings name for a collection. Loads none."""
+        """Return the loaded engine of a collection's configured model, or None."""
         wanted = self.settings.embedding_of(collection)
         there = self._models.get((wanted.model, wanted.revision, wanted.precision))
         return None if there is None else there.engine
 
     @property
     def embedder_if_loaded(self) -> EngineEmbedder | None:
-        """Loads none."""
+        """Return the embedder of the loaded engine, or None."""
         return self._models.get(self._configured)
 
     @property
@@ -134,20 +133,20 @@ class Parts:
         return self.embedder_of(None)
 
     def embedder_for(self, collection: str) -> EngineEmbedder:
-        """The model that the settings name for a collection. Raises the engine's errors."""
+        """Return the configured model of a collection. Raises the engine's errors."""
         wanted = self.settings.embedding_of(collection)
         if wanted is self.settings.embedding:
             return self.embedder
         return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
 
     def model_source_for(self, collection: str) -> ModelSource:
-        """What would load that model again."""
+        """Return the source to load that model from again."""
         wanted = self.settings.embedding_of(collection)
         weights = self.embedder_for(collection).engine.weights_sha256
         return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
 
     def embedder_of(self, model: ModelSource | None) -> EngineEmbedder:
-        """Return a model (None: the configured one), which stays in memory. Raises the engine's errors."""
+        """Return a model (None: the configured one) and keep it in memory. Raises the engine's errors."""
         key = self._configured if model is None else (model.name, model.revision, model.precision)
         if (there := self._models.get(key)) is not None:
             return there  # also while another model is loaded
@@ -171,7 +170,7 @@ class Parts:
 
     @contextmanager
     def store_to_read(self) -> Iterator[VectorStore | None]:
-        """The store, for looking only: nothing is created or migrated. None where there is no store yet."""
+        """Yield the store for reading: nothing is created or migrated. None if there is no store yet."""
         wanted = self.settings.store
         if "store" in self._parts or wanted.kind == "hana":
             yield self.store
@@ -189,7 +188,7 @@ class Parts:
             store.close()
 
     def pool(self, section: str) -> HanaPool:
-        """Connections to the HANA of `[section]`: "hana" or "store.hana"."""
+        """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
         hana = self.settings.hana if section == "hana" else self.settings.store_hana
         prefix = "HANA" if section == "hana" else "HANA_STORE"
         if not hana.configured:
@@ -220,14 +219,14 @@ class Parts:
         return self.pool("hana" if self.settings.store.hana is None else "store.hana")
 
     def allow_login(self) -> None:
-        """After a refused login: somebody says that it may be tried again, once."""
+        """Allow one more login after a refused one."""
         with self._lock:
             pools = [part for name, part in self._parts.items() if name.startswith("pool ")]
         for pool in pools:
             pool.allow_login()
 
     def check_schema(self) -> None:
-        """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
+        """Raise UnknownTable when the schema for the vectors does not exist. Other stores have no schema."""
         from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
 
         if not self.store_in_hana:
@@ -273,7 +272,7 @@ class Parts:
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
-        """Load the configured model, or another on the same device within the same limits; the caller closes it."""
+        """Load the configured model, or another one on the same device with the same limits; the caller closes it."""
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted = self.settings.embedding
@@ -337,7 +336,7 @@ class Parts:
         return self.settings.store_schema
 
     def _metadata_names(self) -> dict[str, dict[str, str]]:
-        """Per collection, column -> its name in the stored metadata: filters may use either."""
+        """Return per collection: column -> its name in the stored metadata. Filters may use either."""
         from connector.document.document import metadata_names
 
         return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}

@@ -1,5 +1,5 @@
-"""Settings: their model (`model`), further variables (`variables`), and how they are read (`sources`, the only module
-of the product that reads the environment)."""
+"""Settings: their model (`model`), further variables (`variables`), and reading them (`sources`, the only module that
+reads the environment)."""
 
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.collections import CollectionSettings, ScheduleSettings

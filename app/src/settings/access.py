@@ -1,4 +1,4 @@
-"""The section [access]: API keys, tokens and limits. Checks what needs no file and no network."""
+"""The section [access]: API keys, tokens and limits. Validates without files and network."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def _rate(rate: str) -> str:
     return rate
 
 
-Rate = Annotated[str, AfterValidator(_rate)]  # so many in so long a time: "600/minute"
+Rate = Annotated[str, AfterValidator(_rate)]  # a number per time: "600/minute"
 
-# Never one with a shared secret: a service that can check such a token could create one.
+# No shared secrets: a service that can check such a token could create one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-# The meanings of a name in a token: a scope, or that its bearer sees every row.
+# What a name in a token may grant: a scope, or every row.
 MEANINGS = ("embed", "search", "sync", "admin", "metrics", "every_row")
 
 
 def _pairs(value: Any) -> Any:
-    """In a variable: `Viewer=search, Operator=sync`."""
+    """Parse a variable such as `Viewer=search, Operator=sync`."""
     if not isinstance(value, str):
         return value
     parts = [part.partition("=") for part in value.split(",") if part.strip()]

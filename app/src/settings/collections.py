@@ -18,7 +18,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_]")
 ClaimPath = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     Field(min_length=1),
-    # One claim may be a plain string; its dots belong to the name.
+    # A claim may be a plain string; its dots belong to the name.
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
 
@@ -238,7 +238,7 @@ class CollectionSettings(Section):
 
 
 def _may_meet(one: str, other: str) -> bool:
-    """Whether two columns may be given the same name in the metadata (`connector.document.document.metadata_names`)."""
+    """Return whether two columns may get the same metadata name (`connector.document.document.metadata_names`)."""
     if not _ODD.search(one) and not _ODD.search(other):
         return False
     first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))

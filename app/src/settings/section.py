@@ -31,11 +31,11 @@ Networks = Annotated[Columns, AfterValidator(lambda addresses: tuple(map(_networ
 
 
 class Section(BaseModel):
-    # `schema` is the word of SAP's own clients; pydantic's deprecated method of that name is given up for it.
+    # `schema` is a setting of SAP's clients, so it may shadow pydantic's deprecated method of that name.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-LONGEST = 3650 * 86_400.0  # ten years, in seconds: more is a slip of the pen, and dates end somewhere
+LONGEST = 3650 * 86_400.0  # ten years, in seconds: more is a typing error
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _PARTS = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in "dhms"), re.ASCII)
 _UNITS = (86_400, 3600, 60, 1)
@@ -43,7 +43,7 @@ _EXAMPLES = 'write it like "30s", "5m", "1h30m" or "1d"'
 
 
 def seconds(value: Any) -> float:
-    """Return seconds. A text has units d, h, m and s, each once, in this order; a bare number is seconds. Raises
+    """Return seconds. A text has units d, h, m and s, each once, in this order; a number is seconds. Raises
     ValueError."""
     if isinstance(value, str):
         word = "".join(value.split()).lower()
@@ -58,7 +58,7 @@ def seconds(value: Any) -> float:
         length = float(value)
     else:
         raise ValueError(f"must be a duration: {_EXAMPLES}")
-    if not 0 <= length <= LONGEST:  # nor NaN
+    if not 0 <= length <= LONGEST:  # also rejects NaN
         raise ValueError(f"a duration must be between 0 and {LONGEST / 86_400:.0f}d: {_EXAMPLES}")
     return length
 

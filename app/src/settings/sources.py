@@ -1,5 +1,5 @@
-"""Read settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
-looks at the environment. Messages name file or variable and key, never a value."""
+"""Read settings: owl-sap.toml < environment (and .env) < flags, with the origin of each value. The only module that
+reads the environment. Messages name file or variable and key, never a value."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from connector.failpoints import Failpoint
 DEFAULT_FILE = "owl-sap.toml"
 PREFIX = "OWL_SAP_"
 _CONFIG_VARIABLE = "OWL_SAP_CONFIG"
-# For tests of crashes only: no setting, so that no configuration file can arm one.
+# Only for crash tests, and only as a variable, so that no configuration file can set it.
 _FAILPOINT_VARIABLE = "OWL_SAP_FAILPOINT"
 _FILE_SUFFIX = "_FILE"
-_SLIP = 0.8  # likeness (difflib's) from which a name is taken for a misspelt one
+_SLIP = 0.8  # similarity (difflib) from which a name counts as misspelt
 
 SettingPath = tuple[str, ...]
 _Variables = Mapping[str, tuple[str, str]]  # name -> text, origin
 
 
 class SettingsError(Exception):
-    """The settings are invalid. One line per fault: where, what, and what to do."""
+    """The settings are invalid. One line per error: where, what, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """`origins`: the source of each set value, by path; absent: the default. `inert`: variables without effect.
-    `failpoint`: where a test ends this process."""
+    `failpoint`: where a crash test ends this process."""
 
     settings: Settings
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
@@ -52,10 +52,8 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Loaded:
-    """Read everything. `folder` (default: the working directory) is where owl-sap.toml and .env are looked for.
-
-    A `config` that is named must exist; without one, owl-sap.toml is read if it is there. Raises SettingsError.
-    """
+    """Read all settings. `folder` (default: the working directory) contains owl-sap.toml and .env. A given `config`
+    must exist; without one, owl-sap.toml is optional. Raises SettingsError."""
     folder = folder or Path.cwd()
     variables = _environment(environ, folder)
     file = _file(config, variables, folder)
@@ -88,12 +86,13 @@ def no_collections(file: Path | None) -> str:
 
 
 def _environment(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
-    """The environment beats .env; an empty variable counts as unset (compose passes those)."""
+    """Return the variables. The environment beats .env; an empty variable counts as unset, because compose passes
+    those."""
     merged: dict[str, tuple[str, str]] = {}
     file = folder / ".env"
     if file.is_file():
         try:
-            # As written: a password may hold a $, which interpolation would take for a variable.
+            # Without interpolation: a password may contain a $.
             values = dotenv_values(file, interpolate=False)
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
@@ -130,7 +129,7 @@ def _toml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
-    except (ValueError, RecursionError):  # Python's parser stumbles over these without naming them
+    except (ValueError, RecursionError):  # Python's parser raises these without a location
         raise SettingsError(
             f"{file}: not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
         ) from None
@@ -152,7 +151,8 @@ def _in_file(tree: Mapping[str, Any], origin: str, prefix: SettingPath = ()) -> 
 
 
 def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assigned]:
-    """`inert` gets the variables without effect. Raises SettingsError for unknown and invalid ones."""
+    """Yield the assignments of variables. `inert` gets the variables without effect. Raises SettingsError for unknown
+    and invalid ones."""
     for variable in (*GUIDE_VARIABLES, *VARIABLES):
         text, origin = _text_of(variable.name, variables)
         if text is None:
@@ -168,7 +168,7 @@ def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assi
     for name, (_, origin) in variables.items():
         base = name if name in own else name.removesuffix(_FILE_SUFFIX)
         if name.startswith("T4_GPU_") and base not in guides:
-            # Others pass, such as Kubernetes' own for a service named t4-gpu.
+            # Other names pass, such as Kubernetes' own for a service named t4-gpu.
             if near := _nearest(base, guides, _SLIP):
                 raise SettingsError(f"{origin}: no such variable{near} (docs/gpu.md lists them)")
         elif name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
@@ -194,7 +194,7 @@ def _text_of(name: str, variables: _Variables) -> tuple[str | None, str]:
     try:
         return Path(indirect[0]).read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
     except (OSError, ValueError) as error:
-        # Without its name: the variable may hold the secret itself.
+        # Without the value: the variable may hold the secret itself.
         raise SettingsError(f"{indirect[1]}: the file it names cannot be read ({type(error).__name__})") from None
 
 
@@ -230,7 +230,7 @@ def _names(model: type[BaseModel]) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
-# A list of blocks is one value: a layer replaces it whole.
+# A list of blocks is one value: each source replaces it completely.
 _LEAVES = [
     *(
         (*path, name)
@@ -243,12 +243,12 @@ _LEAVES = [
 
 
 def own_variables() -> dict[str, SettingPath]:
-    """Every OWL_SAP_* variable and its setting."""
+    """Return each OWL_SAP_* variable with its setting."""
     return {PREFIX + "__".join(path).upper(): path for path in _LEAVES}
 
 
 def show(loaded: Loaded) -> list[dict[str, Any]]:
-    """Every setting as `{"setting", "value", "origin"}`; a secret that is set shows as asterisks."""
+    """Return each setting as `{"setting", "value", "origin"}`; a secret that is set shows as asterisks."""
     rows = []
     for path in _LEAVES:
         value: Any = loaded.settings
@@ -256,7 +256,7 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
             value = getattr(value, "schema_name" if name == "schema" else name, None)
         if path == ("collections",):
             value = [item.model_dump(mode="json", by_alias=True) for item in value]
-        elif isinstance(value, tuple):  # as its variable takes it
+        elif isinstance(value, tuple):  # in the format of its variable
             value = ", ".join(map(str, value))
         elif isinstance(value, dict):
             value = ", ".join(f"{name}={inner}" for name, inner in value.items())
@@ -272,12 +272,12 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
 def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
-        # A section that only variables made has the origin of the first of them.
+        # A section set only by variables has the origin of the first of them.
         begun = [tuple(map(str, location[:length])) for length in range(len(location), 0, -1)]
         inside = (origin for path, origin in origins.items() if path[: len(location)] == tuple(location))
         origin = next((origins[path] for path in begun if path in origins), None) or next(inside, "settings")
         shown = ".".join(map(str, location))
-        if location[0] == "collections" and len(location) > 1:  # a collection by its name
+        if location[0] == "collections" and len(location) > 1:  # show a collection's name
             index = int(location[1])
             block = tree["collections"][index]
             name = block.get("name") if isinstance(block, Mapping) else None

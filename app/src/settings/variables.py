@@ -1,5 +1,5 @@
-"""The accepted environment variables besides OWL_SAP_<SECTION>__<KEY>: SAP's usual HANA_* names and the T4 guides'
-names, each with its setting or the reason why it has no effect."""
+"""Accepted environment variables besides OWL_SAP_<SECTION>__<KEY>: SAP's usual HANA_* names and those of the T4 guides,
+each with its setting or the reason why it has no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Variable:
 
 
 def _sets(name: str, setting: str, note: str = "", parse: Callable[[str], Any] = str) -> Variable:
-    """`parse` returns None for a text that changes nothing."""
+    """Return a variable that sets `setting`. `parse` returns None for a text that changes nothing."""
     path = tuple(setting.split("."))
 
     def assign(text: str) -> Mapping[Path, Any]:
@@ -48,7 +48,7 @@ def _fp32_if_off(text: str) -> str | None:
     return None if _flag(text) else "fp32"
 
 
-MOST_DIGITS = 15  # of a number in a variable: no memory has more bytes
+MOST_DIGITS = 15  # of a number in a variable; no memory has more bytes
 
 
 def _megabytes(text: str) -> int:
@@ -83,7 +83,7 @@ _HANA = {
 _BY_TOKENS = "does nothing: batches are planned by tokens from the memory that is free, never by a number of texts"
 
 VARIABLES: tuple[Variable, ...] = (
-    # Later entries win over earlier ones within their group (USE_GPU=false beats GPU_DEVICE_ID).
+    # Within a group later entries win (USE_GPU=false beats GPU_DEVICE_ID).
     *(_sets(f"HANA_{name}", f"hana.{key}") for name, key in _HANA.items()),
     *(_sets(f"HANA_STORE_{name}", f"store.hana.{key}") for name, key in _HANA.items()),
     _sets(
@@ -116,7 +116,7 @@ VARIABLES: tuple[Variable, ...] = (
     _sets("T4_GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
 )
 
-# In this order HANA_*, T4_GPU_* beat these, and OWL_SAP_* beats both.
+# HANA_* and T4_GPU_* beat these in this order, and OWL_SAP_* beats both.
 GUIDE_VARIABLES: tuple[Variable, ...] = (
     _sets(
         "GPU_DEVICE_ID",

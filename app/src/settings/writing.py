@@ -1,5 +1,5 @@
-"""Write settings as text: owl-sap.toml and .env.example as `owl-sap init` writes them, and one [[collections]] block.
-Whatever names and comments hold, the text is TOML that reads back unchanged. Never a password."""
+"""Write settings as text: owl-sap.toml and .env.example for `owl-sap init`, and single [[collections]] blocks. The TOML
+reads back unchanged with any names and comments. Never writes a password."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def collection_block(
 
 
 def _printable(text: str) -> str:
-    """On one line: a line break in a name must not end the comment."""
+    """Put the text on one line: a line break would end the comment."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -49,7 +49,7 @@ def _line(text: str) -> str:
     return " ".join(_printable(text).split())
 
 
-# By section: what it is, and the settings that a start may need, with an example where there is no default.
+# Per section: its description, and the settings to show, with an example where there is no default.
 _SECTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hana": (
         "where the rows are",
@@ -116,8 +116,8 @@ HANA_PASSWORD=
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The content of a starting file. `given`: values by section and key. `why`: by "section.key", a comment instead of
-    the description. `blocks`: collections as TOML. `made_by`: the first line."""
+    """The content of a new settings file. `given`: values by section and key. `why`: by "section.key", a comment that
+    replaces the description. `blocks`: collections as TOML. `made_by`: the first line."""
 
     given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def settings_file(start: Start) -> str:
 
 
 def environment_file(start: Start) -> str:
-    """.env.example."""
+    """Return .env.example."""
     hana = start.given.get("hana", {})
     examples = _SECTIONS["hana"][1]
     shown = {name: _line(str(hana.get(name) or examples[name] or 443)) for name in ("host", "port", "user")}

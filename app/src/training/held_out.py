@@ -1,4 +1,4 @@
-"""Pairs that are held out of a training, and how well a model finds their texts."""
+"""Split off held-out pairs, and measure how well a model finds their texts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from app.src.training.pairs import Pair
 from connector.errors import ConfigurationError
 
 HELD_OUT = 0.1  # share of the pairs
-MOST_HELD_OUT = 1000  # enough for steady figures
-LEAST = 20  # pairs; with fewer the figures say nothing
+MOST_HELD_OUT = 1000  # enough for stable figures
+LEAST = 20  # pairs; with fewer the figures are meaningless
 K = 10
-MOST_TEXTS = 20_000  # texts that are searched: those of the held-out pairs, then those of the training
+MOST_TEXTS = 20_000  # texts to search: of the held-out pairs first, then of the training pairs
 _BLOCK = 256
 
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
@@ -25,11 +25,9 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs to train on and those held out: whole groups that share a text, so that no held-out text occurs
-    in the training. The result depends on the pairs and the seed, not on their order.
-
-    Raises ConfigurationError when there are too few pairs, or nearly all share texts.
-    """
+    """Return the pairs to train on and the held-out ones, by groups that share a text, so that no held-out text occurs
+    in the training. Depends on the pairs and the seed, not on their order. Raises ConfigurationError for too few pairs,
+    or if nearly all share texts."""
     if len(pairs) < LEAST:
         raise ConfigurationError(f"{len(pairs)} pairs to learn from; at least {LEAST} are needed")
     wanted = min(max(1, round(HELD_OUT * len(pairs))), MOST_HELD_OUT)
@@ -53,7 +51,7 @@ def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def _groups(pairs: Sequence[Pair]) -> list[list[int]]:
-    """Return the numbers of pairs connected by shared texts, group by group (union-find)."""
+    """Return the indexes of pairs, grouped by shared texts (union-find)."""
     parent = list(range(len(pairs)))
 
     def root(member: int) -> int:
@@ -74,8 +72,8 @@ def _groups(pairs: Sequence[Pair]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Means over `queries`, searching among `texts`: the share of a query's texts among the first ten, and 1 / rank of
-    the first of them."""
+    """Means over `queries`, searching among `texts`: recall in the first ten, and reciprocal rank of the first relevant
+    text."""
 
     recall_at_10: float
     mrr: float
@@ -89,7 +87,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A search among `texts`. `relevant`: of each query the places of its texts in `texts`."""
+    """A search among `texts`. `relevant`: per query, the indexes of its texts."""
 
     queries: list[str]
     texts: list[str]
@@ -97,7 +95,7 @@ class Trial:
 
     @classmethod
     def of(cls, held_out: Sequence[Pair], others: Sequence[Pair]) -> Trial:
-        """Ask the held-out queries; texts of `others` are searched too, and are relevant to none."""
+        """Return the trial of the held-out queries; texts of `others` are searched too, and never relevant."""
         texts: dict[str, int] = {}
         for pair in held_out:
             texts.setdefault(pair.text, len(texts))

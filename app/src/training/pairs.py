@@ -1,6 +1,5 @@
-"""Pairs of texts to learn from, read from a file of JSON lines or from two columns of a collection's rows. Messages
-name lines and columns, never a text.
-"""
+"""Training pairs, read from JSON lines or from two columns of a collection's rows. Messages name lines and columns,
+never a text."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from connector.model import CollectionSpec, Query
 from connector.protocols import Source
 
 _NAMES = (("query", "text"), ("anchor", "positive"))
-_SHOWN = 5  # bad lines that a message names; the rest are counted
+_SHOWN = 5  # bad lines that a message names; others are only counted
 
 
 class Pair(NamedTuple):
@@ -33,9 +32,8 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Pairs:
-    """`read`: rows or lines; each is a pair or counted as `incomplete` (one side blank), `duplicates` (a repeated
-    pair), `same` (both sides equal, which teaches nothing) or `unreadable` (a value that cannot be formatted).
-    `limited`: the limit was reached before the end."""
+    """`read`: rows or lines; each is a pair or counted as `incomplete` (one side blank), `duplicates`, `same` (both
+    sides equal) or `unreadable` (a value that cannot be formatted). `limited`: the limit was reached before the end."""
 
     origin: Literal["file", "rows"]
     pairs: list[Pair] = field(default_factory=list)
@@ -66,7 +64,6 @@ class Pairs:
         return {"origin": self.origin, "pairs": len(self.pairs)} | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        """A sentence with the counts."""
         skipped = {
             "incomplete": self.incomplete,
             "repeated": self.duplicates,

@@ -1,4 +1,4 @@
-"""A fine-tuning from beginning to end: pairs, split, figures before, training, figures after, model folder."""
+"""A fine-tuning: read pairs, split, measure, train, measure again, write the model folder."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
 DEFAULTS = {"epochs": 1, "batch_size": 16, "learning_rate": 2e-5, "seed": 7, "most_pairs": 100_000}
-_EMBEDDED_AT_ONCE = 512  # texts between two looks at `TrainingObserver.stop`
+_EMBEDDED_AT_ONCE = 512  # texts between two checks of `TrainingObserver.stop`
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """Pairs come from `file`, or from two `columns` of the collection's rows. None: the default, or with `resume` the
-    value that the unfinished training was begun with."""
+    value of the unfinished training."""
 
     file: Path | None = None
     columns: tuple[str, str] | None = None
@@ -49,7 +49,7 @@ class Request:
     resume: bool = False
 
     def given(self) -> dict[str, Any]:
-        """Return the options that were given, as JSON."""
+        """Return the given options as JSON."""
         options = asdict(self) | {
             "file": None if self.file is None else str(self.file.absolute()),
             "columns": None if self.columns is None else list(self.columns),
@@ -59,7 +59,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a training needs of the process. `source` connects when called; `load` returns an engine to be closed."""
+    """The process's resources for a training. `source` connects when called; `load` returns an engine that the caller
+    closes."""
 
     source: Callable[[], Source]
     load: Callable[[ModelSource], EmbeddingEngine]
@@ -69,8 +70,8 @@ class Resources:
 
 @dataclass(slots=True)
 class Report:
-    """`folder`: the finished model, None when `stopped`. `worse`: it finds less than the base model, so it should not
-    be used. `generation`: the one built with it, None for none."""
+    """`folder`: the finished model, None when `stopped`. `worse`: it finds less than the base model and should not be
+    used. `generation`: the one built with it, or None."""
 
     collection: str
     base: dict[str, Any]
@@ -91,7 +92,7 @@ class Report:
 
 
 class _Stopped(Exception):
-    """The observer ended the training or an evaluation."""
+    """The observer stopped the training or an evaluation."""
 
 
 def finetune(
@@ -102,8 +103,8 @@ def finetune(
     resources: Resources,
     observer: TrainingObserver,
 ) -> Report:
-    """Train `model` and write the result to `work.out`. Raises ConfigurationError for what cannot be begun,
-    TrainingFailed, the errors of the engine and of the rows' source."""
+    """Train `model` and write the result to `work.out`. Raises ConfigurationError for invalid input, TrainingFailed,
+    and the errors of the engine and of the rows' source."""
     started = time.monotonic()
     if missing := missing_packages():
         raise _not_importable(" and ".join(missing))
@@ -147,7 +148,7 @@ def _not_importable(packages: str) -> ConfigurationError:
 
 
 def _chosen(request: Request, begun: dict[str, Any], work: Work, base_facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the options in force; a resumed training keeps those it was begun with."""
+    """Return the options in force; a resumed training keeps its first ones."""
     given, before = request.given(), begun.get("chosen", {})
     for name, value in given.items():
         if request.resume and value != before.get(name):
@@ -170,8 +171,6 @@ def _chosen(request: Request, begun: dict[str, Any], work: Work, base_facts: dic
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One fine-tuning in its work folder."""
-
     model: ModelSource
     base: Folder
     profile: DeviceProfile
@@ -208,7 +207,7 @@ class _Run:
         report.folder = str(work.out)
 
     def _figures(self, trial: Trial, source: ModelSource) -> Figures:
-        """Measure with the engine that would serve; it is closed afterwards, because training needs the memory."""
+        """Measure with the serving engine, closed afterwards because training needs the memory."""
 
         def embed(texts: Sequence[str]) -> NDArray[np.float32]:
             blocks = []
@@ -244,5 +243,5 @@ class _Run:
         }
         if trained.stopped:
             raise _Stopped
-        shutil.rmtree(self.work.candidate, ignore_errors=True)  # a kill may have left half of one
+        shutil.rmtree(self.work.candidate, ignore_errors=True)  # a kill may have left an incomplete one
         save(model, self.base, self.work.candidate)

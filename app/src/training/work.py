@@ -1,6 +1,5 @@
-"""The folder of an unfinished training: what it was begun with, its checkpoints, and a lock. The finished model appears
-beside it in one step.
-"""
+"""The folder of an unfinished training: its options, checkpoints and lock. The finished model appears beside it in one
+step."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _LOCK = "lock"
 
 
 class Work:
-    """`out`: the folder of the model to come. `folder`: where the training is kept until then."""
+    """`out`: the folder of the finished model. `folder`: of the unfinished training."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -57,7 +56,7 @@ class Work:
             try:
                 yield
             finally:
-                if not self.begun:  # leave no folder that looks like a training; files of others stay
+                if not self.begun:  # leave no empty training folder; other files stay
                     with suppress(OSError):
                         (self.folder / _LOCK).unlink()
                         self.checkpoints.rmdir()
@@ -66,7 +65,7 @@ class Work:
             os.close(lock)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Store what the training was begun with."""
+        """Store the options of the training."""
         target = self.folder / _BEGUN
         written = target.with_suffix(".new")
         written.write_text(json.dumps(facts, indent=2), encoding="utf-8")
@@ -92,7 +91,7 @@ class Work:
 
 
 def next_folder(models: Path, name: str) -> Path:
-    """Return `NAME-1` in `models`, or the first number after those that exist (unfinished ones do not count)."""
+    """Return `NAME-1` in `models`, or the first free number after the finished ones."""
     taken = [path.name.removeprefix(f"{name}-") for path in models.glob(f"{name}-*")]
     numbers = [int(number) for number in taken if number.isdecimal()]
     return models / f"{name}-{max(numbers, default=0) + 1}"

@@ -1,1 +1,1 @@
-"""Codec of HANA's SQL command network protocol, server side. Knows bytes and storage values; no sockets, no SQL."""
+"""Server-side codec of HANA's SQL command network protocol: bytes to storage values and back."""

@@ -22,11 +22,11 @@ _WIDE_LENGTHS = {246: "<H", 255: ">H"}
 
 
 def parse_fields(data: bytes) -> list[bytes]:
-    """A field list: count (u16), then each field after its length."""
+    """Read a field list: count (u16), then each field after its length."""
     if len(data) < 2:
         raise ProtocolError("authentication part is too short")
     (count,) = struct.unpack_from("<H", data)
-    if count == 0x0100:  # node-hdb writes the inner count of one big-endian
+    if count == 0x0100:  # node-hdb writes the inner count of one as big-endian
         count = 1
     fields, position = [], 2
     for _ in range(count):
@@ -60,7 +60,7 @@ def build_fields(fields: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What the server keeps between the two requests of a login."""
+    """The server's state between the two requests of a login."""
 
     user: str
     method: bytes
@@ -69,16 +69,16 @@ class Challenge:
     nonce: bytes
 
     def reply(self) -> bytes:
-        """The AUTHENTICATION part answering the first request."""
+        """The AUTHENTICATION part for the first request."""
         fields = [self.salt, self.nonce]
         if self.method == SCRAM_PBKDF2:
             fields.append(ITERATIONS.to_bytes(4, "big"))
         return build_fields([self.method, build_fields(fields)])
 
     def verify(self, data: bytes, password: str | None) -> bytes | None:
-        """The AUTHENTICATION part with the server's proof; None when the client's proof is wrong.
+        """The AUTHENTICATION part with the server's proof; None if the client's proof is wrong.
 
-        Without a password (unknown user) the same work is done, so that nothing tells it from a wrong password.
+        An unknown user takes the same work as a wrong password, so that timing does not reveal it.
         """
         fields = parse_fields(data)
         if len(fields) != 3:
@@ -109,7 +109,7 @@ class Challenge:
 
 
 def begin(data: bytes) -> Challenge | None:
-    """Challenge for the best method the client offers; None when it offers neither SCRAM method."""
+    """The challenge for the client's best method; None if it offers no SCRAM method."""
     fields = parse_fields(data)
     if len(fields) < 3:
         raise ProtocolError("authentication request names no method")

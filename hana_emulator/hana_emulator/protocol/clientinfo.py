@@ -1,4 +1,4 @@
-"""The CLIENTINFO part: session variables that a driver sends with a request (setclientinfo and the like)."""
+"""The CLIENTINFO part: session variables in a driver's request (setclientinfo and similar)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WIDE_LENGTHS = {246: struct.Struct("<H"), 247: struct.Struct("<I")}
 
 
 def parse(part: Part) -> dict[str, str]:
-    """Return the value of each name. Raises ProtocolError where the part ends early or has texts left over.
+    """Parse the part to {name: value}. Raises ProtocolError if it is too short or too long.
 
-    hdbcli and go-hdb count the pairs in the part, node-hdb counts the texts.
+    hdbcli and go-hdb count pairs in the part, node-hdb counts texts.
     """
     try:
         texts = list(_texts(part.data))

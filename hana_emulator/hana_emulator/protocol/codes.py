@@ -1,4 +1,4 @@
-"""Numbers of SAP's SQL command network protocol that the emulator uses, and the error for broken packets."""
+"""Numbers of SAP's SQL command network protocol that the emulator uses, and the error for invalid packets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import IntEnum, IntFlag
 
 
 class ProtocolError(Exception):
-    """The peer sent bytes that are not a valid request. The connection cannot go on; the server can."""
+    """The peer sent an invalid request; the connection must end."""
 
 
 class MessageType(IntEnum):
-    """What a request segment asks for. READLOB and WRITELOB as hdbcli numbers them (go-hdb's constants are swapped)."""
+    """Types of request segments. READLOB and WRITELOB are numbered as in hdbcli; go-hdb swaps them."""
 
     EXECUTEDIRECT = 2
     PREPARE = 3
@@ -30,7 +30,7 @@ class MessageType(IntEnum):
 
 
 class DataFormat(IntEnum):
-    """Data-format versions from which on a client knows newer types; it names its version in the connect options.
+    """Data format versions that add types; a client sends its version in the connect options.
 
     Source: go-hdb, `driver/internal/protocol/dfv.go` and `driver/internal/types/types.go`.
     """
@@ -50,7 +50,7 @@ class FirstFormatCode(IntEnum):
 
 
 class ReplyCode(IntEnum):
-    """Function codes of replies that belong to no SQL statement (those of statements are `seam.FunctionCode`)."""
+    """Function codes of replies that belong to no SQL statement; for statements see `seam.FunctionCode`."""
 
     NIL = 0
     FETCH = 10

@@ -1,4 +1,4 @@
-"""DECIMAL: the protocol's 16-byte and scaled-integer forms from and to canonical text."""
+"""Convert DECIMAL between the protocol's forms (16 bytes, scaled integers) and canonical text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EXACT = Context(prec=80, rounding=ROUND_DOWN)
 
 
 def fixed_scale(type_: HanaType) -> int | None:
-    """Fraction digits of a DECIMAL type, None when it is floating."""
+    """Fraction digits of a DECIMAL type; None for a floating one."""
     return type_.scale if type_.length and type_.scale != FLOATING_SCALE else None
 
 
 def canonical(value: Decimal, scale: int | None) -> str:
-    """Plain digits; with a scale exactly that many after the point, more are cut off (as HANA converts)."""
+    """Plain digits; `scale` gives exactly that many fraction digits and truncates like HANA."""
     if scale is not None:
         try:
             value = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
@@ -36,7 +36,7 @@ def canonical(value: Decimal, scale: int | None) -> str:
 
 
 def parse(text: str, scale: int | None) -> str:
-    """Canonical text of a number as clients write it ("123.45", "1E+3")."""
+    """Canonical text of a client's number ("123.45", "1E+3")."""
     try:
         value = Decimal(text.strip())
     except InvalidOperation:
@@ -59,7 +59,7 @@ def encode(value: str | int | float) -> bytes:
 
 
 def decode(data: bytes) -> Decimal | None:
-    """None for NULL."""
+    """The number, None for NULL."""
     number = int.from_bytes(data, "little")
     if data[15] & 0x70 == 0x70:
         return None
@@ -70,7 +70,7 @@ def decode(data: bytes) -> Decimal | None:
 
 
 def to_fixed(value: str | int | float, scale: int) -> int:
-    """The value as an integer number of 10**-scale."""
+    """Convert to an integer number of 10**-scale."""
     return int(Decimal(str(value)).scaleb(scale, _EXACT))
 
 

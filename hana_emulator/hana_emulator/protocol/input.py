@@ -1,7 +1,7 @@
-"""Parameter rows: wire bytes to storage values. One decoder is compiled per parameter, once per statement; a hot path.
+"""Decode parameter rows from wire bytes to storage values, with one compiled decoder for each parameter.
 
-Clients do not always send the declared type (NVARCHAR and DECIMAL come as STRING, vectors as VARBINARY), so values are
-read by their wire type and then converted to the declared one.
+Clients may send other types than declared (NVARCHAR and DECIMAL as STRING, vectors as VARBINARY), so values are read by
+wire type and then converted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NULL_LENGTH = 255
 
 
 def _span(data: bytes, position: int) -> tuple[int, int]:
-    """Start and end of a length-prefixed value; start -1 is NULL."""
+    """Start and end of a length-prefixed value; start is -1 for NULL."""
     size = data[position]
     if size <= 245:
         start = position + 1
@@ -118,7 +118,7 @@ def _read_fixed(size: int, scale: int) -> Reader:
 
 
 def _read_lob(code: int) -> Reader:
-    """The header only: the data of a row's LOBs follows behind the row (positions are not trustworthy)."""
+    """Read only the header: LOB data follows the row, and its positions are unreliable."""
 
     def read(data: bytes, position: int) -> tuple[LobInput, int]:
         options, length, _position = _LOB_HEADER.unpack_from(data, position)
@@ -189,7 +189,7 @@ def _to_binary(value: Any) -> bytes:
 
 
 def _to_vector(type_: HanaType) -> Converter:
-    """Checks the frame of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
+    """Check the form of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
     width = 2 if type_.code is TypeCode.HALF_VECTOR else 4
 
     def convert(value: Any) -> bytes:
@@ -209,7 +209,7 @@ _TIMESTAMP_CODES = {TypeCode.DATE: 10, TypeCode.SECONDDATE: 19}
 
 
 def _between_temporals(type_: HanaType) -> Converter:
-    """A client may send a longer or shorter form than declared: cut it, or begin the day."""
+    """A client's form may be longer or shorter than declared: truncate it or add midnight."""
 
     def convert(value: Any) -> str:
         if not isinstance(value, str):
@@ -228,7 +228,7 @@ def _between_temporals(type_: HanaType) -> Converter:
 
 
 def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
-    """Wire codes whose readers return this type's storage value, and the conversion for all other codes."""
+    """Wire codes whose readers return the storage value, and the conversion for all other codes."""
     code = type_.code
     if code in INTEGERS:
         return frozenset(INTEGERS), _to_integer
@@ -280,9 +280,9 @@ class ParameterDecoder:
         self._decoders = [_decoder(type_) for type_ in self._types]
 
     def rows(self, data: bytes, count: int) -> list[ParameterRow]:
-        """Return `count` rows in order. Raises ProtocolError for missing or left-over bytes, HanaError for bad values.
+        """Decode `count` rows in order. Raises ProtocolError for missing or extra bytes, HanaError for invalid values.
 
-        A statement without parameters runs once, whether the part counts no row or one.
+        A statement without parameters runs once, for a count of 0 or 1.
         """
         if not self._decoders:
             if count not in (0, 1):
@@ -328,7 +328,7 @@ class ParameterDecoder:
         return row, position
 
     def lob_value(self, index: int, lob: LobInput) -> Storage:
-        """The storage value of parameter `index`, whose LOB has arrived whole."""
+        """The storage value of parameter `index`, whose LOB is complete."""
         type_ = self._types[index]
         data = bytes(lob.data)
         if type_.code is TypeCode.BLOB or type_.code in BINARIES:
@@ -343,9 +343,9 @@ class ParameterDecoder:
 
 
 def looks_like_vector(data: bytes) -> bool:
-    """True for fvecs given to `TO_REAL_VECTOR(?)`, whose parameter is declared NCLOB so that text is taken too.
+    """Whether bytes for `TO_REAL_VECTOR(?)`, declared as NCLOB to accept text, are fvecs.
 
-    A text of exactly this form would begin with two NULs in its third and fourth byte and fit its own length.
+    Text of this form would have NULs as third and fourth byte and a length that matches its first bytes.
     """
     if len(data) < 6 or data[2:4] != b"\0\0":
         return False

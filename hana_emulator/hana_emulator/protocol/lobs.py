@@ -1,4 +1,4 @@
-"""LOBs on the wire: locators kept for reading, pieces asked for, and pieces written."""
+"""LOBs on the wire: locators for reading, requested pieces and written pieces."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _WRITE_REQUEST = struct.Struct("<8sBqi")
 
 @dataclass(frozen=True, slots=True)
 class LobValue:
-    """A LOB that a locator refers to. Character LOBs are kept as UTF-16, since their offsets count its units."""
+    """A LOB behind a locator. Character LOBs are kept as UTF-16, because offsets count its units."""
 
     data: bytes
     character: bool
 
     def piece(self, offset: int, length: int) -> tuple[bytes, bool]:
-        """Wire bytes of up to `length` units from the 0-based unit `offset`, and whether they are the last."""
+        """Up to `length` units as wire bytes from the 0-based unit `offset`, and whether they are the last."""
         width = 2 if self.character else 1
         end = (offset + length) * width
         raw = self.data[offset * width : end]
         return (cesu8.from_units(raw) if self.character else raw), end >= len(self.data)
 
     def find(self, pattern: bytes, offset: int) -> int:
-        """0-based unit where `pattern` (wire bytes) begins at or after `offset`, -1 when nowhere."""
+        """The 0-based unit of `pattern` (wire bytes) at or after `offset`; -1 if absent."""
         if not self.character:
             return self.data.find(pattern, offset)
         wanted = cesu8.units(cesu8.decode(pattern))
         at = self.data.find(wanted, 2 * offset)
-        while at % 2:  # found across two units; -1 is odd too, so it needs its own way out
+        while at % 2:  # a match across two units; -1 is odd too, so it returns first
             if at < 0:
                 return -1
             at = self.data.find(wanted, at + 1)
@@ -51,7 +51,7 @@ class LobValue:
 
 
 class LobStore:
-    """The LOBs that this session's client may still read, by locator. `taken` counts all bytes ever kept."""
+    """The LOBs that the client may still read, by locator. `taken` counts all bytes ever stored."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, LobValue] = {}
@@ -86,7 +86,7 @@ class LobStore:
         return Part(PartKind.READLOBREPLY, _READ_REPLY.pack(locator, options, len(data)) + data)
 
     def find(self, part: Part) -> Part:
-        """The FINDLOBREPLY part for a FINDLOBREQUEST part. Layout as observed of hdbcli: offset and answer 0-based."""
+        """The FINDLOBREPLY part for a FINDLOBREQUEST part. As observed with hdbcli, offset and result are 0-based."""
         try:
             locator, offset, length = _FIND_REQUEST.unpack_from(part.data)
         except struct.error:
@@ -109,7 +109,7 @@ class LobStore:
 
 @dataclass(slots=True)
 class LobInput:
-    """A LOB parameter value while it arrives: first with its row, then perhaps by WRITELOB."""
+    """A LOB parameter value while it arrives: first with its row, then by WRITELOB."""
 
     code: int
     complete: bool
@@ -126,7 +126,7 @@ class LobPiece:
 
 
 def parse_write_request(part: Part) -> Iterator[LobPiece]:
-    """Pieces of a WRITELOBREQUEST part. Offsets are ignored: clients only append."""
+    """The pieces of a WRITELOBREQUEST part. Offsets are ignored: clients only append."""
     position = 0
     for _ in range(part.count):
         try:

@@ -1,4 +1,4 @@
-"""Metadata parts: what columns a result has and what types a statement's parameters are declared as."""
+"""Metadata parts: a result's columns and the declared types of a statement's parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIXED = ((18, TypeCode.FIXED8), (28, TypeCode.FIXED12), (38, TypeCode.FIXED16))
 
 
 def wire_code(type_: HanaType, data_format: int = DataFormat.LATEST) -> int:
-    """Return the type code that announces and encodes values of `type_` for a client of that data format."""
+    """The type code of `type_` for a client of that data format."""
     code = type_.code
     if code is TypeCode.DECIMAL and data_format >= DataFormat.FIXED and fixed_scale(type_) is not None:
         return next(fixed for precision, fixed in _FIXED if type_.length <= precision)
@@ -61,7 +61,7 @@ def _nullability(nullable: bool) -> int:
 
 
 class _NamePool:
-    """Names behind the fixed entries, each once, addressed by offset."""
+    """Names after the fixed entries, without duplicates, addressed by offset."""
 
     def __init__(self) -> None:
         self._offsets: dict[str, int] = {}

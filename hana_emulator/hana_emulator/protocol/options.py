@@ -1,4 +1,4 @@
-"""Option lists: typed key/value pairs of the connect, transaction-flag and similar parts."""
+"""Option lists: typed key/value pairs of the connect, transaction flags and similar parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _encode(key: int, value: Option) -> bytes:
 
 
 def parse_options(part: Part) -> dict[int, Option]:
-    """Raises ProtocolError where the part ends early or holds a type no client is known to send."""
+    """Parse an option list. Raises ProtocolError if it is too short or has an unknown type."""
     options: dict[int, Option] = {}
     position = 0
     try:

@@ -1,4 +1,4 @@
-"""Result rows: storage values to wire bytes. One encoder per column is made once per statement; a hot path."""
+"""Encode result rows from storage values to wire bytes, with one encoder for each column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _pack_i32 = struct.Struct("<BI").pack
 
 
 def prefixed(data: bytes) -> bytes:
-    """`data` after its length: one byte to 245, 246 and i16 to 32,767, then 247 and i32."""
+    """`data` after its length: one byte up to 245, 246 and i16 up to 32,767, then 247 and i32."""
     size = len(data)
     if size <= 245:
         return _SHORT[size] + data
@@ -153,7 +153,7 @@ def field_encoder(type_: HanaType, store: LobStore, data_format: int = DataForma
 
 
 def row_encoder(columns: Sequence[Column], store: LobStore, data_format: int = DataFormat.LATEST) -> RowEncoder:
-    """Raises HanaError 2048 for a value that is not what its column was declared as: the SQL side typed it wrongly."""
+    """An encoder for rows. It raises HanaError 2048 if a value does not have its column's declared type."""
     encoders = [field_encoder(column.type, store, data_format) for column in columns]
 
     def encode(row: StorageRow) -> bytes:
@@ -166,7 +166,7 @@ def row_encoder(columns: Sequence[Column], store: LobStore, data_format: int = D
 
 
 def _mistyped(columns: Sequence[Column], encoders: Sequence[FieldEncoder], row: StorageRow) -> HanaError:
-    """Names the column and the two types, never the value."""
+    """The error names the column and the two types, never the value."""
     for column, encoder, value in zip(columns, encoders, row, strict=False):
         try:
             encoder(value)
@@ -193,7 +193,7 @@ class ResultSet:
         self.exhausted = False
 
     def page(self, max_rows: int) -> tuple[bytes, int]:
-        """Up to `max_rows` rows, fewer when the page is full, and their number; sets `exhausted`."""
+        """Up to `max_rows` rows (fewer if the page is full) and their number; sets `exhausted`."""
         encode, store, pieces, size = self._encode, self._store, [], 0
         lob_limit = store.taken + PAGE_LOB_BYTES
         for row in islice(chain(self._waiting, self._rows), max_rows):
@@ -207,6 +207,6 @@ class ResultSet:
         return b"".join(pieces), len(pieces)
 
     def close(self) -> None:
-        """Let go of what the rows are read from, without waiting for the garbage collector."""
+        """Release the source of the rows without waiting for the garbage collector."""
         if isinstance(self._rows, Generator):
             self._rows.close()

@@ -1,4 +1,4 @@
-"""Packet, segment and part frames, and the handshake. Knows nothing of what the parts hold."""
+"""Packet, segment and part frames, and the handshake."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request segment. `autocommit`: commit after success. `message_type` may be one we do not know."""
+    """A request segment. `autocommit`: commit after success. `message_type` may be unknown."""
 
     message_type: int
     autocommit: bool
@@ -71,7 +71,7 @@ class Reply:
 
 
 def check_handshake(data: bytes) -> None:
-    """Versions are not looked at; only that it is this protocol at all."""
+    """Raise ProtocolError unless this is a HANA handshake; versions are ignored."""
     if len(data) != HANDSHAKE_REQUEST_SIZE or data[:4] != b"\xff\xff\xff\xff":
         raise ProtocolError("no HANA handshake (is this a TLS or HTTP client?)")
 
@@ -88,7 +88,7 @@ def parse_packet_header(data: bytes) -> PacketHeader:
 
 
 def parse_request(body: bytes) -> Request:
-    """The one segment of a request, from the bytes after the packet header."""
+    """Parse the only segment of a request, from the bytes after the packet header."""
     if len(body) < _REQUEST_SEGMENT.size:
         raise ProtocolError("packet ends inside the segment header")
     length, _offset, count, _number, kind, message_type, commit, _options = _REQUEST_SEGMENT.unpack_from(body)
@@ -117,7 +117,7 @@ def _padded(length: int) -> int:
 
 
 def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
-    """A whole packet. The AUTHENTICATE reply must carry session id 0, the CONNECT reply the new one."""
+    """Build a packet. The AUTHENTICATE reply needs session id 0, the CONNECT reply the new id."""
     parts = b"".join(_build_parts(reply.parts))
     length = _REPLY_SEGMENT.size + len(parts)
     kind = _ERROR if reply.error else _REPLY

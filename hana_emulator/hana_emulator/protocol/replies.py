@@ -29,7 +29,7 @@ def rows_affected(counts: Sequence[int]) -> Part:
 
 
 def counts_of_last_row(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the ROWSAFFECTED part of `parts`, if there is one, without the counts of all rows but the last."""
+    """The ROWSAFFECTED part of `parts`, if any, reduced to the count of the last row."""
     return tuple(
         Part(part.kind, part.data[-_COUNT_SIZE:], min(part.count, 1))
         for part in parts
@@ -42,7 +42,7 @@ def transaction_flags(*flags: TransactionFlag) -> Part:
 
 
 def error_reply(error: HanaError) -> Reply:
-    """After a rollback by the server (131, 133, 139, a full disk) the reply says so."""
+    """An error reply; after a rollback by the server (131, 133, 139, a full disk) it has the flag for it."""
     parts = [Part(PartKind.ERROR, _entries([error]))]
     if error.rolls_back:
         parts.append(transaction_flags(TransactionFlag.ROLLED_BACK))
@@ -50,7 +50,7 @@ def error_reply(error: HanaError) -> Reply:
 
 
 def _entries(errors: Sequence[HanaError]) -> bytes:
-    """The data of an ERROR part. HANA ends a single error with one more byte and aligns several to eight bytes each.
+    """The data of an ERROR part. HANA adds one byte to a single error and aligns several to eight bytes each.
 
     Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte.
     """
@@ -67,13 +67,13 @@ def _entry(error: HanaError) -> bytes:
 
 
 def batch_error_reply(errors: Sequence[HanaError], counts: Sequence[int], flags: Part) -> Reply:
-    """One error for each count of `seam.FAILED`, in the same order: so clients find the rows."""
+    """An error reply with one error for each `seam.FAILED` count, in row order, so that clients find the rows."""
     part = Part(PartKind.ERROR, _entries(errors), len(errors))
     return Reply(0, (part, rows_affected(counts), flags), error=True)
 
 
 def result_page(results: ResultSet, max_rows: int, *, first: bool) -> Part:
-    """The next page; its attributes tell the client whether to ask for more. An empty result must say so itself."""
+    """The next page; its attributes say whether more rows follow."""
     data, count = results.page(max_rows)
     attributes = PartAttribute.LAST | PartAttribute.CLOSED if results.exhausted else PartAttribute.NEXT
     if first:

@@ -1,7 +1,7 @@
-"""Dates and times: the protocol's numbers from and to the text forms of `types.py`.
+"""Convert dates and times between the protocol's numbers and the text forms of `types.py`.
 
-Day 1 is 0001-01-01 of the Julian calendar, which hdbcli keeps until 1582-10-04; the next day is 1582-10-15. Hence the 2
-days between a day's number and Python's (proleptic Gregorian) ordinal from then on.
+Day 1 is 0001-01-01 of the Julian calendar, which hdbcli uses until 1582-10-04; the next day is 1582-10-15. From then
+on, day numbers differ by 2 from Python's (proleptic Gregorian) ordinals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _YEAR_SET, _HOUR_SET = 0x8000, 0x80
 def date_number(text: str) -> int:
     """'YYYY-MM-DD' -> DAYDATE."""
     if text < _GREGORIAN_FROM:
-        # March counts as the first month, so that the leap day comes last.
+        # March is the first month here, so that the leap day is last.
         year = int(text[:4])
         month = int(text[5:7])
         day = int(text[8:10])
@@ -109,7 +109,7 @@ def first_format_timestamp(text: str) -> bytes:
 
 
 def first_format_date_text(data: bytes, position: int) -> str | None:
-    """None for NULL, whose year lacks the flag."""
+    """The date of the first data format; None for NULL, whose year lacks the flag."""
     year, month, day = _FIRST_FORMAT_DATE.unpack_from(data, position)
     return date(year & ~_YEAR_SET, month + 1, day).isoformat() if year & _YEAR_SET else None
 

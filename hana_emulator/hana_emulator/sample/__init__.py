@@ -1,6 +1,6 @@
-"""SAP-like sample tables for the emulator: a maker of soft drinks with materials, notifications and customers.
+"""SAP-like sample tables: materials, notifications and customers of a soft drink producer.
 
-`load` writes them through the same seam that the wire side uses.
+`load` writes them through the seam, like the wire side.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ DEFAULT_SCHEMA = "SAPDEMO"
 
 
 def all_rows() -> Rows:
-    """Every sample row by table, the awkward ones included."""
+    """All sample rows by table, including the awkward ones."""
     rows = generate()
     awkward.add(rows)
     return rows
 
 
 def load(database: SqlDatabase, user: str = DEFAULT_USER, schema: str = DEFAULT_SCHEMA) -> None:
-    """Create and fill the tables in `schema`. Does nothing when they are there; what an interrupted run left behind is
-    made again (the view comes last, so that it tells a finished load)."""
+    """Create and fill the tables in `schema`, unless they exist. Replaces an interrupted load, which lacks the view
+    that is created last."""
     connection = database.connect(user)
     try:
         if not _count(connection, "SYS.SCHEMAS WHERE SCHEMA_NAME = ?", schema):

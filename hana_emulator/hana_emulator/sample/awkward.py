@@ -1,4 +1,4 @@
-"""Rows as real systems hold them and demos do not: odd keys, missing and enormous texts, initial dates, duplicates."""
+"""Rows as in real systems: odd keys, missing and very long texts, initial dates, duplicates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _notifications(rows: Rows) -> None:
 
 
 def _log() -> str:
-    """About five thousand characters, each line a little different."""
+    """About 5,000 characters; each line differs."""
     lines = []
     for step in range(64):
         day = dats(date(2024, 1, 8) + timedelta(days=step))

@@ -1,4 +1,4 @@
-"""The sample rows, computed from the texts beside this file; the same on every machine and every run."""
+"""The sample rows, computed from the text files in this folder; equal on every machine and in every run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Rows:
 
 
 def text(name: str) -> str:
-    """A text file of this package."""
+    """The text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def generate() -> Rows:
-    """All rows but the awkward ones. A private random generator, so that the global random state stays untouched."""
+    """All rows except the awkward ones. Uses its own random generator, so the global one is unchanged."""
     rows, random = Rows(), Random(_SEED)
     _materials(rows, random)
     _notifications(rows, random)
@@ -98,7 +98,7 @@ def _materials(rows: Rows, random: Random) -> None:
 
 
 def _texts(family: dict[str, Any], variant: str, remark: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """(language, description, long text or None) for English and German."""
+    """(language, description, long text or None) in English and German."""
     yield "E", f"{family['en']} {variant}", f"{family['text']} {remark[0]}"
     german = family.get("text_de")
     yield "D", f"{family['de']} {variant}", f"{german} {remark[1]}" if german else None

@@ -1,4 +1,4 @@
-"""The sample tables as SQL: SAP's names, types and key order, with comments; and a view over a material's texts."""
+"""The sample tables as SQL, with SAP's names, types, key order and comments, and a view of material texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: its SQL type and what SAP's data dictionary calls it."""
+    """A column: its SQL type and its name in SAP's data dictionary."""
 
     type: str
     comment: str
@@ -24,7 +24,7 @@ class Table:
     fields: Mapping[str, Field]
 
     def statements(self) -> Iterator[str]:
-        """CREATE and COMMENT ON, for the current schema."""
+        """CREATE and COMMENT statements for the current schema."""
         keys = list(self.fields)[: self.key]
         lines = [f'"{name}" {field.type}{" NOT NULL" if name in keys else ""}' for name, field in self.fields.items()]
         lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in keys) + ")")

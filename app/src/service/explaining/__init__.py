@@ -1,5 +1,5 @@
-"""What each error is called for people, what it means and what to do: read from errors.toml, found by class or by code.
-Knows names of classes only, so that nothing is imported to explain it."""
+"""Titles, causes and remedies of errors, from errors.toml, found by class or code. Compares class names, so that
+nothing is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOT = "Exception"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One error: `causes` the usual ones; `do` in this order; `see` pages of the documentation, relative to docs/."""
+    """One error. `causes`: the usual ones; `do`: steps in order; `see`: documentation pages relative to docs/."""
 
     code: str
     error: str
@@ -30,12 +30,12 @@ class Explained:
 
 
 class UnknownCode(LookupError):
-    """No error has this code. The message has the nearest."""
+    """The code is unknown; the message names the nearest."""
 
 
 @cache
 def explained() -> Mapping[str, Explained]:
-    """By name of the class, in the order of the file."""
+    """Return the errors by class name, in the order of the file."""
     table = tomllib.loads(files(__package__).joinpath("errors.toml").read_text(encoding="utf-8"))
     found = {}
     for name, entry in table.items():
@@ -47,7 +47,7 @@ def explained() -> Mapping[str, Explained]:
 
 
 def explanation(error: BaseException) -> Explained:
-    """Of its class, or of the nearest one above; of what is not ours: that it is unexpected."""
+    """Return the explanation of the error's class, else of its nearest base class, else "unexpected"."""
     table = explained()
     ours = (kind for kind in type(error).__mro__ if kind.__module__.split(".")[0] in _OURS)
     return next((table[kind.__name__] for kind in ours if kind.__name__ in table), table[_ROOT])
@@ -58,7 +58,7 @@ def code_of(error: BaseException) -> str:
 
 
 def by_code(code: str) -> Explained:
-    """`code` as people type it: OWL-1011, owl1011, 1011. Raises UnknownCode."""
+    """Return the error with this code, typed as OWL-1011, owl1011 or 1011. Raises UnknownCode."""
     number = re.sub(r"\A(owl)?[-_ ]?", "", code.strip(), flags=re.IGNORECASE)
     known = {each.code: each for each in explained().values()}
     if (found := known.get(f"OWL-{number}")) is None:

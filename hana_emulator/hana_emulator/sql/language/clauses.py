@@ -1,6 +1,4 @@
-"""Calls that carry clauses between their arguments (JSON_VALUE ... ON EMPTY, REPLACE_REGEXPR ... IN ...): their nodes,
-and how they are read. Knows only text and syntax trees.
-"""
+"""Parse calls with clauses between their arguments (JSON_VALUE ... ON EMPTY, REPLACE_REGEXPR ... IN ...)."""
 
 from __future__ import annotations
 
@@ -51,8 +49,8 @@ class LikeRegexpr(exp.Expression, exp.Predicate):
 
 @dataclass(frozen=True, slots=True)
 class JsonRules:
-    """What a JSON function gives, and what it does instead when there is nothing or an error: NULL, ERROR, a DEFAULT
-    (a literal's text), EMPTY ARRAY or EMPTY OBJECT."""
+    """The result type and wrapper of a JSON function, and its result when the value is empty or an error: NULL, ERROR,
+    a DEFAULT (the text of a literal), EMPTY ARRAY or EMPTY OBJECT."""
 
     returning: TypeText | None = None
     wrapper: str = "WITHOUT"
@@ -64,7 +62,7 @@ class JsonRules:
 
 @dataclass(frozen=True, slots=True)
 class JsonColumn:
-    """A column of JSON_TABLE. No `type`: FOR ORDINALITY. `nested` makes it NESTED PATH, without a name of its own."""
+    """A column of JSON_TABLE; FOR ORDINALITY has no `type`, and NESTED PATH has `nested` and no name."""
 
     name: str = ""
     type: TypeText | None = None

@@ -1,4 +1,4 @@
-"""HANA's types by name, and how they combine in expressions. Knows no SQL text and no values."""
+"""HANA's types by name, and the types of expressions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FIXED_LENGTH = {
     TypeCode.BLOB: 0,
     TypeCode.TEXT: 0,
 }
-_SIZED = {  # default length, greatest length
+_SIZED = {  # default length, maximum length
     TypeCode.NVARCHAR: (1, MAX_NVARCHAR),
     TypeCode.VARCHAR: (1, MAX_NVARCHAR),
     TypeCode.NCHAR: (1, 2_000),
@@ -79,7 +79,7 @@ CATALOGUE_NAMES = (
 
 
 def type_named(name: str, sizes: Sequence[int] = ()) -> HanaType:
-    """The type that DDL or CAST writes as `name(sizes)`. Raises HanaError 257 or 264."""
+    """The type that DDL or CAST names `name(sizes)`. Raises HanaError 257 or 264."""
     plain = _ALIASES.get(name.upper(), name.upper())
     if plain == "FLOAT":
         return type_named("REAL" if sizes and sizes[0] <= 24 else "DOUBLE")
@@ -122,12 +122,12 @@ def is_text(kind: HanaType) -> bool:
 
 
 def is_floating(kind: HanaType) -> bool:
-    """True for a DECIMAL that keeps the scale of each value."""
+    """Whether the type is a DECIMAL in which each value keeps its own scale."""
     return kind.code is TypeCode.DECIMAL and kind.scale == FLOATING_SCALE
 
 
 def text_length(kind: HanaType) -> int:
-    """How many characters a value of this type may need as text."""
+    """The maximum number of characters of a value of this type as text."""
     if kind.code is TypeCode.DECIMAL:
         return kind.length + 2
     if kind.code in LOBS or kind.code in VECTORS:
@@ -136,7 +136,7 @@ def text_length(kind: HanaType) -> int:
 
 
 def unify(kinds: Iterable[HanaType | None]) -> HanaType | None:
-    """The one type that all branches of a CASE, COALESCE or UNION take; None when nothing but NULL is there."""
+    """The common type of all branches of a CASE, COALESCE or UNION; None if all are NULL."""
     known = [kind for kind in kinds if kind is not None]
     return reduce(_unify_two, known) if known else None
 
@@ -182,14 +182,14 @@ def _unify_numbers(left: HanaType, right: HanaType) -> HanaType:
 
 
 def as_decimal(kind: HanaType) -> HanaType:
-    """The DECIMAL that holds every value of an integer type; other types give the floating DECIMAL."""
+    """The DECIMAL that can hold every value of an integer type; the floating DECIMAL for other types."""
     if kind.code is TypeCode.DECIMAL:
         return kind
     return HanaType(TypeCode.DECIMAL, kind.length, 0) if kind.code in INTEGERS else FLOATING_DECIMAL
 
 
 def arithmetic(operator: str, left: HanaType | None, right: HanaType | None) -> HanaType:
-    """The type of `left operator right`. Integers give BIGINT, except that '/' always gives a DECIMAL (7/2 is 3.5)."""
+    """The type of `left operator right`. Integers give BIGINT, but '/' always gives DECIMAL (7/2 is 3.5)."""
     kinds = [FLOATING_DECIMAL if kind is None or is_text(kind) else kind for kind in (left, right)]
     wrong = next((kind for kind in kinds if kind.code not in NUMBERS), None)
     if wrong is not None:

@@ -1,6 +1,6 @@
-"""HANA's SQL as sqlglot reads it: every function stays a plain call, `?` are numbered, hints are dropped.
+"""Parse HANA's SQL with sqlglot: functions stay plain calls, `?` are numbered, hints are removed.
 
-Knows only text and syntax trees; names and types are resolved elsewhere.
+Names and types are resolved elsewhere.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Hana(Dialect):
 
 
 def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
-    """The tokens of `sql`, one per word, without semicolons unless they are asked for. Raises HanaError 257."""
+    """The tokens of `sql`, one for each word, without semicolons by default. Raises HanaError 257."""
     try:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
@@ -127,12 +127,12 @@ def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
 
 
 def _unreadable(message: str) -> str:
-    """sqlglot's message says what is missing and where, or else repeats the statement, values and all."""
+    """Use sqlglot's message only if it names the missing text; others quote the statement with its values."""
     return message if message.startswith("Missing ") and len(message) < 80 else "a string or a comment does not end"
 
 
 def _single_words(token: Token, sql: str) -> list[Token]:
-    """sqlglot makes one token of PRIMARY KEY and the like."""
+    """Split tokens such as PRIMARY KEY, which sqlglot joins."""
     if token.token_type in _QUOTED or (" " not in token.text and not any(map(str.isspace, token.text))):
         return [token]
     words = re.finditer(r"\S+", sql[token.start : token.end + 1])
@@ -145,7 +145,7 @@ def _single_words(token: Token, sql: str) -> list[Token]:
 
 
 def _with_numbered_parameters(found: list[Token]) -> list[Token]:
-    """`:1` as one token; sqlglot makes a colon and a number of it."""
+    """Join `:1` to one token; sqlglot splits the colon from the number."""
     tokens: list[Token] = []
     for token in found:
         before = tokens[-1] if tokens else None
@@ -170,7 +170,7 @@ def is_parameter(token: Token) -> bool:
 
 
 def parameter_numbers(tokens: list[Token]) -> set[int]:
-    """The k-th `?` has number k, `:n` has n: the same number twice is one parameter, and numbers may be left out.
+    """The numbers of the parameters: k for the k-th `?`, n for `:n`. Numbers may repeat or have gaps.
 
     Source: go-hdb, `driver/driver_test.go`, "positional args" and "mixed args".
     """
@@ -180,12 +180,12 @@ def parameter_numbers(tokens: list[Token]) -> set[int]:
 
 
 def numbered_parameter(token: Token, number: int) -> str:
-    """The parameter as sqlglot is to read it: its own number, or `number` for a `?`."""
+    """The parameter in sqlglot's form, with its own number, or `number` for `?`."""
     return f":{PARAMETER_PREFIX}{token.text[1:] or number} "
 
 
 def number_parameters(sql: str, found: list[Token]) -> str:
-    """`sql` with its k-th `?` written :P__k (k from 1), so that the order survives, and without a final WITH HINT."""
+    """`sql` with its k-th `?` as :P__k (k from 1), and without a final WITH HINT."""
     pieces, position, number = [], 0, 0
     for token in found:
         if is_parameter(token):
@@ -211,7 +211,7 @@ def hints(found: list[Token]) -> frozenset[str]:
 
 
 def parse(sql: str) -> exp.Expr:
-    """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position, and 7."""
+    """The syntax tree of a statement with numbered parameters. Raises HanaError 7, or 257 with the position."""
     try:
         trees = Hana.get_or_raise(Hana).parse(sql)
     except (ParseError, TokenError) as error:
@@ -234,7 +234,7 @@ def parse(sql: str) -> exp.Expr:
 
 
 def parse_condition(sql: str) -> exp.Expr:
-    """The tree of a lone expression or condition."""
+    """The syntax tree of a single expression or condition."""
     tree = parse(f"SELECT 1 FROM DUMMY WHERE {sql}")
     where = tree.args["where"]
     assert isinstance(where, exp.Where)
@@ -243,7 +243,7 @@ def parse_condition(sql: str) -> exp.Expr:
 
 
 def parameter_number(node: exp.Expr) -> int | None:
-    """k for the k-th `?` of the statement, None for anything else."""
+    """k for the k-th `?` of the statement, None for other nodes."""
     if isinstance(node, exp.Placeholder) and isinstance(node.this, str):
         digits = node.this.removeprefix(PARAMETER_PREFIX)
         return int(digits) if digits != node.this and digits.isdecimal() else None

@@ -1,6 +1,5 @@
-"""Which of sqlglot's syntax is understood here. sqlglot reads far more than HANA does, and marks much of it by extra
-arguments on ordinary nodes (a negated LIKE, a QUALIFY): anything not listed is refused, so that nothing is ignored.
-"""
+"""The supported part of sqlglot's syntax. sqlglot accepts more than HANA and stores it as extra arguments of ordinary
+nodes (a negated LIKE, a QUALIFY). Anything not listed is rejected, so that nothing is ignored."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ _ARGUMENTS = {name: frozenset(arguments.split()) for name, arguments in _UNDERST
 
 
 def check(tree: exp.Expr) -> None:
-    """Raises HanaError 7 for the first node or argument that nothing here would look at."""
+    """Raise HanaError 7 for the first unsupported node or argument."""
     for node in tree.walk():
         name = type(node).__name__
         if name not in _ARGUMENTS:

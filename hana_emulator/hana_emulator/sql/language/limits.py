@@ -1,6 +1,5 @@
-"""How much one statement may take: text, sources, memory, the length of a value. Beyond that it ends in a clean error,
-for one statement must never hold up the others or end the process. Knows no SQL.
-"""
+"""Limits of one statement: text, sources, memory, length of a value. A statement that exceeds one fails with an error,
+so that it cannot block others or end the process."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def check_text(sql: str) -> None:
-    """Raises HanaError 2048 for a statement that would take too long to read."""
+    """Raise HanaError 2048 for a statement that would take too long to parse."""
     if len(sql) <= LONGEST_CODE:
         return
     if len(sql) > LONGEST_STATEMENT:
@@ -45,19 +44,19 @@ def check_text(sql: str) -> None:
 
 
 def check_parameters(count: int) -> None:
-    """Raises HanaError 2048. SQLite's time grows with the square of their number."""
+    """Raise HanaError 2048 for too many parameters: SQLite's time grows with the square of their number."""
     if count > MOST_PARAMETERS:
         raise _too_large(f"{count} parameters, {MOST_PARAMETERS} at most")
 
 
 def check_sources(count: int) -> None:
-    """Raises HanaError 2048. Views of views of views grow exponentially."""
+    """Raise HanaError 2048 for too many sources: nested views grow exponentially."""
     if count > MOST_SOURCES:
         raise _too_large(f"more than {MOST_SOURCES} tables, with those of its views and WITH entries")
 
 
 def check_built(length: int) -> None:
-    """Raises HanaError 4 for a value that a function would make too long; call it before making it."""
+    """Raise HanaError 4 for a value that would be too long; call before creating it."""
     if length > LONGEST_BUILT:
         raise out_of_memory(f"a function would make a value of {length} characters, {LONGEST_BUILT} at most")
 
@@ -68,18 +67,17 @@ def _too_large(detail: str) -> HanaError:
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Ends a session's statement when the process grows by more than `limit` bytes while it runs.
-    Without /proc nothing is watched."""
+    """Stop a session's statement when the process grows by more than `limit` bytes. Inactive without /proc."""
 
     limit: int = STATEMENT_BYTES
     _start: int | None = None
 
     def begin_statement(self) -> None:
-        """Short statements are over before anybody looks, so the first look is the start."""
+        """Forget the start size. The first check sets it, so short statements cost nothing."""
         self._start = None
 
     def watch(self, connection: sqlite3.Connection, report: Callable[[HanaError], None]) -> None:
-        """SQLite then says 'interrupted'; `report` hears why."""
+        """Watch a connection. SQLite reports 'interrupted'; `report` receives the reason."""
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
 
         def is_too_much() -> int:

@@ -1,7 +1,7 @@
-"""How HANA names become SQLite names. SQLite folds case and reserves words; HANA does neither once a name is quoted.
+"""Map HANA names to SQLite names. SQLite folds case and reserves words; HANA does neither for quoted names.
 
-Lower-case letters, dots and the escape sign itself are escaped by '^', so that names differing only in case coexist and
-"SCHEMA.TABLE" splits in one way only.
+'^' escapes lower-case letters, dots and itself, so that names can differ only in case and "SCHEMA.TABLE" is
+unambiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ESCAPE = re.compile(r"\^(.)")
 
 
 def encode(name: str) -> str:
-    """One HANA identifier in its SQLite spelling. Raises HanaError 397 for a name that HANA would not take either."""
+    """The SQLite form of a HANA identifier. Raises HanaError 397 for an invalid name."""
     if not name or "\0" in name or len(name) > MAX_IDENTIFIER:
         raise HanaError(
             397, f"invalid object name: {name[:MAX_IDENTIFIER]!r} (1 to {MAX_IDENTIFIER} characters, no NUL)"
@@ -34,7 +34,7 @@ def quoted(name: str) -> str:
 
 
 def quoted_table(schema: str, table: str) -> str:
-    """A table name quoted for SQLite text; a leading '~' keeps clear of SQLite's reserved 'sqlite_' names."""
+    """A quoted table name for SQLite; the leading '~' avoids SQLite's reserved prefix 'sqlite_'."""
     return quoted_key(table_key(schema, table))
 
 
@@ -44,7 +44,7 @@ def quoted_key(key: str) -> str:
 
 
 def quoted_index(schema: str, index: str) -> str:
-    """In SQLite, indexes share one name space with tables; in HANA they do not."""
+    """A quoted index name: SQLite keeps indexes and tables in one name space, HANA does not."""
     return '"#' + table_key(schema, index).replace('"', '""') + '"'
 
 
@@ -53,12 +53,12 @@ def table_key(schema: str, table: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A string for SQLite, whose statements end at a NUL."""
+    """A string literal for SQLite; NUL, which would end the statement, is encoded."""
     if "\0" in text:
         return f"CAST(x'{text.encode().hex()}' AS TEXT)"
     return "'" + text.replace("'", "''") + "'"
 
 
 def hana_identifier(name: str) -> str:
-    """A name as HANA prints it in messages: quoted only when it has to be."""
+    """A name as in HANA's messages: quoted only if necessary."""
     return name if re.fullmatch(r"[A-Z_][A-Z0-9_$#]*", name) else '"' + name.replace('"', '""') + '"'

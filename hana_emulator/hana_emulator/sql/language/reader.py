@@ -1,4 +1,4 @@
-"""A reader over the tokens of a statement that sqlglot has no grammar for: DDL, transaction control, UPSERT."""
+"""Read the tokens of statements that sqlglot cannot parse: DDL, transaction control, UPSERT."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A possibly qualified name; `schema` is '' when not given."""
+    """A possibly qualified name; `schema` is '' if absent."""
 
     schema: str
     name: str
 
 
 class TokenReader:
-    """Reads `tokens` of `sql` from the left. Every `expect_...` raises HanaError 257 with the position."""
+    """Reads `tokens` of `sql` from the left. Each `expect_...` raises HanaError 257 with the position."""
 
     def __init__(self, sql: str, tokens: list[Token]) -> None:
         self.sql = sql
@@ -51,7 +51,7 @@ class TokenReader:
         return syntax_error(f'incorrect syntax near "{near}": {expected} expected', token.start + 1)
 
     def peek(self, *words: str) -> bool:
-        """Whether these unquoted words (or signs) come next."""
+        """Whether these unquoted words or signs are next."""
         following = self.tokens[self.index : self.index + len(words)]
         return len(following) == len(words) and all(map(is_word, following, words))
 
@@ -84,7 +84,7 @@ class TokenReader:
         return str(token.text) if token.token_type is TokenType.IDENTIFIER else str(token.text).upper()
 
     def password(self) -> str:
-        """A password is written like a quoted name, and keeps its case even without quotes."""
+        """Read a password; it keeps its case even without quotes."""
         text = str(self.current.text) if self.current is not None else ""
         self.identifier()
         return text
@@ -109,7 +109,7 @@ class TokenReader:
         return -int(token.text) if negative else int(token.text)
 
     def identifiers(self) -> list[str]:
-        """( name, name, ... )"""
+        """Read ( name, name, ... )."""
         self.expect("(")
         found = [self.identifier()]
         while self.take(","):
@@ -130,7 +130,7 @@ class TokenReader:
         return type_named(name, sizes)
 
     def enclosed(self) -> str:
-        """( text ), without the parentheses."""
+        """Read ( text ); return it without the parentheses."""
         self.expect("(")
         start, depth = self.index, 1
         while depth and not self.at_end:
@@ -168,7 +168,7 @@ def is_word(token: Token, word: str) -> bool:
 
 
 class Parsers(dict[tuple[str, ...], Callable[["TokenReader"], Result]], Generic[Result]):
-    """Parsers by the first words of their statements: `@PARSERS("CREATE", "USER")` above a function enters it."""
+    """Parsers by the first words of a statement. The decorator `@PARSERS("CREATE", "USER")` adds one."""
 
     def __call__(self, *words: str) -> Callable[[Callable[[TokenReader], Result]], Callable[[TokenReader], Result]]:
         def register(parser: Callable[[TokenReader], Result]) -> Callable[[TokenReader], Result]:
@@ -178,7 +178,7 @@ class Parsers(dict[tuple[str, ...], Callable[["TokenReader"], Result]], Generic[
         return register
 
     def parse(self, reader: TokenReader) -> Result | None:
-        """Return what the parser with the longest matching words makes of the statement, None without a match."""
+        """Parse with the parser that matches the most words; None if none matches."""
         for words in sorted(self, key=len, reverse=True):
             if reader.take(*words):
                 result = self[words](reader)

@@ -39,7 +39,7 @@ class Step:
 
 
 def step(sql: str) -> Step:
-    """Count the parameters of `sql`. SQLite requires exactly as many values as the largest `?k`."""
+    """A step for `sql`. SQLite requires exactly as many values as the largest `?k`."""
     return Step(sql, max((int(number) for number in _NUMBERED.findall(_QUOTED.sub("", sql))), default=0))
 
 
