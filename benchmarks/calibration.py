@@ -45,7 +45,7 @@ from hana_emulator.sample.tables import TABLES
 
 MODEL = "all-MiniLM-L6-v2"
 CPU = ("CPUExecutionProvider", dict[str, str]())
-JUDGED = 400  # of each of the three kinds
+JUDGED = 400  # texts of each of the three kinds
 SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
@@ -54,7 +54,7 @@ def descriptions() -> list[str]:
     """Return paragraphs of installed packages' descriptions, shuffled with a fixed seed."""
     found: dict[str, None] = {}
     for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
-        about: Any = package.metadata  # an email.message.Message, which its type does not tell
+        about: Any = package.metadata  # an email.message.Message, but typed differently
         whole = about.get_payload() or about.get("Description") or ""
         for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
             text = " ".join(part.split())

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # a lent machine has a checkout and no installation
+sys.path.insert(0, str(ROOT))  # a device machine has a checkout and no installation
 
 from app.src.benchmark.harness import (  # noqa: E402
     Figure,
@@ -70,7 +70,7 @@ from app.src.core.nvml import snapshot  # noqa: E402
 
 PACKAGED = "all-MiniLM-L6-v2"
 VOCABULARY, POSITIONS = 30_522, 512
-SPECIAL = 2  # tokens that are put around every text: [CLS] and [SEP]
+SPECIAL = 2  # special tokens around every text: [CLS] and [SEP]
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _MARKS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BATCH_SIZES = (32, 64, 128, 256, 512)
@@ -89,7 +89,7 @@ MOST_TEXTS = 200_000  # of a workload
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a BERT."""
+    """The shape of a BERT."""
 
     layers: int
     hidden: int
@@ -97,8 +97,8 @@ class Shape:
     wide: int
 
     def operations(self, lengths: Sequence[int]) -> int:
-        """Count floating-point operations for texts of so many tokens, special ones included: linear layers, and the
-        two products of attention. Norms, activations and look-ups are not counted."""
+        """Count floating-point operations for texts of these lengths in tokens, special ones included: linear layers
+        and the two products of attention, without norms, activations and look-ups."""
         linear = 2 * (4 * self.hidden**2 + 2 * self.hidden * self.wide) * sum(lengths)
         attention = 4 * self.hidden * sum(length * length for length in lengths)
         return self.layers * (linear + attention)
@@ -117,8 +117,8 @@ TINY = {
 
 
 def make(place: Path, shape: Shape) -> str:
-    """Make a sentence-transformers folder: mean pooling, unit vectors, 512 tokens at most. Return "random", or the
-    model whose weights it has. Random weights are the same each time."""
+    """Create a sentence-transformers folder: mean pooling, unit vectors, 512 tokens at most. Return the model whose
+    weights it has, or "random". Random weights are reproducible."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -189,7 +189,7 @@ def _write(file: Path, document: Any) -> None:
 
 
 def texts_of(folder: Path, lengths: Sequence[int], seed: int = 3) -> list[str]:
-    """Return texts of so many tokens, special ones included, from words of one token each in the model's vocabulary."""
+    """Return texts of these lengths in tokens, special ones included, of words that are one token each."""
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     words = [word for word in lines if re.fullmatch("[a-z]{3,}", word)]
     rng = random.Random(seed)
@@ -197,7 +197,7 @@ def texts_of(folder: Path, lengths: Sequence[int], seed: int = 3) -> list[str]:
 
 
 def lengths_of(load: str, count: int) -> list[int]:
-    """`mixed`: 16 to 512 tokens, as many from 16 to 32 as from 256 to 512, 143 on average; `fixed N`: N each."""
+    """`mixed`: 16 to 512 tokens, as many from 16 to 32 as from 256 to 512, mean 143; `fixed N`: always N."""
     kind, _, length = load.partition(" ")
     if kind == "fixed":
         return [int(length)] * count
@@ -229,7 +229,7 @@ class Peer:
         """Return unit vectors computed in fp32 on the same device."""
         vectors = self.encode(texts, BATCH_SIZES[0], "fp32")
         if self.precision != "fp32":
-            del self._models["fp32"]  # a large one takes the room of batches
+            del self._models["fp32"]  # a large fp32 model would take the memory of batches
         return vectors
 
     def best_batch_size(self, texts: Sequence[str], sizes: Sequence[int] = BATCH_SIZES) -> int:
@@ -261,8 +261,8 @@ class Peer:
 
 
 class Products:
-    """Bare products of large squares in the engine's precision: the rate that the device really gives. `operations`:
-    floating-point operations of one call, which takes about a third of a second."""
+    """Bare products of large squares in the engine's precision: the rate that the device really reaches. `operations`:
+    floating-point operations per call, which takes about a third of a second."""
 
     def __init__(self, profile: DeviceProfile, precision: str, edge: int | None = None) -> None:
         import torch
@@ -284,7 +284,7 @@ class Products:
         return 2 * self.edge**3 * self._times
 
     def __call__(self) -> float:
-        """Return the seconds of one call, by the clock of this card."""
+        """Return the seconds of one call, by the card's clock."""
         return on_compute_thread(self._run) if self._profile.kind == "cpu" else self._run()
 
     def _run(self) -> float:
@@ -305,7 +305,7 @@ class Bench:
     begun: float = field(default_factory=time.monotonic)
 
     def start(self, name: str, given: argparse.Namespace, report: Report) -> tuple[DeviceProfile, Shape, Path]:
-        """Describe the device in the report, and make the model once."""
+        """Describe the device in the report, and create the model once."""
         profile = detect(given.device)
         report.options["device"] = profile.torch_name
         if profile.kind == "cpu":
@@ -327,7 +327,7 @@ class Bench:
         return profile, shape, place
 
     def late(self, what: str, given: argparse.Namespace, report: Report) -> bool:
-        """Return whether the time is up, and note what is not measured."""
+        """Return whether the time limit has passed, and note what is skipped."""
         if time.monotonic() - self.begun < 60 * given.minutes:
             return False
         report.note(f"not measured, the time was up: {what}")
@@ -419,7 +419,7 @@ def latency(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator
 
 
 def going_on(name: str, part: Part, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Turn an error into a failed figure, so that the other parts still run."""
+    """Turn an error into a failed figure, so that the other parts run."""
     try:
         yield from part(given, report)
     except Exception as error:

@@ -50,7 +50,7 @@ TARGETS = {
 }
 COSINE = {"fp32": at_least(0.99999)}
 OVERLAP = {"bf16": at_least(0.985), "int8": at_least(0.92)}
-FEW, MANY, WINDOW = 1000, 50_000, 1000  # rows after which memory is read, and rows of a call
+FEW, MANY, WINDOW = 1000, 50_000, 1000  # rows after which memory is read, and rows per call
 
 
 def compared(precision: Precision, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
@@ -72,7 +72,7 @@ def compared(precision: Precision, given: argparse.Namespace, report: Report) ->
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Measure each precision in its own process, because memory of others would hide the growth."""
+    """Measure each precision in its own process, because freed memory of another would hide growth."""
     for precision in ("fp32", "auto"):
         command = [sys.executable, __file__, "--memory-of", precision]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -81,7 +81,7 @@ def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def memory_of(precision: str) -> None:
-    """Embed rows as a sync does, a window a call, and print the resident memory on the way."""
+    """Embed rows as a sync does, one window per call, and print the resident memory at intervals."""
     rng = random.Random(17)
     seen: dict[str, Any] = {}
     with load_engine(EngineOptions(device="cpu", precision=precision)) as engine:

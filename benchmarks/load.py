@@ -53,7 +53,7 @@ COLLECTION = "materials"
 MAX_WAIT = 1.0
 FEW = 4
 K = 5
-TOLERANCE = 1e-3  # of a number of a vector and of a score: other batches round differently, in fp32 by less than 1e-5
+TOLERANCE = 1e-3  # of a vector element and of a score: other batches round differently, in fp32 by less than 1e-5
 MB = 1e6
 ANYTHING = float("inf")  # rounds of counts and of peaks may scatter
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
@@ -73,8 +73,8 @@ class Question:
 
 @dataclass(slots=True)
 class Tally:
-    """Results of requests. Seconds from the first byte sent to the last one received, by kind of question; `failures`:
-    anything that is neither an answer nor a refusal with Retry-After; `lost`: connections that the server ended."""
+    """Results of requests. Seconds from the first byte sent to the last received, by kind of question. `failures`:
+    responses that are neither an answer nor a refusal with Retry-After. `lost`: connections closed by the server."""
 
     accepted: dict[str, list[float]] = field(default_factory=dict)
     refused: list[float] = field(default_factory=list)
@@ -102,7 +102,7 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class Crowd:
-    """Connections that stay. `pause`: seconds between an answer and the next request, half to one and a half of it."""
+    """Persistent connections. `pause`: mean seconds between an answer and the next request; varies by half."""
 
     address: Address
     questions: Sequence[Question]
@@ -119,7 +119,7 @@ class Crowd:
             writer.close()
 
     async def ask(self, seconds: float, seed: int = 0) -> Tally:
-        """Every connection asks one question after the other for so long, and waits for its last answer."""
+        """Ask on every connection, one question at a time, for `seconds`, and wait for the last answers."""
         tally = Tally()
         until = time.perf_counter() + seconds
         await asyncio.gather(*(self._client(at, until, seed + at, tally) for at in range(len(self.lines))))
@@ -149,7 +149,7 @@ class Crowd:
 
 @asynccontextmanager
 async def lag_watched(lags: list[float]) -> AsyncIterator[None]:
-    """Append how late this event loop is, every 20 ms: the clients' own share of a figure."""
+    """Append this event loop's delay every 20 ms: the clients' share of a figure."""
 
     async def watch() -> None:
         while True:
@@ -176,7 +176,7 @@ def post(path: str, body: Any, headers: Sequence[str] = ()) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The right answers: `rows` are the vectors of the stored rows, `keys` their ids."""
+    """The correct answers: `rows` are the vectors of the stored rows, `keys` their ids."""
 
     rows: Vectors
     keys: Sequence[str]
@@ -196,7 +196,7 @@ class Known:
         score_of = dict(zip(self.keys, scores.tolist(), strict=True))
 
         def right(body: bytes) -> bool:
-            """As many rows as asked for, none twice, each among the true nearest, with its own score."""
+            """Return whether the distinct rows have the requested number, each a true nearest with its own score."""
             hits = orjson.loads(body)["hits"]
             scored = [(score_of.get(hit["key"]["MATNR"], ANYTHING), hit["score"]) for hit in hits]
             distinct = {hit["key"]["MATNR"] for hit in hits}
@@ -211,7 +211,7 @@ class Known:
 
 
 def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
-    """Write owl-sap.toml, sync the rows once, and return the questions with their right answers."""
+    """Write owl-sap.toml, sync the rows once, and return the questions with their correct answers."""
     config = folder / "owl-sap.toml"
     with MaterialsInEmulator(folder) as emulator:
         settings = {
@@ -222,7 +222,7 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
                 "device": "cpu",
                 "precision": "fp32",
                 "max_wait": MAX_WAIT,
-                "query_cache_mb": 0,  # every search text is computed
+                "query_cache_mb": 0,  # compute every search text
             },
             "api": {"max_wait": MAX_WAIT},
             "access": {"keys": str(folder / "keys.json")},
@@ -231,7 +231,7 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
         config.write_text(tomlkit.dumps(settings), encoding="utf-8")
         verb = [sys.executable, "-m", "app", "--config", str(config)]
         subprocess.run([*verb, "sync", COLLECTION, "--json"], cwd=folder, capture_output=True, check=True)
-        # A key without limits of its own, because the service's limits are measured here.
+        # A key without its own limits, because the service's limits are measured.
         create = ["keys", "create", "load", "--json", "--scope", "admin", "--every-row"]
         create += ["--rate", "100000000/day", "--concurrency", "100000"]
         key = json.loads(subprocess.run([*verb, *create], cwd=folder, capture_output=True, check=True).stdout)["key"]
@@ -242,13 +242,13 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
         asked = [f"{name} {more}" for _, _, name, more, *_ in others]
         vectors = engine.embed(asked)
     gc.collect()
-    gc.freeze()  # else collecting torch's objects would stop the clients
+    gc.freeze()  # otherwise collecting torch's objects would pause the clients
     return [*map(known.embed, asked, vectors), *map(known.search, asked, vectors)]
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[int, Address]]:
-    """Start a service with the usual limit of 1,024 open files, which it must raise itself; yield its process id."""
+    """Start a service with the usual limit of 1,024 open files, which it must raise; yield its process id."""
     command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve_command(folder / "owl-sap.toml")]
     with announced(command, folder) as (process, greeting):
         host, _, port = greeting["url"].removeprefix("http://").rpartition(":")

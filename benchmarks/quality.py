@@ -32,7 +32,7 @@ from app.src.service.search import SearchOptions
 from app.src.settings import EmbeddingSettings, Settings
 
 QUERIES = Path(__file__).with_name("queries")
-EVERY = 5  # of the queries, one in so many is timed
+EVERY = 5  # one query in this many is timed
 BAR = at_least(0.895)
 WAYS: tuple[Mode, ...] = ("vector", "keyword", "hybrid")
 
@@ -62,7 +62,7 @@ def asked(demo: Demo, mode: Mode) -> list[Outcome]:
 
 
 def half_of(outcome: Outcome) -> str:
-    """By the first byte of the text's SHA-256, as decision 0028 parted them."""
+    """Return the half by the first byte of the text's SHA-256, as in decision 0028."""
     return "other half" if hashlib.sha256(outcome.query.text.encode()).digest()[0] % 2 else "tuned on"
 
 
@@ -91,7 +91,7 @@ def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 @contextmanager
 def synced() -> Iterator[Demo]:
-    """Without the memory of search texts, or only the first way would embed."""
+    """Sync without the cache of search texts: otherwise only the first mode would embed."""
     with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0))) as demo:
         for name in demo.names:
             demo.service.sync.run(name)

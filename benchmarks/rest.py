@@ -46,14 +46,14 @@ PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic"
 CONNECTIONS = 8
 TEXTS, DIMENSION = 256, 384
 MODEL = f"hash:{DIMENSION}"
-MANY = 60  # requests of a round with many texts
+MANY = 60  # requests per round with many texts
 RATE = at_least(1500)
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
-TOKEN = b"KEY-OF-THE-SERVER"  # in a request, where the server's own key goes
+TOKEN = b"KEY-OF-THE-SERVER"  # placeholder in a request for the server's own key
 
 
 def post(path: str, body: Any, accept: str = "application/json") -> bytes:
-    """Return the bytes of a request as clients send it: the headers of httpx, and a token."""
+    """Return the bytes of a request with the headers of httpx and a token."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {accept}\r\nAccept-Encoding: gzip, deflate\r\n"
@@ -84,7 +84,7 @@ FORMS = {
 
 
 class Connection:
-    """Sends the same request again as soon as its answer is whole."""
+    """Repeats one request; sends it again when the answer is complete."""
 
     def __init__(self, address: tuple[str, int], request: bytes) -> None:
         self.socket = socket.create_connection(address)
@@ -95,7 +95,7 @@ class Connection:
         self.socket.sendall(self._request)
 
     def answered(self, buffer: memoryview) -> bool:
-        """Read what is there. True once an answer is whole. Raises for any status but 200."""
+        """Read available bytes. Return whether an answer is complete. Raises for any status but 200."""
         got = self.socket.recv_into(buffer)
         if not got:
             raise ConnectionError("the server closed the connection")
@@ -115,7 +115,7 @@ class Connection:
 
 
 def ask(address: tuple[str, int], request: bytes, connections: int, enough: Callable[[int], bool]) -> int:
-    """Ask over so many connections until `enough`(answers so far); return the number of answers."""
+    """Ask over `connections` connections until `enough`(answers so far); return the number of answers."""
     answers, buffer = 0, memoryview(bytearray(1 << 20))
     with ExitStack() as held, selectors.DefaultSelector() as selector:
         for _ in range(connections):
@@ -143,12 +143,12 @@ class Server:
     key: bytes
 
     def _cpu(self) -> float:
-        """CPU seconds of the process so far, all threads. The number of the clock is what clock_getcpuclockid(3) makes
-        of a process id on Linux (MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED in the kernel's posix-timers)."""
+        """Return the CPU seconds of the process so far, all threads. Computes the clock id as clock_getcpuclockid(3)
+        does on Linux (MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED in the kernel's posix-timers)."""
         return time.clock_gettime((~self.pid << 3) | 2)
 
     def measure(self, request: bytes, connections: int, enough: Callable[[int], bool]) -> tuple[float, float]:
-        """Return requests a second and CPU seconds of each."""
+        """Return requests per second and CPU seconds per request."""
         before, start = self._cpu(), time.perf_counter()
         answers = ask(self.address, request.replace(TOKEN, self.key), connections, enough)
         return answers / (time.perf_counter() - start), (self._cpu() - before) / answers
@@ -156,7 +156,7 @@ class Server:
 
 @contextmanager
 def serving(kind: str) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as folder:  # records of jobs go there
+    with tempfile.TemporaryDirectory() as folder:  # for records of jobs
         command = [sys.executable, str(Path(__file__).resolve()), "--server", kind]
         with announced(command, Path(folder)) as (process, greeting):
             host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
@@ -202,7 +202,7 @@ def forms(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def product(keyed: bool) -> None:
-    """Run `owl-sap serve`, whose embedder returns the same random unit vectors for all texts, past the queue."""
+    """Run `owl-sap serve` without the queue; its embedder returns the same random unit vectors for all texts."""
     settings: dict[str, Any] = {"store": {"kind": "local", "path": "vectors"}, "embedding": {"model": MODEL}}
     key = "x" * 43
     if keyed:
@@ -229,7 +229,7 @@ def product(keyed: bool) -> None:
 
 
 async def two_bytes(scope: Any, receive: Any, send: Any) -> None:
-    """Read a request and answer it with two bytes: no application on this server can cost less."""
+    """Read a request and answer with two bytes: the minimum cost of any application on this server."""
     while (await receive()).get("more_body"):
         pass
     headers = [(b"content-length", b"2"), (b"content-type", b"application/json")]

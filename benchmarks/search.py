@@ -55,13 +55,13 @@ from connector.model import ChangeSet, Chunk, Filter
 from connector.stores.local.store import LocalStore
 
 DIMENSION, TOP, QUERIES = 384, 10, 25
-KEYWORD_ROWS = 200_000  # larger stores get short texts, which build faster, and no keyword part
+KEYWORD_ROWS = 200_000  # larger stores get short texts, which are faster to build, and no keyword part
 TARGETS = {"store": at_most(0.6), "filters, 1 %": at_most(0.1), "visible, worst": at_most(100)}
 _KIND = ("FERT", "HALB", "ROH", "HIBE")
 
 
 class Scene:
-    """A store of so many rows, the rows themselves, and queries like them."""
+    """A store with `rows` rows, their vectors, and queries like them."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         clusters = Clusters(DIMENSION)
@@ -90,7 +90,7 @@ class Scene:
 
 
 class Scenes:
-    """Stores by their number of rows, made when first needed; a context."""
+    """Stores by number of rows, created on first use; a context."""
 
     def __init__(self) -> None:
         self._made: dict[int, Scene] = {}
@@ -118,7 +118,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def against_product(scene: Scene, ways: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, Figure]:
-    """Measure the median time of each way over that of the product."""
+    """Return the median time of each way divided by that of the product."""
     times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
     busy: dict[str, list[float]] = {name: [] for name in times}
 
@@ -164,7 +164,7 @@ def filters(scene: Scene, rounds: int) -> Iterator[Figure]:
 
 
 def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
-    """The writer is another process; both read the system's monotonic clock."""
+    """Measure with the writer in another process; both read the system's monotonic clock."""
     took, alone = [], []
     command = [sys.executable, __file__, "--writer", str(scene.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -187,7 +187,7 @@ def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
 
 
 def writer(folder: str) -> None:
-    """Write the vectors that stdin names, and print when each was committed."""
+    """Write the vectors named on stdin, and print when each was committed."""
     with closing(LocalStore(Path(folder))) as own, own.lease(COLLECTION, "writer", 5) as lease:
         print("ready", flush=True)
         for line in sys.stdin:
@@ -233,7 +233,7 @@ def peers(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def over_sizes(part: Callable[[Scene, int], Iterator[Figure]], scenes: Scenes) -> Part:
-    """Run the part over every size of store that was asked for."""
+    """Run the part over every requested store size."""
 
     def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         for rows in given.sizes:

@@ -51,7 +51,7 @@ from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
-# Names in statements are this file's own.
+# Names in statements are constants of this file.
 # ruff: noqa: S608
 HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 STORES = ("local", "hana")
@@ -103,7 +103,7 @@ class Scene:
         pool.execute(f'DELETE FROM "{schema}"."OWL_STATE" WHERE "COLLECTION" = ?', (spec.name,))
 
     def scan(self, rows: int) -> None:
-        """Read every row as any program would have to: the same pages of the same columns."""
+        """Read every row as any program must: the same pages of the same columns."""
         head = f"SELECT {', '.join(COLUMNS)} FROM {self.emulator.table(rows)}"
         tail, page = "ORDER BY MANDT, MATNR LIMIT ?", OPTIONS.page_rows
         pool, seen = self.emulator.pool(), 0
@@ -140,7 +140,7 @@ def scene(model: str) -> Iterator[Scene]:
 
 
 def overlap(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """A whole sync over its busiest stage: embedding all texts at once."""
+    """Measure a whole sync over its busiest stage: embedding all texts at once."""
     rows = min(given.rows, OVERLAP_ROWS)
     texts = [material_text(number) for number in range(rows)]
     with scene(MODEL) as stage:
@@ -155,7 +155,7 @@ def overlap(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def rate(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Rows per second of a first sync, and the busy seconds of each stage of the last one."""
+    """Measure rows per second of a first sync, and the busy seconds of each stage of the last one."""
     rows = max(given.rows // 4, 1)
     done: dict[str, list[SyncReport]] = {kind: [] for kind in STORES}
 
@@ -172,7 +172,7 @@ def rate(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def unchanged(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """A sync that finds nothing to do, over a bare scan."""
+    """Measure a sync without changes over a bare scan."""
     rows = given.rows
     with scene(HASHING) as stage:
         again = {kind: stage.synced(kind, rows) for kind in STORES}
@@ -191,7 +191,7 @@ def unchanged(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """The largest resident memory, in MB, of a child that syncs all rows twice, less that of a tenth of them."""
+    """Measure the peak memory, in MB, of a child that syncs all rows twice, less that for a tenth of them."""
     with scene(HASHING) as stage:
         for kind in STORES:
             few, many = (
@@ -224,7 +224,7 @@ def child(login: dict[str, Any], schema: str, folder: str, kind: str, rows: int)
 
 
 def one(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Seconds until one changed row is stored."""
+    """Measure the seconds until one changed row is stored."""
     changes, rows = ChangeSpec(method="watermark", column="CHANGED_AT", delay=0.0), given.rows
     with scene(HASHING) as stage:
         table, pool = stage.emulator.table(rows), stage.emulator.pool()

@@ -33,7 +33,7 @@ from app.src.settings import Settings
 
 MODEL = "all-MiniLM-L6-v2"
 WINDOW = 1000
-SEARCHES = 60  # of the client alone, each round
+SEARCHES = 60  # searches of the client alone, per round
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Cancel what one thread reads from another thread. Searches and reads stop; writes continue."""
+"""Cancel the reads of one thread from another thread. Searches and reads stop; writes continue."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Cancellation:
         return self._cancelled.is_set()
 
     def prevent(self) -> None:
-        """Let no further statement begin, without interrupting one; returns at once."""
+        """Prevent further statements without interrupting a running one; return at once."""
         self._cancelled.set()
 
     def cancel(self) -> None:
-        """Interrupt the running statement and let none begin. May wait for the database: do not call on an event
+        """Interrupt the running statement and prevent further ones. May wait for the database: do not call on an event
         loop."""
         self.prevent()
         with self._lock:
@@ -36,19 +36,19 @@ class Cancellation:
                 self._interrupt()
 
     def check(self) -> None:
-        """Raises Cancelled."""
+        """Raise Cancelled if cancelled."""
         if self.cancelled:
             raise Cancelled("the request was cancelled because its caller has left")
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises Cancelled as soon as the call is cancelled."""
+        """Wait; raise Cancelled as soon as the call is cancelled."""
         self._cancelled.wait(seconds)
         self.check()
 
     @contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Iterator[None]:
         """Run a statement in the block. `interrupt` is called at most once, and never after the block. Raises Cancelled
-        instead of entering the block when already cancelled."""
+        before the block if already cancelled."""
         with self._lock:
             self.check()
             outer, self._interrupt = self._interrupt, interrupt
@@ -67,7 +67,7 @@ def current() -> Cancellation:
 
 @contextmanager
 def cancelled_by(cancellation: Cancellation) -> Iterator[None]:
-    """Let this cancellation, and no other, cancel what this thread calls in the block."""
+    """Let only this cancellation cancel this thread's calls in the block."""
     outer = getattr(_here, "cancellation", None)
     _here.cancellation = cancellation
     try:

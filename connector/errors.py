@@ -1,5 +1,5 @@
-"""The errors of the connector, and the table that maps HANA's error codes to them. Only the code counts: the classes
-that the driver chooses say almost nothing.
+"""The errors of the connector, and a table that maps HANA's error codes to them. The driver's exception classes are
+ignored, because they carry almost no information.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class ConnectorError(Exception):
-    """Root of all. `retryable`: the same call may succeed later without any change."""
+    """Base class. `retryable`: the same call may succeed later without any change."""
 
     retryable = False
 
@@ -19,7 +19,7 @@ class ConnectorError(Exception):
 
 
 class ConfigurationError(ConnectorError):
-    """The configuration, or a request, cannot work."""
+    """The configuration or a request cannot work."""
 
 
 class UnknownTable(ConfigurationError):
@@ -31,7 +31,7 @@ class UnknownColumn(ConfigurationError):
 
 
 class NoKey(ConfigurationError):
-    """No primary key and no `key` given, or a `key` that two rows share."""
+    """No primary key and no `key` configured, or two rows share a `key`."""
 
 
 class LogMissing(ConfigurationError):
@@ -55,7 +55,7 @@ class UnknownKey(ConfigurationError):
 
 
 class UnknownRow(ConfigurationError):
-    """No row has this id, or none that the caller may see."""
+    """No row has this id, or the caller may not see it."""
 
 
 class UnknownGeneration(ConfigurationError):
@@ -63,11 +63,11 @@ class UnknownGeneration(ConfigurationError):
 
 
 class WrongOrigin(ConfigurationError):
-    """An operation for synced collections, on one that clients write, or the reverse."""
+    """An operation for synced collections on one that clients write, or the reverse."""
 
 
 class BadDocument(ConfigurationError):
-    """A document of a client cannot be stored. `index`: its position in the request, from 0. Holds no text of it."""
+    """A client's document cannot be stored. `index`: its position in the request, from 0. Contains none of its text."""
 
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
@@ -75,14 +75,14 @@ class BadDocument(ConfigurationError):
 
 
 class NoProposal(ConfigurationError):
-    """No collection can be proposed for a table. The message says what it lacks."""
+    """No collection can be proposed for a table. The message says why."""
 
 
 # ------------------------------------------------------------------------------ HANA or the store failed: exit code 3
 
 
 class DatabaseError(ConnectorError):
-    """`code` is HANA's (positive) or the driver's (negative) error code; 0 when there is none."""
+    """`code`: HANA's (positive) or the driver's (negative) error code; 0 if none."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ class ConnectionLost(DatabaseError):
 
 
 class Unavailable(DatabaseError):
-    """Down for maintenance, or starting: wait minutes."""
+    """Down for maintenance, or starting: retry after minutes."""
 
     retryable = True
 
@@ -106,17 +106,17 @@ class ConnectFailed(DatabaseError):
 
 
 class Unreachable(ConnectFailed):
-    """Unknown host, closed port, no answer. Retryable, because a server that restarts refuses connections, too."""
+    """Unknown host, closed port, or no answer. Retryable, because a restarting server refuses connections."""
 
     retryable = True
 
 
 class ConnectionMisconfigured(ConnectFailed):
-    """Certificate, HTTP endpoint, missing key store entry."""
+    """Certificate, HTTP endpoint, or missing key store entry."""
 
 
 class LoginRefused(DatabaseError):
-    """Tried once, because HANA locks users."""
+    """The login was refused. Never retried, because HANA locks users."""
 
 
 class PermissionRefused(DatabaseError):
@@ -124,13 +124,13 @@ class PermissionRefused(DatabaseError):
 
 
 class TransactionRolledBack(DatabaseError):
-    """Run the whole transaction again."""
+    """HANA rolled the transaction back: run all of it again."""
 
     retryable = True
 
 
 class Overloaded(DatabaseError):
-    """Out of memory, or a limit of a statement: less at a time may succeed."""
+    """Out of memory, or a statement limit: a smaller statement may succeed."""
 
     retryable = True
 
@@ -140,7 +140,7 @@ class SchemaChanged(DatabaseError):
 
 
 class Cancelled(DatabaseError):
-    """The statement ended at our own request."""
+    """The statement was cancelled by this process."""
 
 
 class StatementFailed(DatabaseError):
@@ -151,8 +151,8 @@ class StatementFailed(DatabaseError):
 
 
 class RowRejected(ConnectorError):
-    """The database or a conversion rejected this row's data; others go on. `code` as in DatabaseError. Holds no row
-    data."""
+    """The database or a conversion rejected this row's data; other rows continue. `code`: as in DatabaseError. Contains
+    no row data."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
@@ -160,7 +160,7 @@ class RowRejected(ConnectorError):
 
 
 class RowsRejected(RowRejected):
-    """`rows`: positions in the batch, from 0, each with its reason. Other rows may be bad, too."""
+    """`rows`: reasons by position in the batch, from 0. Other rows may be bad, too."""
 
     def __init__(self, message: str, *, rows: Mapping[int, RowRejected]) -> None:
         super().__init__(message, code=next(iter(rows.values())).code)
@@ -168,7 +168,7 @@ class RowsRejected(RowRejected):
 
 
 class TextsNotEmbeddable(ConnectorError):
-    """`indices`: positions, in the list given to the embedder, of the texts without a finite vector."""
+    """`indices`: positions, in the embedder's input, of the texts without a finite vector."""
 
     def __init__(self, message: str, *, indices: Sequence[int]) -> None:
         super().__init__(message)
@@ -184,7 +184,7 @@ class LeaseLost(ConnectorError):
 
 
 class GenerationRefused(ConnectorError):
-    """A generation is in the wrong state. The message says what to do first."""
+    """A generation is in the wrong state. The message says what to do."""
 
 
 class GenerationChanged(ConnectorError):
@@ -194,7 +194,7 @@ class GenerationChanged(ConnectorError):
 
 
 class SyncPaused(ConnectorError):
-    """An operator must look first. `reason`: a short word for machines (`max_deletes`, `schema_changed`)."""
+    """An operator must check first. `reason`: a short machine-readable word (`max_deletes`, `schema_changed`)."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -206,7 +206,7 @@ class SyncPaused(ConnectorError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row of the table. It applies when the code is among `codes` (empty: any) and the driver's text, in lower case,
+    """A row of the table. It applies if the code is among `codes` (empty: any) and the driver's text, in lower case,
     contains one of `texts` (empty: any).
 
     `meaning` completes "<what was being done>: ...". `next_step`: what to do. `quotes`: the driver's text may be shown;
@@ -230,9 +230,9 @@ def _failed_connect(error: type[ConnectorError], *texts: str, meaning: str, chec
     return Rule(error, meaning, check, {CONNECT_FAILED}, texts, quotes)
 
 
-CONNECT_FAILED = -10709  # the driver's code for every failed connect; the RTE number in its text says why (2.30.27)
+CONNECT_FAILED = -10709  # the driver's code for every failed connect; the RTE number in its text is the cause (2.30.27)
 CANCELLED = 139
-# Their texts may contain row data, so they are neither read nor shown.
+# Texts of these codes may contain row data: never read or show them.
 _BAD_ROWS = {
     301: "a row with the same key already exists",
     461: "a foreign key does not match",
@@ -258,8 +258,8 @@ _LOST = ConnectionLost, "the connection to HANA was lost", ""
 _ROLLED_BACK = TransactionRolledBack, "HANA rolled the transaction back", "run it again"
 _EXHAUSTED = Overloaded, "HANA is out of memory, threads, transactions or time for the statement", "use smaller batches"
 
-# First match wins. Sources: SAP's sqlalchemy-hana `errors.py` (Apache-2.0) for the meaning of codes; the negative codes
-# and their texts were seen from the driver itself.
+# First match wins. Sources: SAP's sqlalchemy-hana `errors.py` (Apache-2.0) for the meaning of codes; negative codes and
+# their texts were observed from the driver.
 RULES: tuple[Rule, ...] = (
     *(Rule(RowRejected, meaning, codes={code}) for code, meaning in _BAD_ROWS.items()),
     Rule(
@@ -274,7 +274,7 @@ RULES: tuple[Rule, ...] = (
         codes={0},
         texts=("not a valid unicode string", "too large to be represented", "invalid parameter ["),
     ),
-    # Failed connects: first wrong settings, then failures that may be temporary.
+    # Failed connects: first wrong settings, then possibly temporary failures.
     _failed_connect(
         ConnectionMisconfigured,
         "does not match names in certificate",
@@ -346,7 +346,7 @@ RULES: tuple[Rule, ...] = (
         {-10104},
         quotes=True,
     ),
-    # Errors that waiting does not help.
+    # Errors that do not go away by waiting.
     *(
         Rule(LoginRefused, f"login refused: {meaning}", f"{step}, then restart a running service", {code})
         for code, (meaning, step) in _REFUSED_LOGINS.items()
@@ -419,8 +419,8 @@ _LONGEST_QUOTE = 300
 def classify(code: int, text: str, *, doing: str) -> ConnectorError:
     """Return our error for what the driver reported while `doing` ("reading SAPDEMO.MARA"). Never raises.
 
-    The message has what was being done, the code and the next step, and the driver's text (one printable line of
-    bounded length) only where that cannot contain row data.
+    The message has the activity, the code and the next step. It includes the driver's text (one printable line of
+    limited length) only if that cannot contain row data.
     """
     lowered = text.lower()
     rule = next(rule for rule in RULES if rule.holds(code, lowered))
@@ -434,7 +434,7 @@ def classify(code: int, text: str, *, doing: str) -> ConnectorError:
 
 
 def make(error: type[ConnectorError], message: str, code: int) -> ConnectorError:
-    """Return an error of that class, with the code where the class has one."""
+    """Return an error of that class, with the code if the class has one."""
     if issubclass(error, DatabaseError | RowRejected):
         return error(message, code=code)
     return error(message)

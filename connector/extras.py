@@ -1,4 +1,4 @@
-"""What to install for a missing extra or the emulator, by how this package was installed."""
+"""The install command for a missing extra or the emulator, by how this package was installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVE = {"anyio", "fastapi", "httptools", "sse_starlette", "starlette", "uvicor
 
 
 def missing_module(error: ModuleNotFoundError) -> str | None:
-    """Return what to tell the user of a failed import: what to install; None for a module that no extra installs."""
+    """Return install advice after a failed import; None for a module that no extra installs."""
     module = (error.name or "").partition(".")[0]
     if module == "hana_emulator":
         return str(error)
@@ -26,9 +26,9 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
 
 
 def emulator_command() -> list[str]:
-    """Return the command that runs the HANA emulator. Raises ModuleNotFoundError, with what to install."""
+    """Return the command that runs the HANA emulator. Raises ModuleNotFoundError with install advice."""
     found = importlib.util.find_spec("hana_emulator")
-    if found is None or found.origin is None:  # no origin: only the folder hana_emulator/ of a clone was found
+    if found is None or found.origin is None:  # no origin: a plain folder hana_emulator/ of a clone
         clone, _ = _clone()
         command = "pip install ./hana_emulator in " + ("a clone" if clone is None else f"the folder {clone}")
         raise ModuleNotFoundError(f"the HANA emulator is not installed: {command}", name="hana_emulator")
@@ -36,8 +36,8 @@ def emulator_command() -> list[str]:
 
 
 def install_command(*extras: str, index: str | None = None) -> str:
-    """Return the pip command that adds `extras`; for an installation from a clone, with the folder to run it in.
-    `index`: a second package index."""
+    """Return the pip command that adds `extras`; in a clone, with the folder to run it in. `index`: a second package
+    index."""
     option = "" if index is None else f" --extra-index-url {index}"
     wanted = f"[{','.join(extras)}]"
     clone, editable = _clone()
@@ -47,7 +47,7 @@ def install_command(*extras: str, index: str | None = None) -> str:
 
 
 def _clone() -> tuple[Path | None, bool]:
-    """The folder that this package was installed from, None for a wheel or an index; and whether it is editable."""
+    """Return the folder that this package was installed from (None: a wheel or index), and whether it is editable."""
     try:
         url_record = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -60,5 +60,5 @@ def _clone() -> tuple[Path | None, bool]:
 
 
 def _with_project(folder: Path) -> Path | None:
-    """`folder`, if it still holds the project."""
+    """Return `folder` if it still contains the project, else None."""
     return folder if (folder / "pyproject.toml").is_file() else None

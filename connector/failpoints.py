@@ -24,7 +24,7 @@ NAMES = (
     "after_log_delete",
     "mid_alias_swap",
 )
-# In the order in which a sync reaches them; the last one is in a switch of generations.
+# In the order in which a sync reaches them; the last one is in a generation switch.
 
 ACTIONS = ("kill", "stop", "raise")  # SIGKILL, SIGSTOP, InjectedFailure
 
@@ -32,12 +32,12 @@ _hook: Callable[[str], None] | None = None
 
 
 class InjectedFailure(RuntimeError):
-    """Raised by a failpoint armed with `raise`."""
+    """Raised by a failpoint with action `raise`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """Do `action` once, the `hit`-th time (from 1) that `name` is reached."""
+    """Do `action` once, on the `hit`-th visit (from 1) of `name`."""
 
     name: str
     hit: int = 1
@@ -87,7 +87,7 @@ class Failpoint:
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
-    """Call `hook` with the name of each point that is reached, in any thread; None disarms."""
+    """Call `hook` with the name of each point reached, in any thread; None disarms."""
     global _hook
     _hook = hook
 

@@ -1,4 +1,4 @@
-"""LangChain in the process: a collection as a vector store and retriever, a model as embeddings."""
+"""LangChain within the process: a collection as a vector store and retriever, a model as embeddings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from connector.sync.documents import NewDocument
 
 Mode = Literal["vector", "keyword", "hybrid"]
 BATCH = 200
-"""Documents that are written in one transaction."""
+"""Documents per write transaction."""
 _IDS = 100
-"""Rows that are read at once."""
+"""Rows per read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchWith:
-    """How to search. `filter`: the filter language of search; `mode` None: hybrid for a text, vector for a vector;
-    `min_score`: by the score of the modes vector and keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different)
-    to 1 (relevant): hits unlike each other, chosen from the best `depth`."""
+    """Search options. `filter`: the filter language of search. `mode` None: hybrid for a text, vector for a vector.
+    `min_score`: compared with the score in modes vector and keyword, with the cosine in hybrid. `mmr_lambda`: diversity
+    of the hits chosen from the best `depth`, from 0 (different) to 1 (relevant)."""
 
     filter: Filter | None = None
     mode: Mode | None = None
@@ -40,34 +40,34 @@ class SearchWith:
 
 
 class Collection(Protocol):
-    """A collection with one caller's rights. Raises the errors of `errors.py`."""
+    """A collection with the rights of one caller. Raises the errors of `errors.py`."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def embedder(self) -> Embedder:
-        """The model of its vectors."""
+        """Return the model of the collection's vectors."""
         ...
 
     def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> Sequence[Any]:
-        """Return hits (id, text, metadata, score), best first; [] for a collection never written. Raises ValueError for
+        """Return hits (id, text, metadata, score), best first; [] for a collection without data. Raises ValueError for
         an empty text or unknown mode."""
         ...
 
     def rows(self, ids: Sequence[str]) -> Sequence[Any]:
-        """Return rows (id, text, metadata) in the order of up to 100 `ids`, without missing ones."""
+        """Return rows (id, text, metadata) in the order of up to 100 `ids`; omits missing ones."""
         ...
 
     def put(self, documents: Sequence[NewDocument]) -> list[str]:
-        """Write all or none, replacing existing ids. Raises WrongOrigin where a table is the source."""
+        """Write all documents or none, replacing existing ids. Raises WrongOrigin if a table is the source."""
         ...
 
     def delete(self, ids: Sequence[str]) -> int: ...
 
 
 class OwlEmbeddings(Embeddings):
-    """A model as LangChain's embeddings: unit vectors. Texts longer than the model's limit are cut."""
+    """A model as LangChain's embeddings: unit vectors. Truncates texts above the model's limit."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -82,12 +82,12 @@ class OwlEmbeddings(Embeddings):
 
 
 class OwlVectorStore(VectorStore):
-    """A collection as LangChain's vector store, embedded by its own model. A collection synced from a table is read-
-    only: writing raises WrongOrigin.
+    """A collection as LangChain's vector store, embedded by its own model. A collection synced from a table is
+    read-only: writing raises WrongOrigin.
 
-    Every search takes, beside what LangChain names, the fields of `SearchWith` as keywords. A search by text has the
-    mode hybrid; MMR, relevance scores and searches by vector have the mode vector, whose scores are cosines. Relevance
-    scores are those cosines, those below 0 as 0. The asynchronous methods work in threads.
+    Every search also takes the fields of `SearchWith` as keywords. Text searches use mode hybrid. MMR, relevance scores
+    and vector searches use mode vector, whose scores are cosines. Relevance scores are these cosines, at least 0. The
+    asynchronous methods run in threads.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -108,8 +108,8 @@ class OwlVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Store the texts, replacing existing ids, and return the ids. A text without an id gets a new one. Each BATCH
-        of documents is one transaction; earlier ones stay when a later one fails. Raises BadDocument, counting within
-        its transaction, and WrongOrigin. Ignores `batch_size`, which LangChain's index() passes."""
+        of documents is one transaction; earlier ones remain if a later one fails. Raises WrongOrigin, and BadDocument
+        with the position in its transaction. Ignores `batch_size`, which LangChain's index() passes."""
         kwargs.pop("batch_size", None)
         if kwargs:
             raise TypeError(f"add_texts takes no {', '.join(kwargs)}")
@@ -124,8 +124,8 @@ class OwlVectorStore(VectorStore):
         return [id_ for part in parts for id_ in self.collection.put(part)]
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents by id; missing ones are ignored. Raises ValueError without `ids`, and WrongOrigin for a row
-        that another program wrote: the rows of its batch then stay."""
+        """Delete documents by id; ignores missing ones. Raises ValueError without `ids`, and WrongOrigin for another
+        program's row: nothing of its batch is deleted."""
         if ids is None or kwargs:
             raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all there is")
         listed = _listed("ids", ids)
@@ -163,7 +163,7 @@ class OwlVectorStore(VectorStore):
     # ---------------------------------------------------------------------------------------------------- reading
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Return whole texts in the order of `ids`, without missing ones."""
+        """Return whole texts in the order of `ids`; omits missing ones."""
         listed = _listed("ids", ids)
         pages = (listed[start : start + _IDS] for start in range(0, len(listed), _IDS))
         return [_document(row) for page in pages for row in self.collection.rows(page)]
@@ -233,13 +233,13 @@ class OwlRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        """Pass keywords on, which LangChain's own does not."""
+        """Pass keywords on, unlike LangChain's base method."""
         ask = partial(self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **kwargs)
         return await run_in_executor(None, ask)
 
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in mode vector. Raises ValueError for another mode."""
+    """Return the options with mode vector. Raises ValueError for another mode."""
     if (mode := options.get("mode", "vector")) != "vector":
         raise ValueError(
             f"scores of mode {mode} say nothing about how relevant a hit is; filter by min_score, or "
@@ -249,7 +249,7 @@ def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(name: str, values: Iterable[str]) -> list[str]:
-    """Return a list. Raises ValueError for a single string, which would be iterated by letters."""
+    """Return a list. Raises ValueError for a single string, which would be split into letters."""
     if isinstance(values, str):
         raise ValueError(f"{name} is one string; give a list")
     return list(values)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Value = None | bool | int | float | str | Decimal | date | time | datetime | bytes
-"""A column value as the driver gives it."""
+"""A column value as returned by the driver."""
 Scalar = None | bool | int | float | str
-"""A metadata value as JSON has it."""
+"""A metadata value, as in JSON."""
 Vectors = NDArray[np.float32]
 """Shape (n, dimension), C-contiguous, every row finite and of length 1."""
 Key = tuple[Value, ...]
@@ -74,7 +74,7 @@ def _shown(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpec:
-    """How texts are cut. `max_tokens` without special tokens (None: the model's limit), `overlap` in tokens."""
+    """How to cut texts. `max_tokens`: without special tokens (None: the model's limit). `overlap`: in tokens."""
 
     max_tokens: int | None = None
     overlap: int = 32
@@ -82,24 +82,24 @@ class ChunkSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
-    """How changes of the source are found. Seconds: `delay` skips rows whose transactions may still be open,
-    `reconcile` is the longest time between two full comparisons, because every method misses some changes."""
+    """How to find changes of the source. In seconds: `delay` skips rows whose transactions may still be open;
+    `reconcile` is the longest time between full comparisons, because every method misses some changes."""
 
     method: Literal["full", "watermark", "log", "rowid"] = "full"
     column: str | None = None
-    """watermark: the timestamp, or increasing number, that every change sets."""
+    """watermark: a timestamp or increasing number that every change sets."""
     delay: float = 30.0
     reconcile: float = 86_400.0
     hash: Literal["client", "server"] = "client"
-    """full: `server` lets HANA hash the rows, so that unchanged ones move only key and hash."""
+    """full: with `server` HANA hashes the rows, and unchanged rows transfer only key and hash."""
     log: TableRef | None = None
-    """log: the table that triggers fill; None: named after the collection, beside the source."""
+    """log: the table that triggers fill; None: OWL_LOG_<NAME> beside the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """One configured collection: which rows, as which text, with which metadata. When clients write it (`source` is
-    NO_TABLE), template, `where` and `changes` have no meaning and `key` is ("id",)."""
+    """One configured collection: which rows, text and metadata. For a collection that clients write, `source` is
+    NO_TABLE, `key` is ("id",), and template, `where` and `changes` are unused."""
 
     name: str
     source: TableRef
@@ -175,14 +175,14 @@ class Cells(Mapping[str, Value]):
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"Cells({', '.join(self._places)})"  # a row's values belong in no message
+        return f"Cells({', '.join(self._places)})"  # messages must not contain a row's values
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One source row: its key and the columns that template and metadata need, by column name.
 
-    `token` identifies the content where the database reports changes (a hash, a row id); None: the values do.
+    `token` identifies the content if the database reports changes (a hash, a row id); None: compare the values.
     """
 
     key: Key
@@ -194,9 +194,9 @@ class Row:
 class Document:
     """A rendered row.
 
-    `id` is the canonical JSON array of the key values (never two keys with one id). `text` is "" for an empty row.
-    `text_digest` (16 bytes) covers text, chunking and model; `meta_digest` (16 bytes) covers the metadata;
-    `row_digest` (8 bytes) the values read: while it is the same, the row need not be rendered to compare.
+    `id`: the canonical JSON array of the key values, unique per key. `text`: "" for an empty row. `text_digest` (16
+    bytes): text, chunking and model. `meta_digest` (16 bytes): metadata. `row_digest` (8 bytes): the values read; while
+    it is unchanged, the row need not be rendered to compare.
     """
 
     id: str
@@ -229,8 +229,8 @@ class Chunk:
 
 
 class StoredChunk(NamedTuple):
-    """Identity and hash of a stored chunk. `record` is the store's own row id. A tuple, because a run makes one per
-    stored row."""
+    """Identity and hash of a stored chunk. `record`: the store's own row id. A tuple to save time and memory, because a
+    run creates one per stored row."""
 
     record: int
     id: str
@@ -242,7 +242,7 @@ class StoredChunk(NamedTuple):
 class StoredRecord:
     """A whole record, for verification and export. `id` is None for a foreign row (written by another program).
 
-    `vector` is None when the stored bytes are not a vector of the collection's dimension; it may hold NaN.
+    `vector` is None if the stored bytes have another dimension; it may contain NaN.
     """
 
     record: int
@@ -260,15 +260,15 @@ class Checkpoint:
     """The state of earlier runs. It makes differences cheaper to find; correctness never depends on it."""
 
     last_sync: datetime | None = None
-    """UTC, by the store's clock; None: no run has completed yet."""
+    """UTC, by the store's clock; None: no run has finished."""
     rows_read: int = 0
     empty: int = 0
     key: tuple[str, ...] = ()
-    """Names of the key columns, so that hits can name them while the source is away."""
+    """Names of the key columns, for hits when the source is unavailable."""
     source: str = ""
     """The table that was read."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Type by name of the columns that were used; a change of them pauses the collection."""
+    """Types of the columns used, by name; a change pauses the collection."""
     last_full: datetime | None = None
     """When the last complete comparison began, UTC, by the source's clock."""
     mark: Mapping[str, Any] | None = None
@@ -284,22 +284,22 @@ class QuarantinedRow:
     reason: str
     attempts: int = 1
     last_seen: datetime | None = field(default=None, compare=False)
-    """When it last failed, UTC, by the store's clock; None before it is written."""
+    """Time of the last failure, UTC, by the store's clock; None before it is stored."""
     digest: bytes | None = None
-    """`Document.row_digest`, None: unknown. A different one resets the attempts."""
+    """`Document.row_digest`, None: unknown. A change resets the attempts."""
 
     def given_up(self, attempts: int) -> bool:
-        """Return whether it failed this often with the same content, so that another attempt is useless."""
+        """Return whether the row failed this often with the same content, so that retrying is useless."""
         return self.digest is not None and self.attempts >= attempts
 
 
 @dataclass(slots=True)
 class ChangeSet:
-    """Everything one `apply` writes, all of it or nothing.
+    """Everything that one `apply` writes, all or nothing.
 
-    `vectors[i]` belongs to `chunks[i]`. All chunks of one document are in one change set and replace its stored chunks.
-    `metadata_only` keeps text and vector and replaces metadata and hash. `deleted` are
-    document ids. `checkpoint`, when given, becomes the collection's.
+    `vectors[i]` belongs to `chunks[i]`. All chunks of a document are in one change set and replace its stored chunks.
+    `metadata_only` replaces metadata and hash, and keeps text and vector. `deleted`: document ids. `checkpoint`, if
+    given, replaces the collection's.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -308,10 +308,10 @@ class ChangeSet:
     deleted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    """Ids whose quarantine entry, if any, is deleted."""
+    """Ids whose quarantine entries, if any, are deleted."""
     checkpoint: Checkpoint | None = None
     partial: bool = False
-    """The checkpoint is of a running sync: the time of the last sync does not change."""
+    """The checkpoint is of an unfinished sync: keep the time of the last sync."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -321,7 +321,7 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class CollectionStatus:
-    """`rows` counts our documents, `chunks` their records, `foreign` the records of other programs."""
+    """`rows`: our documents. `chunks`: their records. `foreign`: records of other programs."""
 
     collection: str
     store: str
@@ -346,7 +346,7 @@ GenerationState = Literal["building", "active", "retired"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The configured name of a model and the pins that load the same one again."""
+    """The configured name of a model and the pins that load exactly this model again."""
 
     name: str
     revision: str | None = None
@@ -364,24 +364,24 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One version of a collection. `name`: the collection's own while it is active, else NAME@N, which every method of
-    a store takes like a collection, except `open` for a new one. A number is never used twice."""
+    """One version of a collection. `name`: the collection's name while active, else NAME@N. All store methods accept it
+    as a collection, except `open` for a new one. Numbers are never reused."""
 
     name: str
     number: int
     state: GenerationState
     model: str
     fingerprint: str
-    """As in `ModelStamp`: it identifies the model."""
+    """Identifies the model, as in `ModelStamp`."""
     dimension: int
     table: str
     rows: int | None
     """Our documents; None when not counted."""
     created: datetime | None
-    """UTC, by the store's clock; None for one that an earlier version made."""
+    """UTC, by the store's clock; None if created by an earlier version."""
     retired: datetime | None
     last_sync: datetime | None
-    """None: no run has completed, so rows are missing."""
+    """None: no run has finished, so rows are missing."""
     recipe: Recipe | None
     """None when no run has recorded it."""
 
@@ -391,7 +391,7 @@ class Generation:
 
 
 def generation_name(collection: str, number: int) -> str:
-    """Return the name of one that is not active; no configured name contains an @."""
+    """Return the name of a generation that is not active; configured names contain no @."""
     return f"{collection}@{number}"
 
 
@@ -442,7 +442,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to a collection. A write with an older `epoch` than the store's is refused (LeaseLost)."""
+    """The right to write to a collection. A write with an `epoch` below the store's raises LeaseLost."""
 
     collection: str
     owner: str
@@ -451,8 +451,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of a watermark column: values above `after`, and rows with exactly `after` whose key is above `key`
-    (None: none of them), up to and including `upto`. Values as `watermarks` writes them."""
+    """A range of a watermark column: values above `after` up to and including `upto`, and rows with exactly `after`
+    whose key is above `key` (None: none of them). Values are in the format of `watermarks`."""
 
     column: Column
     after: str
@@ -500,7 +500,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys above `after` up to and including `upto`, in the database's order; None: no bound."""
+    """The keys above `after` up to and including `upto`, in the database's order; None: unbounded."""
 
     after: Key | None = None
     upto: Key | None = None

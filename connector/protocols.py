@@ -27,7 +27,7 @@ from connector.model import (
 
 
 class Source(Protocol):
-    """Where rows come from."""
+    """A source of rows."""
 
     def describe(self, ref: TableRef) -> Table:
         """Return the table or view. Raises UnknownTable with the nearest names."""
@@ -40,29 +40,29 @@ class Source(Protocol):
         ...
 
     def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
-        """Return at most `parts` ranges of about equally many of the `rows` rows. Every possible key is in exactly
-        one."""
+        """Return at most `parts` key ranges of roughly equal size out of `rows` rows. Every possible key is in exactly
+        one range."""
         ...
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
-        """Return the existing rows of `keys`, in any order."""
+        """Return the existing rows of `keys`, unordered."""
         ...
 
     def now(self) -> datetime:
-        """UTC, by the clock of the database."""
+        """Return the database's time, UTC."""
         ...
 
     @property
     def capture(self) -> Capture:
-        """How it reports changes; used only by the change methods that need it."""
+        """Return how the source reports changes; used only by change methods that need it."""
         ...
 
 
 class Capture(Protocol):
-    """How a source reports changes. Raises ConfigurationError, with the reason, where the source cannot."""
+    """How a source reports changes. Raises ConfigurationError with the reason if it cannot."""
 
     def table_id(self, table: TableRef) -> int | None:
-        """Return an id that changes when the table is dropped and created again; None for a view."""
+        """Return an id that changes if the table is dropped and recreated; None for a view."""
         ...
 
     def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
@@ -74,11 +74,11 @@ class Capture(Protocol):
         ...
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
-        """Yield every row once in key order with its token, and with its values only where `values`."""
+        """Yield every row once in key order with its token, and with its values if `values`."""
         ...
 
     def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
-        """As `Source.rows`, each with the token of exactly the returned content."""
+        """Return rows as `Source.rows`, each with the token of exactly the returned content."""
         ...
 
     def row_ids(self, query: Query) -> RowIds:
@@ -86,7 +86,7 @@ class Capture(Protocol):
         ...
 
     def check_log(self, query: Query, log: TableRef) -> None:
-        """Raise LogMissing when the log, or a trigger that fills it, is missing or disabled."""
+        """Raise LogMissing if the log, or a trigger that fills it, is missing or disabled."""
         ...
 
     def log_length(self, log: TableRef) -> int: ...
@@ -96,7 +96,7 @@ class Capture(Protocol):
         ...
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
-        """Delete exactly these entries; missing ones are ignored."""
+        """Delete exactly these entries; ignores missing ones."""
         ...
 
 
@@ -105,29 +105,29 @@ class Embedder(Protocol):
 
     dimension: int
     model: str
-    """Name for people, MODEL_ID and status."""
+    """Readable name, for MODEL_ID and status."""
     fingerprint: str
-    """Changes whenever vectors would: model, weights, pooling, precision family."""
+    """Changes whenever vectors change: model, weights, pooling, precision family."""
     max_tokens: int
-    """Longest text in tokens, without special tokens."""
+    """The longest text in tokens, without special tokens."""
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        """Raises TextsNotEmbeddable, which names the texts; the others are unaffected."""
+        """Embed the texts. Raises TextsNotEmbeddable, which names the failing texts; the others are unaffected."""
         ...
 
     def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
-        """As `embed_documents`, with the token count of each text; they are tokenised once for both."""
+        """Embed as `embed_documents`, and count tokens of each text; tokenises once."""
         ...
 
     def embed_query(self, text: str) -> NDArray[np.float32]: ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Without special tokens."""
+        """Return the token count of each text, without special tokens."""
         ...
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        """Return pieces of at most `max_tokens` tokens that overlap by up to `overlap` tokens, cut at word borders
-        where possible. They are exact substrings of `text` that together cover it."""
+        """Return pieces of at most `max_tokens` tokens that overlap by up to `overlap` tokens, cut at word borders if
+        possible. They are exact substrings of `text` and together cover it."""
         ...
 
 
@@ -135,13 +135,13 @@ class Observer(Protocol):
     """Receives events while a sync runs. Must return at once and never raise."""
 
     def stage(self, name: str, seconds: float, items: int) -> None:
-        """A stage (`read render tokenize embed apply`) was busy for `seconds` over `items` rows or texts."""
+        """Report `seconds` that a stage (`read render tokenize embed apply`) spent on `items` rows or texts."""
         ...
 
     def progress(self, done: int, total: int) -> None:
-        """Rows handled so far."""
+        """Report the rows handled so far."""
         ...
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        """`waiting`: another worker holds the collection; `owned`: it is ours after such a wait."""
+        """Report an event: `waiting`: another worker holds the lease; `owned`: this one has it after such a wait."""
         ...

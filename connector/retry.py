@@ -1,4 +1,4 @@
-"""Retry what failed with a retryable error."""
+"""Retry after retryable errors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential back-off with full jitter, bounded by attempts and total seconds. Only for `retryable` errors."""
+    """Exponential back-off with full jitter, limited by attempts and total seconds. Only for `retryable` errors."""
 
     attempts: int = 5
     seconds: float = 30.0
     first_wait: float = 0.1
     longest_wait: float = 5.0
-    sleep: Callable[[float], None] | None = None  # None: really wait; a cancelled call stops waiting at once
+    sleep: Callable[[float], None] | None = None  # None: wait; a cancelled call stops waiting at once
 
     def call(
         self, work: Callable[[], T], *, overloaded: int | None = None, cancellation: Cancellation | None = None
     ) -> T:
-        """Return what `work` returns, or raise its last error. `overloaded`: the most attempts that may end in
-        Overloaded, for a caller that can ask for less. Raises Cancelled when `cancellation` ends a pause."""
+        """Return the result of `work`, or raise its last error. `overloaded`: the most attempts that may end in
+        Overloaded, for callers that can request less. Raises Cancelled if `cancellation` ends a pause."""
         bounds = stop_after_attempt(self.attempts) | stop_after_delay(self.seconds)
 
         def stop(state: RetryCallState) -> bool:

@@ -74,7 +74,7 @@ hdbcli.dbapi.connect = lambda *a, **k: Recorder(connect(*a, **k))
 sys.argv[0] = "owl-sap"
 runpy.run_module("app", run_name="__main__")
 """
-# The tools of agents are recorded where the extra is installed.
+# Record the tools of agents if the extra is installed.
 WITH_MCP = importlib.util.find_spec("mcp") is not None
 JOBS = ("GET", "/v1/jobs", None)
 JSON_VERBS = [
@@ -126,7 +126,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 def shape(value: Any) -> Any:
-    """Return the types of a JSON value's members; a list by the shape of its first member."""
+    """Return the types of a JSON value's members; for a list, those of its first member."""
     if isinstance(value, dict):
         return {name: shape(member) for name, member in sorted(value.items())}
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def record_help(out: Path, environment: dict[str, str]) -> None:
 
 
 def record_verbs(out: Path, environment: dict[str, str], config: Path, kind: str) -> None:
-    """Record the answers of the verbs, and the distinct statements without the literals that change."""
+    """Record the answers of the verbs, and the distinct statements without changing literals."""
     statements = out / f"statements-{kind}.txt"
     command = [sys.executable, "-c", KEEPING_STATEMENTS, str(statements), "--config", str(config)]
     lines = []
@@ -208,7 +208,7 @@ def record_service(out: Path, environment: dict[str, str], config: Path) -> None
             lines.append(dump({"request": request, "status": status, "answer": answer}))
         (out / "rest.txt").write_text("".join(lines))
         while any(job["state"] in ("queued", "running", "waiting") for job in json.loads(ask(url, *JOBS)[1])):
-            time.sleep(0.2)  # metrics appear with the first job that ends
+            time.sleep(0.2)  # metrics appear when the first job ends
         (out / "openapi.json").write_text(dump(json.loads(ask(url, "GET", "/openapi.json", None)[1])))
         metrics = ask(url, "GET", "/metrics", None, "text/plain")[1].splitlines()
         names = sorted(line for line in metrics if line.startswith("# TYPE "))

@@ -1,5 +1,5 @@
-"""Find the tables of a schema that are worth a collection: those with texts, well-known and large ones first. Reads
-the catalogue only, and in a very large schema only the largest tables.
+"""Find the tables of a schema that suit a collection: those with texts, well-known and large ones first. Reads only the
+catalogue, and in a very large schema only the largest tables.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from connector.hana import catalog
 from connector.hana.connection import HanaPool
 from connector.model import Column, TableRef
 
-_SMALL = 300  # a schema with so many tables is read completely
+_SMALL = 300  # up to this many tables, a schema is read completely
 _OURS = "OWL_"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`rows`: HANA's own count; None for a view, and where the user may not see it. `texts`: its text columns."""
+    """`rows`: HANA's own count; None for a view or if the user may not see it. `texts`: text columns."""
 
     ref: TableRef
     is_view: bool

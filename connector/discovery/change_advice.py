@@ -1,5 +1,5 @@
-"""Choose the change method of a proposal from a table's columns and a look at its rows. Pure. Cautious, because a
-watermark that some changes do not set misses them until the next full comparison.
+"""Choose the change method of a proposal from a table's columns and a look at its rows. Pure. Cautious, because changes
+that do not set a watermark are missed until the next full comparison.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LARGE = 500_000  # rows; comparing more in every run takes noticeable time
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Values of the column that may be a watermark: `filled` of `rows` have a value that is not initial, `distinct`
-    differ."""
+    """Values of the possible watermark column: of `rows` rows, `filled` have a non-initial value; `distinct` counts
+    different values."""
 
     rows: int
     filled: int
@@ -29,7 +29,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`changes` as in the settings; `guess`: based on a name."""
+    """`changes`: as in the settings. `guess`: based on a name."""
 
     changes: Mapping[str, str]
     why: str
@@ -37,13 +37,13 @@ class Advice:
 
 
 def stamp_column(table: Table) -> Column | None:
-    """Return the column that may be a watermark: the time of the last change, to the second."""
+    """Return the possible watermark column: the time of the last change, precise to the second."""
     found = [column for column in table.columns if tells_changes(column) and tells_time(column)]
     return min(found, key=lambda column: not column.name.upper().startswith("LAST"), default=None)
 
 
 def advise(table: Table, stamps: Stamps | None, rows: int | None = None) -> Advice:
-    """`stamps`: of `stamp_column`; None when not read. `rows`: of the table, if known."""
+    """Return advice. `stamps`: of `stamp_column`; None if not read. `rows`: of the table, if known."""
     column = stamp_column(table)
     if column is None:
         return Advice(FULL, f"every row is compared: {_no_column(table)}{_large(table, rows)}")

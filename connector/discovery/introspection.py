@@ -1,5 +1,5 @@
-"""Describe a table and propose a collection: read keys, clients and text tables from the catalogue and the rows, and
-pass them to `proposal`. Changes nothing.
+"""Describe a table and propose a collection: read keys, clients and text tables from catalogue and rows, and pass them
+to `proposal`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from connector.model import Column, Table, TableRef
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
 _MOST_CLIENTS = 20
 _MOST_TEXT_TABLES = 3
-_LOOKED_AT = 20  # tables with the same key that are checked for being text tables
+_LOOKED_AT = 20  # tables with the same key to check for being text tables
 
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """`proposal` is None where none is possible, for the `reason`. `rows`: HANA's own count, if known."""
+    """`proposal`: None if none is possible; `reason` says why. `rows`: HANA's own count, if known."""
 
     table: Table
     rows: int | None
@@ -37,10 +37,10 @@ def introspect(
 ) -> Introspection:
     """Describe a table or view and propose a collection over it.
 
-    A table without text of its own, but with a text table (MARA and MAKT), gets a proposal for that one, and the SQL of
-    a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark, each one pass
-    of HANA over the table. `languages`: of the view's texts, best first. Raises UnknownTable; PermissionRefused when
-    the rows may not be read.
+    A table without text of its own but with a text table (MARA and MAKT) gets a proposal for the text table, and the
+    SQL of a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark; each is
+    one scan of the table in HANA. `languages`: of the view's texts, best first. Raises UnknownTable; PermissionRefused
+    if the rows may not be read.
     """
     table = catalog.describe(pool, ref)
     counts = {} if table.is_view else catalog.record_counts(pool, ref.schema, [ref.name])
@@ -102,7 +102,7 @@ def _clients(pool: HanaPool, table: Table, column: Column) -> list[tuple[str, in
 
 
 def _shared(pool: HanaPool, table: Table, key: tuple[str, ...]) -> int | None:
-    """Return how many values of these columns occur in several rows; None for an empty table, which proves nothing."""
+    """Return how many values of these columns occur in several rows; None for an empty table."""
     names = ", ".join(map(quote, key))
     sql = (
         'SELECT COUNT(*), SUM(CASE WHEN "N" > 1 THEN 1 ELSE 0 END) '  # noqa: S608
@@ -113,7 +113,7 @@ def _shared(pool: HanaPool, table: Table, key: tuple[str, ...]) -> int | None:
 
 
 def _stamps(pool: HanaPool, table: Table, column: Column) -> Stamps:
-    """Count initial values as missing: ABAP writes zeros or blanks where nothing was set."""
+    """Return the stamps. Initial values count as missing: ABAP writes zeros or blanks for unset values."""
     name = quote(column.name)
     value = name if column.type_name in _NEVER_INITIAL else f"NULLIF(LTRIM(TO_NVARCHAR({name}), '0. '), '')"
     sql = f"SELECT COUNT(*), COUNT({value}), COUNT(DISTINCT {name}) FROM {_place(table)}"  # noqa: S608
@@ -122,8 +122,8 @@ def _stamps(pool: HanaPool, table: Table, column: Column) -> Stamps:
 
 
 def _text_sources(pool: HanaPool, table: Table, languages: Sequence[str]) -> TextSources:
-    """Find the text tables of the same schema: with this primary key and a language, likeliest first; by SAP's naming
-    conventions; and tables of items, with several rows for one."""
+    """Find the text tables of the same schema: tables with this primary key and a language, likeliest first; tables
+    named by SAP's conventions; and item tables, with several rows per row of this table."""
     schema, name = table.ref.schema, table.ref.name
     keys = catalog.tables_with_key(pool, schema, table.primary_key[-1]) if table.primary_key else {}
     key = set(table.primary_key)

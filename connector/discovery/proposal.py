@@ -1,5 +1,6 @@
-"""Propose a `[[collections]]` block for a table, each setting with its reason, from the catalogue and counts. Pure. A
-user reviews and changes the proposal."""
+"""Propose a `[[collections]]` block for a table, with a reason per setting, from the catalogue and counts. Pure. A user
+reviews it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a table besides its description.
+    """Facts about a table besides its description.
 
-    `clients`: (client, rows), most rows first; None: not read. `shared`: for each key that was tried, how many of its
-    values occur in several rows; 0 proves it unique now. `stamps`: of a possible watermark. `rows`: HANA's own count.
-    `texts`: text tables.
+    `clients`: (client, rows), most rows first; None: not read. `shared`: per tried key, how many values occur in
+    several rows; 0 proves it unique now. `stamps`: of a possible watermark. `rows`: HANA's own count. `texts`: text
+    tables.
     """
 
     unique_keys: Sequence[tuple[str, ...]] = ()
@@ -48,9 +49,8 @@ Setting = str | list[str] | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One block. `reasons`: by setting. `guessed`: the settings that are not proven. `notes`: what else the user should
-    know. `create_view`: SQL of a view that joins the table with its text tables, where that has more texts.
-    """
+    """One block. `reasons`: by setting. `guessed`: unproven settings. `notes`: further facts for the user.
+    `create_view`: SQL of a view that joins the table with its text tables, if that has more texts."""
 
     name: str
     source: TableRef
@@ -65,7 +65,7 @@ class Proposal:
     create_view: str | None = None
 
     def settings(self) -> dict[str, Setting]:
-        """Return the settings as in the settings file."""
+        """Return the settings in the form of the settings file."""
         block: dict[str, Setting] = {"name": self.name, "source": str(self.source), "key": list(self.key)}
         if self.where is not None:
             block["where"] = self.where
@@ -77,7 +77,7 @@ class Proposal:
 
 
 def propose(table: Table, facts: Facts) -> Proposal:
-    """Raises NoProposal when no column has text that SQL can read, or none can be a key."""
+    """Return the proposal. Raises NoProposal if no column has text that SQL can read, or none can be a key."""
     if (why := unreadable(table.ref.name)) is not None:
         raise NoProposal(why)
     chosen = _Choices(table, facts)
@@ -102,13 +102,13 @@ def propose(table: Table, facts: Facts) -> Proposal:
 
 
 def collection_name(table: str) -> str:
-    """/BIC/AZD00100 -> bic-azd00100"""
+    """Return the collection's name: /BIC/AZD00100 -> bic-azd00100."""
     words = re.sub(r"[^a-z0-9_]+", "-", table.lower().encode("ascii", "replace").decode()).strip("-_")
     return words[:100] or "collection"
 
 
 class _Choices:
-    """Makes the choices one after the other and keeps their reasons."""
+    """Makes the choices one by one and records their reasons."""
 
     def __init__(self, table: Table, facts: Facts) -> None:
         self._table = table
@@ -243,7 +243,7 @@ class _Choices:
 
 
 def _pairs(columns: Sequence[Column], taken: set[str]) -> list[tuple[str, str]]:
-    """Each currency or unit once, with the first value that it belongs to."""
+    """Return each currency or unit once, with the first value that it belongs to."""
     found = [(value.name, unit.name) for value, unit in measures(columns) if nameable(value) and nameable(unit)]
     by_unit = {unit: value for value, unit in reversed(found) if not {unit, value} & taken}
     return [(value, unit) for unit, value in reversed(by_unit.items())][:_MOST_MEASURES]
@@ -266,7 +266,7 @@ def _slot(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """For a readable condition: SAP's own names need no quotes."""
+    """Return the name for a readable condition: SAP's own names need no quotes."""
     return name if re.fullmatch(r"[A-Z]+", name) else quote(name)
 
 
@@ -278,7 +278,7 @@ def client_column(table: Table) -> Column | None:
 
 
 def _own_number(table: Table) -> str | None:
-    """The column that identifies a row within its client: useless as a filter."""
+    """Return the column that identifies a row within its client: useless as a filter."""
     client = client_column(table)
     rest = [name for name in table.primary_key if client is None or name != client.name]
     return rest[0] if len(rest) == 1 else None
@@ -287,8 +287,8 @@ def _own_number(table: Table) -> str | None:
 def key_candidates(table: Table) -> list[tuple[str, ...]]:
     """Return up to four possible keys of a table without one in the catalogue, best first.
 
-    One column alone that is called like an id; then, by name, the client and numbers, without and with languages; then
-    all before the first text.
+    Order: a single column named like an id; by name, the client and numbers, without and with languages; all columns
+    before the first text.
     """
     usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE and nameable(column)]
     by_name = tuple(column.name for column in usable if _identifies(column))
@@ -301,7 +301,7 @@ def key_candidates(table: Table) -> list[tuple[str, ...]]:
 
 
 def _likeliest(candidates: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The choice without reading rows: an extra language is safer than rows that share a key."""
+    """Choose without reading rows: an extra language is safer than rows that share a key."""
     first, *others = candidates
     return next((key for key in others[:1] if set(first) < set(key)), first)
 

@@ -1,5 +1,5 @@
-"""Guess the role of a column from type, length, name and comment: text, code, date, client ... SAP's own names are
-known. Only proposals, which users review, may depend on these guesses.
+"""Guess the role of a column from type, length, name and comment: text, code, date, client ... Knows SAP's own names.
+Use these guesses only for proposals, which users review.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from connector.model import Column
 
 
 class Role(Enum):
-    """Text roles are in the order in which a template uses them."""
+    """Roles of columns. Text roles are in the order in which a template uses them."""
 
     TITLE = "title"
     TEXT = "text"
@@ -25,7 +25,7 @@ class Role(Enum):
     CODE = "code"
     DATE = "date"
     NUMBER = "number"  # a number or name that identifies something: a key, not a text
-    PERSON = "person"  # who did it: not a text, and personal data that need a reason to be stored
+    PERSON = "person"  # the person responsible: not a text, and personal data that need a reason to be stored
     OTHER = "other"
 
 
@@ -34,7 +34,7 @@ TEXTS = (Role.TITLE, Role.TEXT, Role.LONG_TEXT)
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A role and the reason. `known`: certain, by SAP's own name."""
+    """A role and its reason. `known`: certain, by SAP's own name."""
 
     role: Role
     why: str
@@ -66,9 +66,9 @@ _CDS_NUMBERS = _names(
     "EQUIPMENT FUNCTIONALLOCATION MAINTENANCENOTIFICATION MAINTENANCEORDER MAINTENANCENOTIFICATIONITEM NOTIFICATION "
     "BILLINGDOCUMENT DELIVERYDOCUMENT COSTCENTER PROFITCENTER GLACCOUNT ADDRESSID PARTNER PARTNER_GUID ADDRNUMBER"
 )
-"""Keys of SAP's CDS views (I_Product ...) and of business partners and addresses, whose names follow no rule."""
+"""Keys of SAP's CDS views (I_Product ...), business partners and addresses, whose names follow no rule."""
 _TECHNICAL = _names("OBJVERS CHANGED RECORDMODE REQTSN DATAPAKID RECORD REQUID SID")
-"""In BW's own tables."""
+"""Technical columns of BW tables."""
 _REPEATED = _words(r"match ?code|upper.?case|großbuchstaben|search term|sortfeld|sort field")
 _PERSONS = _names("ERNAM AENAM UNAME USNAM BNAME QMNAM USNAM PERNR CREATED_BY CHANGED_BY CREATEDBY MODIFIEDBY")
 _PERSON = _words(r"\b(person|user|employee)\b|(?-i:[a-z]User$)|benutzer|sachbearbeiter|(created|changed|modified)_?by")
@@ -97,7 +97,7 @@ _TEXT_COMMENT = _words(
 _LONGEST_TITLE = 100
 _SHORTEST_TEXT = 15
 _SHORTEST_KNOWN = 10
-"""Of a column that SAP's name calls a text; shorter ones are flags."""
+"""The shortest column that SAP's name marks as a text; shorter ones are flags."""
 _SURELY_TEXT = 60
 _LONGEST_CODE = 10
 _LONGEST_TINY_CODE = 4
@@ -112,7 +112,7 @@ _MOMENTS = frozenset({"DATE", "TIMESTAMP", "SECONDDATE"})
 
 
 def guess(column: Column) -> Guess:
-    """Return the role of any column, OTHER if no other fits."""
+    """Return the role of any column; OTHER if none fits."""
     if column.type_name in _MOMENTS:
         return Guess(Role.DATE, column.type_name)
     if column.type_name == "BOOLEAN":
@@ -123,7 +123,7 @@ def guess(column: Column) -> Guess:
 
 
 def _special(column: Column) -> Guess | None:
-    """The role by SAP's conventions."""
+    """Return the role by SAP's conventions."""
     name, both = column.name.upper().rpartition("/")[2], f"{column.name} {column.comment}"
     if (found := _by_name(name, column)) is not None:
         return found
@@ -134,7 +134,7 @@ def _special(column: Column) -> Guess | None:
         return Guess(Role.OTHER, "a time (TIMS)")
     if name in _TITLES and column.length >= _SHORTEST_KNOWN:
         return Guess(Role.TITLE, "SAP's name for a short text", known=True)
-    if name in _PLAIN_TEXTS and (long or column.length >= _SHORTEST_KNOWN):  # LTEXT(1) says whether there is one
+    if name in _PLAIN_TEXTS and (long or column.length >= _SHORTEST_KNOWN):  # LTEXT(1) is a flag for a long text
         return Guess(Role.LONG_TEXT if long else Role.TEXT, "SAP's name for a text", known=True)
     if long:
         return Guess(Role.LONG_TEXT, f"long text ({column.type_name})")
@@ -146,7 +146,7 @@ def _special(column: Column) -> Guess | None:
 
 
 def _by_name(name: str, column: Column) -> Guess | None:
-    """The role by names that mean the same in every SAP system."""
+    """Return the role by names that mean the same in every SAP system."""
     if name in _CLIENTS and column.length <= 3:
         return Guess(Role.CLIENT, "SAP's client", known=True)
     if name in _LANGUAGES and column.length <= _LONGEST_LOCALE:
@@ -159,7 +159,7 @@ def _by_name(name: str, column: Column) -> Guess | None:
 
 
 def _textual(column: Column) -> Guess:
-    """Character columns of unknown meaning: the name's end, then the comment, then the length decide."""
+    """Return the role of an unknown character column, by the name's end, then the comment, then the length."""
     shape = f"{column.type_name}({column.length})"
     if _UNIT.search(column.name) or _UNIT.search(column.comment):
         return Guess(Role.OTHER, "a unit or currency")
@@ -225,7 +225,7 @@ def _is_unit(column: Column) -> bool:
 
 
 def tells_changes(column: Column) -> bool:
-    """Return whether this column may have the time of the last change."""
+    """Return whether this column may hold the time of the last change."""
     stamp = column.type_name == "DECIMAL" and (column.length, column.scale) in _STAMPS
     written = column.type_name in CHARACTER_TYPES and (column.length == 14 or is_dats(column))
     named = _CHANGED.search(column.name) or _CHANGED.search(column.comment)

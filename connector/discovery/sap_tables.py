@@ -1,4 +1,4 @@
-"""Facts about SAP's own tables, for proposals: their text tables and items, and what SQL cannot read. Source: SAP's
+"""Facts about SAP's own tables, for proposals: text tables, item tables, and texts that SQL cannot read. Source: SAP's
 data dictionary in documentation and field lists.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`texts`: text tables, best first; `items`: tables with several rows for one of this, whose texts belong to it;
-    `long_text`: the object of its long texts in STXH and STXL."""
+    """`texts`: text tables, best first. `items`: tables with several rows per row of this one, whose texts belong to
+    it. `long_text`: the object of its long texts in STXH and STXL."""
 
     about: str
     texts: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def known(table: str) -> Known:
 
 
 def unreadable(table: str) -> str | None:
-    """Return why SQL cannot read texts from the table; None when it can."""
+    """Return why SQL cannot read texts from the table; None if it can."""
     if table not in _LONG_TEXTS:
         return None
     what = "holds the headers of" if table == "STXH" else "holds"
@@ -94,5 +94,5 @@ def text_table_names(table: str) -> Sequence[str]:
 
 
 def outside_names(table: str) -> Sequence[str]:
-    """Return those of them whose key may differ from the table's."""
+    """Return those of `text_table_names` whose key may differ from the table's."""
     return text_table_names(table)[:-5]

@@ -1,5 +1,5 @@
-"""Text tables: find the table with the texts of another, and write the SQL of a view that joins both: one row for each
-key, with the texts of the best language. A user reads and runs the SQL; nothing here does.
+"""Text tables: find the table with the texts of another, and write the SQL of a view that joins both: one row per key,
+with the texts in the best language. A user reviews and runs the SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ISO = {
     "U": "fi", "V": "sv", "W": "bg", "2": "th", "3": "ko", "4": "ro", "5": "sl", "6": "hr", "8": "uk", "9": "et",
 }  # fmt: skip
 _SAP = {iso: letter for letter, iso in _ISO.items()}
-_ACTIVE = "OBJVERS"  # BW keeps a second version while master data are being changed
+_ACTIVE = "OBJVERS"  # BW keeps a second version of master data during a change
 _RANK = "OWL_RANK"
 _LONGEST_NAME = 127
 _MOST_ITEM_TEXTS = 2
@@ -41,14 +41,14 @@ def place(ref: TableRef) -> str:
 
 
 def language_of(table: Table) -> Column | None:
-    """Return the language in the table's key; of a view, any language column."""
+    """Return the language column in the table's key; for a view, any language column."""
     columns = [column for column in table.columns if not table.primary_key or column.name in table.primary_key]
     return next((column for column in columns if guess(column).role is Role.LANGUAGE), None)
 
 
 def shared_key(texts: Table, table: Table) -> tuple[str, ...]:
-    """Return the columns that join `table` with its texts: the key of `texts` without the language. Empty when they do
-    not belong together or `texts` has no text."""
+    """Return the columns that join `table` with its texts: the key of `texts` without the language. Empty if the tables
+    do not match or `texts` has no text."""
     language = language_of(texts)
     if language is None or not any(_text_columns(texts)):
         return ()
@@ -66,13 +66,13 @@ def is_text_table(texts: Table, table: Table) -> bool:
 
 
 def nearest_first(table: str, others: Sequence[str]) -> list[str]:
-    """Return the names, likely text tables first, the others sorted."""
+    """Return the names: likely text tables first, then the others sorted."""
     likely = list(text_table_names(table))
     return sorted(others, key=lambda name: (likely.index(name) if name in likely else len(likely), name))
 
 
 def items_key(items: Table, table: Table) -> tuple[str, ...]:
-    """Return the key of `table` when that of `items` has one more column, which does not hold a language; else ()."""
+    """Return the key of `table` if `items` has the same key plus one column that is not a language; else ()."""
     rest = [name for name in items.primary_key if name not in table.primary_key]
     if not table.primary_key or len(rest) != 1 or len(items.primary_key) != len(table.primary_key) + 1:
         return ()
@@ -81,9 +81,9 @@ def items_key(items: Table, table: Table) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TextSources:
-    """What a view joins with a table: `texts`, a row for each language, and `items`, several rows without languages.
+    """The tables to join: `texts`, one row per language, and `items`, several rows without languages.
 
-    `languages`: the wanted ones, best first, as SAP or ISO writes them; any other where these are missing.
+    `languages`: preferred languages, best first, in SAP's or ISO's form; any other language is the fallback.
     """
 
     texts: Sequence[Table] = ()
@@ -99,12 +99,11 @@ class TextSources:
 
 
 def create_view(table: Table, sources: TextSources) -> str | None:
-    """Return the SQL of a view with the rows and columns of `table` (without persons) and their texts; None when there
-    is nothing to join.
+    """Return the SQL of a view with the rows and columns of `table` (without persons) and their texts; None if there is
+    nothing to join.
 
-    Each text table gives the first wanted language that has a text, else any. A text that the table itself has in its
-    default language (CAP) is replaced only by that of the first wanted language, as CAP does. Texts of items are
-    concatenated in their order.
+    Each text table gives the first preferred language that has a text, else any. A text in the table's own default
+    language (CAP) is replaced only by the first preferred language, as CAP does. Item texts are concatenated in order.
     """
     parts = _Parts(table, sources)
     for texts in sources.texts:
@@ -115,7 +114,7 @@ def create_view(table: Table, sources: TextSources) -> str | None:
 
 
 class _Parts:
-    """Columns and joins, one source of texts after the other."""
+    """Columns and joins, built up one text source at a time."""
 
     def __init__(self, table: Table, sources: TextSources) -> None:
         self._table = table
@@ -126,7 +125,7 @@ class _Parts:
         self._items = {column.name: f"m.{quote(column.name)}" for column in own}
         self._joins: list[str] = []
         self._joined: set[str] = set()
-        """Columns that a text table gives: the next one may have a column of the same name."""
+        """Columns that a text table provides; the next one may have a column of the same name."""
 
     def add_texts(self, texts: Table) -> None:
         table, language, key = self._table, language_of(texts), shared_key(texts, self._table)
@@ -139,18 +138,18 @@ class _Parts:
         self._joined.update(names)
         condition = " OR ".join(_has_text(texts, name) for name in names)
         chain = self._sources.chain(language)
-        if replaced:  # the table holds the default language itself
+        if replaced:  # the table itself holds the default language
             condition = f"{quote(language.name)} = {_literal(chain[0])} AND ({condition})"
         columns = ", ".join(map(quote, (*key, language.name, *names)))
         order = " ".join(f"WHEN {_literal(each)} THEN {number}" for number, each in enumerate(chain, 1))
-        # Only a view has two texts for one key and language: then always the same one of them.
+        # Only a view can have two texts for one key and language: choose the same one every time.
         ties = [] if texts.primary_key else [name for name in names if not _is_lob(texts, name)]
         last = ", ".join(map(quote, (language.name, *ties)))
         rank = (
             f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, key))} ORDER BY "
             f"CASE {quote(language.name)} {order} ELSE {len(chain) + 1} END, {last}) AS {quote(_RANK)}"
         )
-        # Names are quoted and literals too, so S608 has nothing to find here and below.
+        # Names and literals are quoted, so S608 does not apply here and below.
         select = f"SELECT {columns}, {rank} FROM {place(texts.ref)} WHERE {condition}"  # noqa: S608
         self._join(alias, select, key, ranked=True)
         if language.name not in self._items and table.column(language.name) is None:
@@ -200,7 +199,7 @@ class _Parts:
 
 
 def _behind_key(items: dict[str, str], table: Table, name: str, value: str) -> dict[str, str]:
-    """Put the language after the key columns, where users look for it."""
+    """Put the language directly after the key columns."""
     made: dict[str, str] = {each: text for each, text in items.items() if each in table.primary_key}
     made[name] = value
     return made | {each: text for each, text in items.items() if each not in made}
@@ -224,13 +223,13 @@ def _comparable(column: Column) -> bool:
 
 
 def _has_text(table: Table, name: str) -> str:
-    """SQL that is false for NULL and, except for LOBs, for blanks. HANA cannot compare LOBs."""
+    """Return SQL that is false for NULL and, except for LOBs, for blanks. HANA cannot compare LOBs."""
     value = quote(name) if _is_lob(table, name) else f"TRIM({quote(name)})"
     return f"LENGTH({value}) > 0"
 
 
 def _locale(language: str) -> str:
-    """As CAP writes it: en, en_GB."""
+    """Return the language as CAP writes it: en, en_GB."""
     return _ISO.get(language, language.lower() if len(language) == 2 else language)
 
 

@@ -1,4 +1,4 @@
-"""Cut long texts into pieces that the model can read whole."""
+"""Cut long texts into pieces that fit the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIGEST = 16
 
 
 class Chunker:
-    """Thread-safe. Raises ConfigurationError for a size that the model does not take."""
+    """Cut texts. Thread-safe. Raises ConfigurationError for a size that the model does not support."""
 
     def __init__(self, spec: ChunkSpec, embedder: Embedder) -> None:
         self.max_tokens, self.overlap = _sizes(spec, embedder)
@@ -34,7 +34,7 @@ class Chunker:
         return digest.digest()
 
     def pieces_of(self, texts: Sequence[str]) -> list[list[str]]:
-        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that might be too long."""
+        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that may be too long."""
         long = [position for position, text in enumerate(texts) if self._may_be_long(text)]
         counts = self._embedder.count_tokens([texts[position] for position in long]) if long else []
         too_long = {position for position, count in zip(long, counts, strict=True) if count > self.max_tokens}
@@ -46,8 +46,8 @@ class Chunker:
         return self._embedder.split(text, self.max_tokens, self.overlap) if too_long else [text]
 
     def _may_be_long(self, text: str) -> bool:
-        """False only when no tokeniser can give more than `max_tokens`: at most one token per ASCII character and one
-        at the start; other characters may become several bytes or letters."""
+        """Return False only if no tokeniser can give more than `max_tokens`: at most one token per ASCII character and
+        one at the start. Other characters may become several tokens."""
         if len(text) >= self.max_tokens:
             return True
         return not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= self.max_tokens

@@ -42,18 +42,18 @@ LARGEST_METADATA = 100_000  # bytes of one row's metadata as JSON
 UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _FLOATS = frozenset({"DOUBLE", "REAL", "FLOAT"})
 _DIGEST = 16
-RENDERING = 1  # increase it when this code renders the same row differently
+RENDERING = 1  # increase when this code renders the same row differently
 
 
 # --------------------------------------------------------------------------------------------------------- identity
 
 
 def document_id(key: Key) -> str:
-    """Return the key as a canonical, compact JSON array, different for different keys.
+    """Return the key as a canonical, compact JSON array, unique per key.
 
-    Text, integers, booleans and NULL are plain JSON, floats have a point or exponent, other types are objects:
-    {"decimal":"12.5"} {"date":..} {"time":..} {"datetime":..} {"bytes":"<hex>"}. Keys that are equal for SQL (1.50 and
-    1.5, 0.0 and -0.0) have one id. Raises RowRejected above 2000 characters, the length of SRC_KEY.
+    Text, integers, booleans and NULL are plain JSON; floats have a point or exponent; other types are objects:
+    {"decimal":"12.5"} {"date":..} {"time":..} {"datetime":..} {"bytes":"<hex>"}. Keys that SQL considers equal (1.50
+    and 1.5, 0.0 and -0.0) have the same id. Raises RowRejected above 2000 characters, the length of SRC_KEY.
     """
     text = _encode(key)
     if len(text) > LONGEST_ID // 2 and _units(text) > LONGEST_ID:
@@ -62,7 +62,7 @@ def document_id(key: Key) -> str:
 
 
 def quarantine_id(key: Key) -> str:
-    """Return `document_id`, or a digest for a key too long for it, so that the row can be quarantined."""
+    """Return `document_id`, or a digest for a key that is too long, so that the row can be quarantined."""
     try:
         return document_id(key)
     except RowRejected:
@@ -91,13 +91,13 @@ def _encode(key: Key) -> str:
 
 
 def _encode_odd(key: Key) -> str:
-    """The same form for what orjson refuses: unpaired surrogates (escaped) and integers beyond 64 bits."""
+    """Return the same form for what orjson rejects: unpaired surrogates (escaped) and integers beyond 64 bits."""
     text = json.dumps([_whole_pairs(value) for value in key], default=_tag, ensure_ascii=False, separators=(",", ":"))
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def _whole_pairs(value: Value) -> Value:
-    """Join surrogate pairs to one character: UTF-16 in the database makes no difference between them."""
+    """Join surrogate pairs into one character, because UTF-16 databases do not distinguish them."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return value
@@ -126,7 +126,7 @@ def _tag(value: Any) -> dict[str, str]:
 
 
 def _canonical_decimal(value: Decimal) -> str:
-    """Exact (normalize() would round to 28 digits), equal numbers alike, plain notation where it is short."""
+    """Return an exact form, the same for equal numbers, plain if short (normalize() rounds to 28 digits)."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise RowRejected("a key column has a number that is not finite")
@@ -172,10 +172,10 @@ def _safe_bytes(text: str) -> bytes:
 
 
 def content_hash(document: Document, number: int, total: int) -> bytes:
-    """Return 24 bytes for chunk `number` of `total`; stores keep them with `vector_digest` as 32.
+    """Return 24 bytes for chunk `number` of `total`; stores append `vector_digest` to make 32.
 
-    Three digests of 8 bytes: text, chunking, model and total (so a missing last chunk shows); the metadata; the row
-    that was read, the same for every chunk. Only digests of one document are compared, so 8 bytes are enough.
+    Three digests of 8 bytes: text, chunking, model and total (which reveals a missing last chunk); metadata; the row as
+    read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice.
     """
     of_text = _hash(document.text_digest + struct.pack("<II", number, total), 8)
     of_meta = _hash(document.meta_digest + struct.pack("<I", number), 8)
@@ -190,12 +190,12 @@ def _folded(row_digest: bytes, total: int) -> bytes:
 
 
 def fold(total: int) -> int:
-    """Return the 64 bits that the number of chunks changes in a stored row digest; 0 for a single chunk."""
+    """Return the 64 bits by which the number of chunks changes a stored row digest; 0 for a single chunk."""
     return ((total - 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
 
 
 def vector_digest(vector: NDArray[np.float32]) -> bytes:
-    """Return 8 bytes of the vector's float32 values, the same on every machine."""
+    """Return 8 bytes of the vector's float32 values, equal on every machine."""
     return _hash(np.ascontiguousarray(vector, dtype="<f4").tobytes(), 8)
 
 
@@ -230,8 +230,8 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def metadata_names(columns: Iterable[str]) -> dict[str, str]:
-    """Return the metadata name of each column. Names that are JSON-path words are kept; in others every odd character
-    becomes `_` (/BIC/AZD -> BIC_AZD), and a name already taken gets _2, _3 ..."""
+    """Return the metadata name of each column. Names that are JSON-path words are kept. In others every special
+    character becomes `_` (/BIC/AZD -> BIC_AZD), and a name already used gets _2, _3 ..."""
     distinct = list(dict.fromkeys(columns))
     names = {column: column for column in distinct if _WORD.fullmatch(column)}
     taken = set(names)
@@ -258,8 +258,8 @@ def _free(word: str, taken: set[str]) -> str:
 
 
 class Renderer:
-    """Turns rows of one collection into documents and chunks. Thread-safe. Creating one checks the configuration
-    against the table: ConfigurationError, UnknownColumn, NoKey, each with the setting's name."""
+    """Turn rows of one collection into documents and chunks. Thread-safe. The constructor checks the configuration
+    against the table: ConfigurationError, UnknownColumn or NoKey, with the setting's name."""
 
     def __init__(self, spec: CollectionSpec, table: Table, embedder: Embedder) -> None:
         self.key = resolve_key(spec, table)
@@ -277,13 +277,13 @@ class Renderer:
         self._metadata = [
             (column, name, values.scalar(_column(table, column))) for column, name in self.metadata_names.items()
         ]
-        # Of everything but the row that decides how it is rendered.
+        # Covers everything except the row that affects rendering.
         self.digest = _hash(self._chunker.digest + _safe_bytes(_shape(spec, table, self)))
         self._serialize = _serializer(table, dict.fromkeys((*self.key, *self.query.columns)))
 
     def row_digest(self, row: Row) -> bytes:
-        """Return 8 bytes of the row and of everything that decides how it is rendered: the same digest, the same
-        document. Costs a tenth of rendering."""
+        """Return 8 bytes of the row and everything else that affects rendering: equal digests mean equal documents.
+        Costs a tenth of rendering."""
         return blake2b(self.digest + self._content(row), digest_size=8).digest()
 
     def row_digests(self, rows: Iterable[Row]) -> list[bytes]:
@@ -298,7 +298,7 @@ class Renderer:
         return self._serialize(values.in_order if isinstance(values, Cells) else tuple(values.values()))
 
     def document(self, row: Row) -> Document:
-        """Raises RowRejected, naming the column, for a value that cannot be rendered or a key too long for an id."""
+        """Render a row. Raises RowRejected, naming the column, for an invalid value or a key too long for an id."""
         text = self._text(row.values)
         metadata = self._scalars(row.values)
         text_digest, meta_digest = self._chunker.text_digest(text), metadata_digest(metadata)
@@ -333,7 +333,7 @@ class Renderer:
     def _rejected(
         self, row: Mapping[str, Value], converters: Sequence[tuple[str, Callable[[Any], Any]]], error: Exception
     ) -> RowRejected:
-        """Find the column by trying each alone; the message must not repeat the value."""
+        """Find the failing column by trying each alone. The message must not contain the value."""
         for column, convert in converters:
             try:
                 convert(row[column])
@@ -343,7 +343,7 @@ class Renderer:
 
 
 def _shape(spec: CollectionSpec, table: Table, renderer: Renderer) -> str:
-    """Everything but the row that decides how it is rendered, with what `values` knows of the columns."""
+    """Return everything except the row that affects rendering, including what `values` derives from the columns."""
     query = renderer.query
     used = [_column(table, name) for name in dict.fromkeys((*query.key, *query.columns))]
     columns = [(one.name, one.type_name, one.length, one.scale, one.comment) for one in used]
@@ -351,8 +351,8 @@ def _shape(spec: CollectionSpec, table: Table, renderer: Renderer) -> str:
 
 
 def _serializer(table: Table, names: Iterable[str]) -> Callable[[tuple[Value, ...]], bytes]:
-    """Return a function from a row's values to bytes, different for different values. JSON is four times as fast as
-    `repr`, but cannot represent NaN and some texts: these use `repr`, which never begins with `[`."""
+    """Return a function from a row's values to bytes, unique per row. JSON is four times as fast as `repr` but cannot
+    represent NaN and some texts; these use `repr`, which never starts with `[`."""
     floats = any(_column(table, name).type_name in _FLOATS for name in names)
     return _as_repr if floats else _as_json
 
@@ -369,7 +369,7 @@ def _as_json(values: tuple[Value, ...]) -> bytes:
 
 
 def _as_tagged(value: Any) -> list[str]:
-    """A type that JSON lacks, as an array, which no other value is."""
+    """Return a value without a JSON type as an array, which no other value uses."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
 
 
@@ -389,7 +389,7 @@ def _check_types(table: Table, in_template: Iterable[str], in_metadata: Iterable
 
 
 def _amounts(template: Template, table: Table) -> list[tuple[int, Column]]:
-    """Slots with an amount directly followed by its currency: position and the currency's column."""
+    """Return the slots with an amount directly followed by its currency: position and the currency's column."""
     pairs: list[tuple[int, Column]] = []
     for position, (name, following) in enumerate(zip(template.slots, template.slots[1:], strict=False)):
         currency = _column(table, following)

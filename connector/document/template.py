@@ -1,4 +1,4 @@
-"""The template language: `{COLUMN}` and literal text, which shrinks around empty columns."""
+"""The template language: `{COLUMN}` and literal text, which is removed around empty columns."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
 _UNIT = re.compile(r"^[^.,;|\n)\]]*")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
-_SHOWN = 60  # characters of a template that an error repeats
+_SHOWN = 60  # characters of a template to show in an error
 _PLANS = 1024  # cached combinations of empty columns; few of all possible ones occur
 
 
 class Template:
-    """A parsed template: n columns (`slots`, repeated ones included) between n + 1 literal texts."""
+    """A parsed template: n columns (`slots`, including repeated ones) between n + 1 literal texts."""
 
     __slots__ = ("_plans", "columns", "literals", "slots")
 
@@ -34,7 +34,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Parse `{COL}`, or `{"/BIC/TXT"}` for names with braces, quotes (doubled) or outer blanks; `{{` and `}}` are
+        """Parse `{COL}`, or `{"/BIC/TXT"}` for names with braces, quotes (doubled) or outer blanks. `{{` and `}}` are
         literal braces. Raises ConfigurationError with the position, counted from 1."""
         slots: list[str] = []
         literals = [""]
@@ -52,8 +52,8 @@ class Template:
         return cls(slots, literals)
 
     def render(self, values: Sequence[str]) -> str:
-        """Return the text for one formatted value per slot, "" when all are empty. An empty slot takes along its
-        separators, brackets, and its label with what follows up to the next mark ("Weight: {BRGEW} kg, ")."""
+        """Return the text for one formatted value per slot; "" if all are empty. An empty slot also removes its
+        separators, its brackets, and its label with the text up to the next mark ("Weight: {BRGEW} kg, ")."""
         mask = tuple(map(bool, values))
         plan = self._plans.get(mask)
         if plan is None:
@@ -61,7 +61,7 @@ class Template:
         return (plan % tuple(value for value in values if value)).strip()
 
     def _plan(self, mask: tuple[bool, ...]) -> str:
-        """Return a %-pattern of the literal texts around the columns that are not empty; cached by combination."""
+        """Return a %-pattern of the literal texts around non-empty columns; cached per combination."""
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         literals = list(self.literals)
@@ -101,8 +101,8 @@ def _complaint(text: str, position: int) -> str:
 
 
 def _join(before: str, after: str, *, first: bool, last: bool) -> str:
-    """Return what stays of the texts on both sides of an empty column. `first`, `last`: no filled column comes before
-    or after them."""
+    """Return what remains of the texts on both sides of an empty column. `first`, `last`: no filled column precedes or
+    follows them."""
     without_label = _LABEL.sub("", before)
     if without_label != before:
         before, after = without_label, _UNIT.sub("", after)

@@ -68,8 +68,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def formatter(column: Column) -> Formatter:
-    """Return a function that formats values of this column for a text, "" for NULL and initial values. It raises
-    ValueError for NaN."""
+    """Return a function that formats values of this column for a text; "" for NULL and initial values. The function
+    raises ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
         return _character_formatter(column)
     if _is_stamp(column):
@@ -78,7 +78,7 @@ def formatter(column: Column) -> Formatter:
 
 
 def plain(value: Any) -> str:
-    """Format a value without conventions."""
+    """Format a value without SAP's conventions."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -100,7 +100,7 @@ def plain(value: Any) -> str:
 
 def clean(text: str) -> str:
     """Remove control characters (except line breaks and tabs) and unpaired surrogates."""
-    if text.isprintable():  # neither of them is
+    if text.isprintable():  # control characters and surrogates are not printable
         return text
     text = _CONTROL.sub(" ", text)
     try:
@@ -134,7 +134,7 @@ def _without_zeros(text: str, known: bool, full: int) -> str:
 
 
 def _trimmed(value: Decimal) -> str:
-    """Plain notation without trailing zeros."""
+    """Return plain notation without trailing zeros."""
     if not value.is_finite():
         raise ValueError("not a finite number")
     text = format(value, "f")
@@ -222,7 +222,7 @@ def is_currency(column: Column) -> bool:
 
 
 def amount(value: Any, currency: str, currency_column: Column) -> str:
-    """Format an amount with the decimals of its currency, none when it is whole.
+    """Format an amount with the decimals of its currency, or none if it is whole.
 
     ABAP stores 1250 yen as 12.50. A currency column of CUKY's length (5) marks an ABAP table: the point moves for
     currencies with no or three decimals (ISO 4217; a customised TCURX is not read).
@@ -243,7 +243,7 @@ def amount(value: Any, currency: str, currency_column: Column) -> str:
 
 def scalar(column: Column) -> Callable[[Any], Scalar]:
     """Return a function that formats values of this column for metadata: integers, finite floats and booleans
-    unchanged, DECIMAL as plain text, dates and times as ISO, bytes as hexadecimal. It raises ValueError for NaN."""
+    unchanged, DECIMAL as plain text, dates and times as ISO, bytes as hexadecimal. Raises ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
         if is_dats(column):
             return lambda value: _convention_or_none(value, iso_date)
@@ -253,7 +253,7 @@ def scalar(column: Column) -> Callable[[Any], Scalar]:
 
 
 def canonical(value: Any) -> Scalar:
-    """Format a value for metadata without conventions."""
+    """Format a value for metadata without SAP's conventions."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -47,7 +47,7 @@ _VISIBLE = (
 _OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
 _OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
 _LISTING = "listing tables"
-_NAMES_AT_ONCE = 64  # names per look-up statement, always as many, so that there is one statement text
+_NAMES_AT_ONCE = 64  # names per look-up statement; a fixed number gives one statement text
 _NAMES = ", ".join("?" * _NAMES_AT_ONCE)
 _COUNT_COLUMNS = (
     "SELECT {kind}_NAME, COUNT(*) FROM SYS.{kind}_COLUMNS "
@@ -84,7 +84,7 @@ _TABLES_BY_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table or view in a list. `rows`: HANA's own count; None for a view and where the user may not see it."""
+    """A table or view in a list. `rows`: HANA's own count; None for a view or if the user may not see it."""
 
     ref: TableRef
     is_view: bool
@@ -112,8 +112,8 @@ def tables(
 ) -> list[TableEntry]:
     """Return the tables (not temporary ones) and views that this user can see, by schema and name.
 
-    Without `schema` all but SYS and _SYS_...; name or comment must contain `text`, in any case. Raises UnknownTable for
-    an unknown schema.
+    Without `schema`, all but SYS and _SYS_... . Name or comment must contain `text`, in any case. Raises UnknownTable
+    for an unknown schema.
     """
     doing = _LISTING
     escaped = re.sub(r"([\\%_])", r"\\\1", text)
@@ -141,7 +141,7 @@ def tables(
 
 
 def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Return rows by (schema, table), by HANA's own count. {} where the user may not see it."""
+    """Return HANA's own row counts by (schema, table); {} if the user may not see them."""
     try:
         return _numbers(pool, _RECORD_COUNTS, schema, names)
     except (PermissionRefused, UnknownTable, UnknownColumn):
@@ -155,7 +155,7 @@ def schemas(pool: HanaPool) -> list[str]:
 
 
 def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, str], int]:
-    """Return rows by (schema, table) of the largest tables, by HANA's own count. {} where the user may not see it."""
+    """Return HANA's own row counts of the largest tables, by (schema, table); {} if the user may not see them."""
     try:
         found = pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}")
     except (PermissionRefused, UnknownTable, UnknownColumn):
@@ -164,7 +164,7 @@ def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, s
 
 
 def tables_named(pool: HanaPool, schema: str, names: Iterable[str]) -> list[str]:
-    """Return those of the names that are tables of the schema."""
+    """Return the names that are tables of the schema."""
     batches = _batches(list(names))
     return [str(row[0]) for batch in batches for row in pool.read(_THERE, (schema, *batch), doing=_LISTING)]
 
@@ -180,7 +180,7 @@ def columns_of(pool: HanaPool, schema: str, names: Sequence[str], *, views: bool
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:
-    """As many as a look-up statement takes; the last name fills up the rest."""
+    """Yield names in full look-up statements, repeating the last name to fill up."""
     for start in range(0, len(names), _NAMES_AT_ONCE):
         batch = list(names[start : start + _NAMES_AT_ONCE])
         yield batch + batch[-1:] * (_NAMES_AT_ONCE - len(batch))
@@ -208,7 +208,7 @@ def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
 
 
 def tables_with_key(pool: HanaPool, schema: str, column: str) -> dict[str, tuple[str, ...]]:
-    """Return the tables of the schema with `column` in their primary key, and that key."""
+    """Return the tables of the schema with `column` in their primary key, each with that key."""
     found: dict[str, tuple[str, ...]] = {}
     for name, part in pool.read(_TABLES_BY_KEY, (schema, schema, column), doing=f"looking for keys with {column}"):
         found[str(name)] = (*found.get(str(name), ()), str(part))
@@ -251,7 +251,7 @@ def _no_schema(pool: HanaPool, schema: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean ...?" with the nearest names, or ""; mentions case when only that differs."""
+    """Return " Did you mean ...?" with the nearest names, or ""; mentions case if only case differs."""
     names = list(known)
     same = [other for other in names if other.lower() == name.lower() and other != name]
     if same:
@@ -264,7 +264,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
-    """Raises UnknownColumn for the first name that is not a column of the table. `setting`: for the message."""
+    """Raise UnknownColumn for the first name that is not a column of the table. `setting`: for the message."""
     known = [column.name for column in table.columns]
     for name in names:
         if name not in known:
@@ -272,7 +272,7 @@ def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
 
 
 def resolve_key(spec: CollectionSpec, table: Table) -> tuple[str, ...]:
-    """Return the configured `key`, else the primary key. Raises NoKey where neither works."""
+    """Return the configured `key`, else the primary key. Raises NoKey if neither works."""
     if not spec.key and not table.primary_key:
         kind = "a view" if table.is_view else "a table without a primary key"
         raise NoKey(f'{table.ref} is {kind}: name the columns that identify a row, key = ["...", ...]')

@@ -1,5 +1,5 @@
-"""The change log: a table at the source that triggers fill. Installing and removing it changes the source, so both
-happen only on an explicit command.
+"""The change log: a table at the source that triggers fill. Installing and removing it changes the source, so only
+explicit commands do so.
 
 Source: SAP HANA SQL Reference Guide, *CREATE TRIGGER Statement*; SAP Notes 1655725 and 2751675.
 """
@@ -35,7 +35,7 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The log table or one of its triggers. `done`: installed or removed by this call."""
+    """The log table or one of its triggers. `done`: this call installed or removed it."""
 
     name: str
     present: bool
@@ -82,7 +82,7 @@ def installation(spec: CollectionSpec, table: Table) -> list[Piece]:
 
 
 def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[Sequence[Any]]) -> str:
-    """Return what is missing, "" when the log is complete. `columns`: of the log. `triggers`: of the table, as name,
+    """Return what is missing; "" if the log is complete. `columns`: of the log. `triggers`: of the table, as name,
     event, enabled, valid, definition."""
     if not columns:
         return f"the change log {log} of {query.table} does not exist or this user cannot see it"
@@ -104,7 +104,7 @@ def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[S
 
 
 def _trigger(log: TableRef, table: Table, key: Sequence[Column], letter: str) -> str:
-    """Each entry has the key of a changed row; an update of the key adds an entry for the old key."""
+    """Return the trigger's SQL. An entry has the changed row's key; an update of the key also logs the old key."""
     names = ", ".join(quote(column.name) for column in key)
 
     def entry(row: str) -> str:
@@ -162,7 +162,7 @@ def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
 
 
 def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Create what is missing. Needs the privileges to create in the schema of the log, TRIGGER on the source, and
+    """Create what is missing. Requires the privileges to create in the schema of the log, TRIGGER on the source, and
     INSERT on the log."""
     before = look(pool, spec, user)
     for piece in before.pieces:
@@ -172,7 +172,7 @@ def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
 
 
 def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Drop what is present, the triggers first: a trigger without its log would make every write fail."""
+    """Drop what exists, triggers first: a trigger without its log makes every write fail."""
     before = look(pool, spec, user)
     for piece in reversed(before.pieces):
         if piece.present:

@@ -1,5 +1,5 @@
-"""Connections to SAP HANA: options, pool, transactions, retries, quoting, capabilities. The only module that imports
-the driver (hdbcli), when the first connection is made.
+"""Connections to SAP HANA: options, pool, transactions, retries, quoting, capabilities. Only this module imports the
+driver (hdbcli), on the first connection.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LONGEST_IDENTIFIER = 127
 
 
 def quote(identifier: str) -> str:
-    """Return the name as a quoted SQL identifier, case kept. Raises ConfigurationError for an impossible name."""
+    """Return the name as a quoted SQL identifier, keeping its case. Raises ConfigurationError for an invalid name."""
     if not identifier or len(identifier) > LONGEST_IDENTIFIER:
         raise ConfigurationError(f"a name in HANA has 1 to {LONGEST_IDENTIFIER} characters, this one {len(identifier)}")
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in identifier):
@@ -56,7 +56,7 @@ def quote(identifier: str) -> str:
 
 
 class Driver(Protocol):
-    """hdbcli.dbapi (DB-API), or a test's own. Its errors carry `errorcode` and `errortext`."""
+    """hdbcli.dbapi (DB-API), or a test double. Its errors carry `errorcode` and `errortext`."""
 
     Error: type[Exception]
 
@@ -64,7 +64,7 @@ class Driver(Protocol):
 
 
 def load_driver() -> Driver:
-    """Import SAP's driver: an extra, because it has SAP's own licence."""
+    """Import SAP's driver. It is an extra because of SAP's licence."""
     try:
         return cast(Driver, importlib.import_module("hdbcli.dbapi"))
     except ImportError as error:
@@ -78,10 +78,10 @@ def load_driver() -> Driver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionOptions:
-    """How to reach one HANA. Times in seconds. Other properties are not accepted: the driver ignores misspelt ones.
+    """Options of one HANA connection. Times in seconds. Rejects unknown properties: the driver ignores misspelt ones.
 
-    `userkey` (SAP's secure user store) replaces `host`, `port`, `user` and `password`. `trust_store` is the path of a
-    PEM file or the PEM itself. `schema` becomes the current schema of every session.
+    `userkey` (SAP's secure user store) replaces `host`, `port`, `user` and `password`. `trust_store`: the path of a PEM
+    file or the PEM itself. `schema`: the current schema of every session.
     """
 
     host: str = ""
@@ -109,14 +109,14 @@ class ConnectionOptions:
 
     @property
     def place(self) -> str:
-        """The address, for messages."""
+        """Return the address, for messages."""
         return f"user store key {self.userkey}" if self.userkey else f"{self.host}:{self.port}"
 
     def properties(self) -> dict[str, str | int]:
-        """Return the driver's properties, in its exact spelling (`vectoroutputtype` only in lower case).
+        """Return the driver's properties in its exact spelling (`vectoroutputtype` only in lower case).
 
-        Encryption and both timeouts are always set: without them the driver uses plain text on any port but 443 and
-        waits for ever. `reconnect` is off because a silent reconnect loses the transaction.
+        Always sets encryption and both timeouts: otherwise the driver uses plain text on any port but 443 and waits
+        forever. `reconnect` is off, because a silent reconnect loses the transaction.
         """
         properties: dict[str, str | int] = {
             "encrypt": str(self.encrypt).lower(),
@@ -138,7 +138,7 @@ class ConnectionOptions:
         return properties
 
     def check_trust_store(self) -> None:
-        """Raises ConnectionMisconfigured for a missing file, which the driver reports as an untrusted certificate."""
+        """Raise ConnectionMisconfigured for a missing file, which the driver reports as an untrusted certificate."""
         inline = "-----BEGIN" in self.trust_store
         if self.encrypt and self.trust_store and not inline and not Path(self.trust_store).is_file():
             raise ConnectionMisconfigured(f"`trust_store` names a file that does not exist: {self.trust_store}")
@@ -150,8 +150,8 @@ class ConnectionOptions:
 class Session:
     """One connection, used by one thread at a time. Statements are autocommitted outside `transaction`.
 
-    Cursors are kept, one per statement text, until the connection is closed: closing a cursor with a prepared statement
-    costs a round trip that holds the interpreter lock. Reusing the cursor for another statement does not.
+    Keeps one cursor per statement text until the connection is closed: closing a cursor with a prepared statement costs
+    a round trip that holds the interpreter lock.
     """
 
     CURSORS = 24
@@ -161,24 +161,24 @@ class Session:
         self._connection = connection
         self._on_statement = on_statement
         self._cursors: OrderedDict[str, Any] = OrderedDict()
-        self.broken = False  # True: the connection must not be used again
+        self.broken = False  # True: do not use the connection again
         self.last_used = time.monotonic()
 
     def query(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "querying HANA") -> Rows:
-        """Return all rows of the result as tuples."""
+        """Return all result rows as tuples."""
         cursor = self._run(sql, parameters, doing)
         return self._call(doing, lambda: list(map(tuple, cursor.fetchall())))
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
-        """Return the number of affected rows (-1 when the driver does not say)."""
+        """Return the number of affected rows (-1 if the driver does not report it)."""
         return int(self._run(sql, parameters, doing).rowcount)
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
-        """Execute once per row of parameters, in as few packets as possible.
+        """Execute once per parameter row, in as few packets as possible.
 
-        When HANA rejects a row, the first error is raised, and the transaction, which has the accepted rows, must be
-        rolled back. The driver's `batcherrors` could name the bad rows, but 2.30 crashes with a segmentation fault on
-        an error text that is not ASCII, as one that quotes a value may be.
+        If HANA rejects a row, raises the first error. The transaction then contains the accepted rows and must be
+        rolled back. Do not use the driver's `batcherrors`, which names the bad rows: 2.30 crashes with a segmentation
+        fault on an error text that is not ASCII.
         """
         if not rows:
             return
@@ -207,7 +207,7 @@ class Session:
         return cursor
 
     def _call(self, doing: str, work: Callable[[], T]) -> T:
-        """Call the driver and turn its errors into ours, without the driver's text, which may contain row data."""
+        """Call the driver and convert its errors into ours, without the driver's text, which may contain row data."""
         mapped: ConnectorError
         try:
             return work()
@@ -231,7 +231,7 @@ class Session:
         self._autocommit_again()
 
     def rollback(self) -> None:
-        """Never raises: a connection that cannot roll back is marked broken, and HANA rolls back when it closes."""
+        """Roll back. Never raises: on failure marks the connection broken, and HANA rolls back when it closes."""
         try:
             self._call("rolling back", self._connection.rollback)
         except ConnectorError:
@@ -239,15 +239,15 @@ class Session:
         self._autocommit_again()
 
     def _autocommit_again(self) -> None:
-        """Never raises: the caller would repeat what is committed already."""
+        """Turn autocommit on. Never raises: after an error the caller would repeat committed work."""
         try:
             self._call("ending a transaction", lambda: self._connection.setautocommit(True))
         except ConnectorError:
             self.broken = True
 
     def cancel(self) -> None:
-        """End the statement that another thread runs here. The session counts as broken until HANA confirms, since the
-        cancel might hit the next statement. Never raises."""
+        """Cancel the statement that another thread runs here. The session counts as broken until HANA confirms, because
+        the cancel might hit the next statement. Never raises."""
         self.broken = True
         with suppress(self._driver.Error):
             self._connection.cancel()
@@ -270,8 +270,8 @@ def _mapped(error: Any, doing: str) -> ConnectorError:
 class HanaPool:
     """At most `size` connections, each used by one thread at a time; a thread holds at most one.
 
-    A connection unused for `idle_check` seconds is checked before use. `on_statement` receives every SQL text before
-    it is sent, never its parameters.
+    A connection idle for `idle_check` seconds is checked before use. `on_statement` receives every SQL text before it
+    is sent, never its parameters.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class HanaPool:
         self.close()
 
     def close(self) -> None:
-        """Close idle connections now, the others when they are returned. Safe to call twice."""
+        """Close idle connections now, and the others on return. Safe to call twice."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -332,7 +332,7 @@ class HanaPool:
             yield session
         except Exception:
             raise
-        except BaseException:  # Ctrl-C in the middle of a call: the protocol's state is unknown
+        except BaseException:  # for example Ctrl-C during a call: the state of the protocol is unknown
             session.broken = True
             raise
         finally:
@@ -341,7 +341,7 @@ class HanaPool:
 
     @contextmanager
     def transaction(self, *, doing: str = "writing to HANA") -> Iterator[Session]:
-        """Commit at the end, roll back on any exception. Not retried: see `in_transaction`."""
+        """Commit at the end, or roll back on any exception. Not retried: see `in_transaction`."""
         with self.session() as session:
             try:
                 session.begin()
@@ -356,7 +356,7 @@ class HanaPool:
     ) -> T:
         """Run `work` in one transaction, and again after a retryable error. `overloaded`: see `RetryPolicy.call`.
 
-        `work` must be idempotent: when the connection breaks during the commit, it may have happened already.
+        `work` must be idempotent: if the connection breaks during the commit, the commit may have succeeded.
         """
 
         def attempt() -> T:
@@ -366,7 +366,7 @@ class HanaPool:
         return self.retry.call(attempt, overloaded=overloaded)
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
-        """Run a reading statement, with retries. Raises Cancelled when this thread's call is cancelled."""
+        """Run a reading statement, with retries. Raises Cancelled if this thread's call is cancelled."""
         call = cancellation.current()
 
         def attempt() -> Rows:
@@ -396,7 +396,7 @@ class HanaPool:
             raise
 
     def _idle_or_room(self) -> Session | None:
-        """Return an idle session, or None when the caller may open one."""
+        """Return an idle session; None if the caller may open one."""
         patience, call = self.options.communication_timeout, cancellation.current()
         with call.calling(self._wake), self._changed:
             free = self._changed.wait_for(
@@ -441,12 +441,12 @@ class HanaPool:
             self._changed.notify()
 
     def _connect(self) -> Session:
-        """Connect one thread at a time, so that a wrong password is sent once. A thread that waited while another's
-        attempt failed gets that error instead of trying again."""
+        """Connect one thread at a time, so that a wrong password is sent once. Threads that waited during a failed
+        attempt get its error and do not retry."""
         asked = time.monotonic()
         with self._login:
             known = self._refused or (self._failed[1] if self._failed and self._failed[0] >= asked else None)
-            if known:  # a copy: one exception object must not be raised in two threads
+            if known:  # raise a copy: two threads must not raise one exception object
                 raise make(type(known), str(known), getattr(known, "code", 0))
             try:
                 return self._log_in()
@@ -492,7 +492,7 @@ class HanaFeatures:
 
     @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
-        """Ask the server. The types decide; a version that the user may not see is left empty."""
+        """Probe the server. Types decide; a version that the user may not see stays empty."""
         doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
         versions = []
@@ -506,7 +506,7 @@ class HanaFeatures:
 
 
 def utc_now(pool: HanaPool) -> datetime:
-    """Return the database's time, which leases and time stamps use; precise to a second or better."""
+    """Return the database's time, for leases and time stamps; precise to a second or better."""
     ((moment,),) = pool.read("SELECT CURRENT_UTCTIMESTAMP FROM DUMMY", doing="asking HANA for the time")
     found: datetime = moment
     return found.replace(tzinfo=UTC)

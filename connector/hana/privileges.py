@@ -1,4 +1,4 @@
-"""The privileges that a collection needs, for doctor, `grants` and `changes install`; and those beyond them.
+"""Compute the privileges that a collection needs, and those that a user has beyond them.
 
 Source: SAP HANA Security Guide, *System Privileges*, *Object Privileges*; SQL Reference Guide, *GRANT Statement*.
 """
@@ -20,7 +20,7 @@ EFFECTIVE = (
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADMINISTRATORS = frozenset({"SYSTEM", "DBADMIN"})  # of on-premise systems and of HANA Cloud
-_SYSTEM_SCHEMA = re.compile(r"SYS|_SYS_.*", re.S)  # others, like SYSTEM or SYS_SALES, may hold business data
+_SYSTEM_SCHEMA = re.compile(r"SYS|_SYS_.*", re.S)  # others, such as SYSTEM or SYS_SALES, may hold business data
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class Privilege:
 
     @property
     def place(self) -> str:
-        """As GRANT takes it."""
+        """Return the object in the syntax of GRANT."""
         if isinstance(self.on, str):
             return f"SCHEMA {quote(self.on)}"
         return f"{quote(self.on.schema)}.{quote(self.on.name)}"
 
     def grant(self, grantee: str) -> str:
-        """`grantee` as `named` gives it."""
+        """Return the GRANT statement. `grantee`: as returned by `named`."""
         return f"GRANT {', '.join(self.names)} ON {self.place} TO {grantee}"
 
 
 @contextmanager
 def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
-    """Add to the error of a missing privilege the GRANT that an administrator must run."""
+    """Add the required GRANT statement to the error of a missing privilege."""
     try:
         yield
     except PermissionRefused as error:
@@ -54,7 +54,7 @@ def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
 
 
 def named(user: str) -> str:
-    """Return a user or role as SQL: HANA reads a plain name as upper case."""
+    """Return a user or role as SQL. HANA reads an unquoted name as upper case."""
     return quote(user.upper() if _PLAIN_NAME.fullmatch(user) else user)
 
 
@@ -63,7 +63,7 @@ def selecting(table: TableRef, why: str = "") -> Privilege:
 
 
 def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """What a sync of the collection needs at its source."""
+    """Return what a sync of the collection needs at its source."""
     name = spec.name.partition("@")[0]
     found = [selecting(spec.source, f"{name}: reading rows")]
     if spec.changes.method == "log":
@@ -73,7 +73,7 @@ def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
 
 
 def installing(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """What `changes install --apply` needs, where the user does not own the table."""
+    """Return what `changes install --apply` needs if the user does not own the table."""
     if spec.changes.method != "log":
         return ()
     name = spec.name.partition("@")[0]
@@ -84,26 +84,26 @@ def installing(spec: CollectionSpec) -> tuple[Privilege, ...]:
 
 
 def creating(schema: str) -> Privilege:
-    """What a sync needs in the schema of the vectors, where the user does not own it; the user owns the tables it
+    """Return what a sync needs in the schema of the vectors if the user does not own it. The user owns the tables it
     creates."""
     return Privilege(("CREATE ANY",), schema, "vectors and their state: creates tables, which it then owns")
 
 
 def writing(schema: str) -> Privilege:
-    """What a sync needs to write into tables of another user."""
+    """Return what a sync needs to write into tables of another user."""
     return Privilege(
         ("SELECT", "INSERT", "UPDATE", "DELETE"), schema, "vectors and their state, created by another user"
     )
 
 
 def searching(schema: str) -> Privilege:
-    """What searches need. On the schema, because every generation has a table of its own."""
+    """Return what searches need: on the schema, because every generation has its own table."""
     return Privilege(("SELECT",), schema, "searching vectors of every generation, and reading their state")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One privilege of a user: on a table, on a schema, or (None) a system privilege."""
+    """One privilege of a user: on a table, a schema, or (None) the system."""
 
     name: str
     on: TableRef | str | None = None
@@ -116,7 +116,7 @@ class Holder:
 
 
 def effective(pool: HanaPool) -> Holder:
-    """Return the privileges of the pool's user, with roles and ownership, without those of PUBLIC."""
+    """Return the privileges of the pool's user, including roles and ownership, excluding those of PUBLIC."""
     rows = pool.read(EFFECTIVE, (), doing="reading the user's privileges")
     return Holder(str(rows[0][0]) if rows else "", tuple(_held(*row[1:]) for row in rows))
 
@@ -128,8 +128,8 @@ def _held(schema: str | None, name: str | None, privilege: str) -> Held:
 
 
 def excess(holder: Holder, needed: Sequence[Privilege], own: Collection[TableRef | str]) -> list[str]:
-    """Return what `holder` has beyond `needed`, as texts by place. Privileges in the user's own schema, and in or on
-    one of `own`, do not count."""
+    """Return what `holder` has beyond `needed`, as texts by object. Ignores privileges in the user's own schema, and in
+    or on one of `own`."""
     found = [f"{holder.user} is an administrator"] if holder.user in _ADMINISTRATORS else []
     allowed = {(name, privilege.on) for privilege in needed for name in privilege.names}
     beyond: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
-"""Run statements that a user gives: split at `;`, one connection, with column names and HANA's own error texts. For
-`owl-sap emulator sql`.
+"""Run a user's statements for `owl-sap emulator sql`: split at `;`, on one connection, with column names and HANA's own
+error texts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PIECES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|[^'"\-
 _OPENED = ("'", '"')
 _LEFT_OUT = ("--", "/*")
 _TRIGGER = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TRIGGER\b", re.IGNORECASE)
-_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")  # open and close blocks in the body of a trigger
+_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")  # open and close blocks in a trigger body
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """Return the statements of `text` that end with `;`, and the rest. Quotes, comments and the bodies of triggers may
-    contain `;`."""
+    """Return the statements of `text` that end with `;`, and the rest. Quotes, comments and trigger bodies may contain
+    `;`."""
     found, start, code = [], 0, ""
     for piece in _PIECES.finditer(text):
         if piece.group() in _OPENED or (text.startswith("/*", piece.start()) and len(piece.group()) == 1):
@@ -37,7 +37,7 @@ def split(text: str) -> tuple[list[str], str]:
 
 
 def _is_in_body(code: str) -> bool:
-    """Whether a `;` after `code` (without quotes and comments) is inside the body of a trigger."""
+    """Return whether a `;` after `code` (without quotes and comments) is inside a trigger body."""
     if not _TRIGGER.match(code):
         return False
     words: list[str] = _BLOCKS.findall(code.upper())
@@ -45,14 +45,13 @@ def _is_in_body(code: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether there is only white space and comments."""
+    """Return whether the text has only white space and comments."""
     return all(piece[:2] in _LEFT_OUT or piece.isspace() for piece in _PIECES.findall(text))
 
 
 class StatementRefused(Exception):
-    """HANA refused a user's statement. `kind`: the connector's class for such an error. The text may quote the
-    statement: show it to the user only, do not log it.
-    """
+    """HANA rejected a user's statement. `kind`: the connector's error class. The text may quote the statement: show it
+    only to the user and do not log it."""
 
     def __init__(self, code: int, text: str, kind: type[ConnectorError]) -> None:
         super().__init__(f"{code}: {text}" if code else text)
@@ -62,7 +61,7 @@ class StatementRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a statement. `columns` is empty without a result set; `more`: rows were left out."""
+    """The result of a statement. `columns`: empty without a result set. `more`: rows were omitted."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -79,10 +78,10 @@ class _Cursor(Protocol):
 
 
 class Prompt:
-    """One autocommit connection, opened at once. After a loss the next statement reconnects."""
+    """One autocommit connection, opened at once. After a loss, the next statement reconnects."""
 
     def __init__(self, options: ConnectionOptions) -> None:
-        """Raises the errors of connecting: LoginRefused, ConnectFailed ..."""
+        """Connect. Raises LoginRefused, ConnectFailed and the other connection errors."""
         self._options = options
         self._driver = load_driver()
         self._connection: Any = None
@@ -106,7 +105,7 @@ class Prompt:
                 connection.close()
 
     def run(self, sql: str, most_rows: int) -> Answer:
-        """Return at most `most_rows` rows. Raises StatementRefused, and the errors of connecting."""
+        """Return at most `most_rows` rows. Raises StatementRefused and connection errors."""
         if self._connection is None:
             self._connect()
         cursor = cast(_Cursor, self._call(self._connection.cursor))

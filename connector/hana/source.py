@@ -1,5 +1,5 @@
-"""Read rows of a HANA table or view, page by page in key order (keyset paging, never OFFSET), and changes: a range of a
-watermark column, a token for every row, the log that triggers fill.
+"""Read rows of a HANA table or view in key order (keyset paging, never OFFSET), and changes: a range of a watermark
+column, a token per row, the log that triggers fill.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from connector.hana.watermarks import watermark
 from connector.model import Column, Key, KeyRange, LogEntry, Passed, Query, Row, RowIds, Span, Table, TableRef, Token
 from connector.protocols import Capture
 
-_SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the error is in the operator's `where`
-SMALLEST_PAGE = 16  # rows; below this, smaller pages no longer help a HANA that is short of memory
-PAGE_BYTES = 16 << 20  # read at once, about; pages of large rows have fewer rows
-_ROW_BYTES = 1000  # of a row beside its values: objects around them
+_SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the operator's `where` is wrong
+SMALLEST_PAGE = 16  # rows; smaller pages do not help a HANA that is short of memory
+PAGE_BYTES = 16 << 20  # approximate size of a page; large rows make pages of fewer rows
+_ROW_BYTES = 1000  # memory of a row besides its values
 _SAMPLE = 16
 _ROWID = '"$rowid$"'
 _TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
@@ -42,7 +42,7 @@ Read = Callable[[Query, str, Sequence[Any], str], Rows]  # query, SQL, parameter
 
 
 class HanaSource:
-    """`protocols.Source` over a pool. Thread-safe; nothing is held between pages."""
+    """`protocols.Source` over a pool. Thread-safe; holds no connection between pages."""
 
     def __init__(self, pool: HanaPool) -> None:
         self._pool = pool
@@ -59,13 +59,13 @@ class HanaSource:
         return utc_now(self._pool)
 
     def count(self, query: Query) -> int:
-        """Return how many rows `pages` would give now."""
+        """Return how many rows `pages` would yield now."""
         statement = Statement(query)
         rows = self._read(query, statement.count, (), "counting")
         return int(rows[0][0])
 
     def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
-        """Divide the present keys. One statement for each border, which costs about as much as a page."""
+        """Divide the existing keys. Runs one statement per border, each about as costly as a page."""
         statement = Statement(query)
         borders: list[Key] = []
         step = max(1, rows // parts)
@@ -79,12 +79,11 @@ class HanaSource:
         return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
-        """Yield every row once, in key order; `size` rows a page, fewer while HANA is short of memory or rows are
-        large.
+        """Yield every row once, in key order: `size` rows per page, fewer if HANA is short of memory or rows are large.
 
         Each page is one statement, retried after a lost connection, and shows its rows at that time. NULL in a key
-        column (views) comes first. Raises NoKey when two rows share a key, because one would be lost; SchemaChanged
-        when the table or a column disappears between pages.
+        column (views) sorts first. Raises NoKey if two rows share a key, because one would be lost; SchemaChanged if
+        the table or a column disappears between pages.
         """
         if size < 1:
             raise ValueError(f"a page must have at least one row, not {size}")
@@ -93,7 +92,7 @@ class HanaSource:
         count, more = size, True
         while more:
             try:
-                # One more row shows whether another page follows and whether the key is unique.
+                # Read one more row, to see whether another page follows and whether the key is unique.
                 rows = self._page(query, statement, last, count + 1)
             except Overloaded:
                 if count <= SMALLEST_PAGE:
@@ -137,7 +136,7 @@ class HanaSource:
 
 
 def size_of_rows(rows: Sequence[Row]) -> int:
-    """Return bytes, estimated from a sample."""
+    """Return approximate bytes, from a sample."""
     sample = rows[:: max(1, len(rows) // _SAMPLE)]
     if not sample:
         return 0
@@ -150,7 +149,7 @@ def _rows_that_fit(page: Sequence[Row]) -> int:
 
 
 class HanaCapture:
-    """`protocols.Capture` over a pool. Thread-safe; nothing is held between pages."""
+    """`protocols.Capture` over a pool. Thread-safe; holds no connection between pages."""
 
     def __init__(self, pool: HanaPool, read: Read) -> None:
         self._pool = pool
@@ -167,7 +166,7 @@ class HanaCapture:
     # -------------------------------------------------------------------------------------------------- watermark
 
     def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
-        """Each page is one statement that begins after the last row of the page before."""
+        """Yield pages. Each is one statement that starts after the last row of the previous page."""
         statement, mark = Statement(query), watermark(span.column, query.table)
         name = quote(span.column.name)
         start = statement.select_with(mark.selected.format(name))
@@ -273,7 +272,7 @@ class HanaCapture:
 
 @contextmanager
 def _there() -> Iterator[None]:
-    """Turn errors about a log that existed a moment ago into LogMissing."""
+    """Turn errors about a log that has just existed into LogMissing."""
     try:
         yield
     except (UnknownTable, UnknownColumn) as error:
@@ -281,7 +280,7 @@ def _there() -> Iterator[None]:
 
 
 class _Pages:
-    """Read pages, smaller ones while HANA is short of memory."""
+    """Read pages; use smaller ones while HANA is short of memory."""
 
     def __init__(self, size: int) -> None:
         self._size = self._count = size
@@ -306,8 +305,8 @@ def _tokened(query: Query, token: Token) -> str:
 
 
 def hashed(query: Query) -> str:
-    """Return SQL for one SHA-256 over the query's columns without its key. Each column adds its length and its text, so
-    that different rows never give the same bytes; NULL has a length of its own."""
+    """Return SQL for one SHA-256 over the query's columns without its key. Each column adds length and text, and NULL
+    has its own length, so different rows never give the same bytes."""
     parts: list[str] = []
     for column in dict.fromkeys(query.columns):
         text = f"TO_NVARCHAR({quote(column)})"

@@ -9,7 +9,7 @@ from connector.errors import NoKey
 from connector.hana.connection import Rows, quote
 from connector.model import Cells, Key, Query, Row, TableRef
 
-LOOKUP_SIZES = (1, 8, 64)  # keys per look-up statement: few statement texts in HANA's plan cache
+LOOKUP_SIZES = (1, 8, 64)  # keys per look-up statement; few sizes give few statement texts in HANA's plan cache
 
 
 class Statement:
@@ -22,7 +22,7 @@ class Statement:
         self._width = len(query.key)
         self._names = (*query.key, *(name for name in dict.fromkeys(query.columns) if name not in query.key))
         self._places = {name: place for place, name in enumerate(self._names)}
-        # A comment at the end of the operator's condition must not hide our bracket.
+        # A comment at the end of the operator's condition must not hide our closing bracket.
         own = query.where if query.where and query.where.strip() else ""
         self._own = own and (f"({own}\n)" if "--" in own else f"({own})")
         self._table = place(query.table)
@@ -39,7 +39,7 @@ class Statement:
         return f"SELECT {what} FROM {self._table}{self.where()}"  # noqa: S608
 
     def select_with(self, what: str) -> str:
-        """As `select`, with one more column at the end."""
+        """Return `select` with one more column at the end."""
         return f"SELECT {','.join(map(quote, self._names))},{what} FROM {self._table}"  # noqa: S608
 
     def where(self, condition: str = "") -> str:
@@ -51,7 +51,7 @@ class Statement:
         terms: list[str] = []
         parameters: list[Any] = []
         for column in reversed(range(self._width)):
-            # From the last column outwards: each step wraps the terms so far.
+            # Work from the last column outwards: each step wraps the terms so far.
             above, above_parameters = _greater(self._key[column], last[column])
             if terms:
                 same, same_parameters = _equal(self._key[column], last[column])
@@ -62,7 +62,7 @@ class Statement:
         return terms[0], tuple(parameters)
 
     def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
-        """Return the condition for this key and all before it: the rows that `after` leaves out."""
+        """Return the condition for this key and all before it: the complement of `after`."""
         name, value = self._key[-1], last[-1]
         sql, parameters = f"({name} IS NULL OR {name} <= ?)", [value]
         if value is None:
@@ -82,8 +82,8 @@ class Statement:
         return " AND ".join(sql for sql in (after, upto) if sql), (*parameters, *more)
 
     def behind(self, name: str, bound: str, value: Any, last: Key | None) -> tuple[str, tuple[Any, ...]]:
-        """Return the condition for all rows after `value` of another column, and after this key among rows with that
-        value. `bound`: SQL with one parameter for the value."""
+        """Return the condition for all rows after `value` of another column, and for rows with that value after this
+        key. `bound`: SQL with one parameter for the value."""
         if last is None:
             return f"{name} > {bound}", (value,)
         condition, parameters = self.after(last)
@@ -100,7 +100,7 @@ class Statement:
         return f"({' OR '.join(terms)})", tuple(parameters)
 
     def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Return statements that begin with `start` and together find exactly these keys; keys with NULL each alone."""
+        """Return statements that start with `start` and together find exactly these keys; each key with NULL alone."""
         whole = [key for key in keys if None not in key]
         parts: list[tuple[list[Key], int]] = []
         begin = 0
@@ -125,8 +125,8 @@ def place(table: TableRef) -> str:
 
 
 def with_bytes(rows: Rows) -> Rows:
-    """Return the rows with bytes instead of the driver's memoryview, which cannot be part of a key. The first value of
-    a column that is not NULL decides, because all have one type."""
+    """Return the rows with bytes instead of memoryviews, which cannot be part of a key. The first value of a column
+    that is not NULL gives its type."""
     firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
     binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
     if not binary:
@@ -138,7 +138,7 @@ def with_bytes(rows: Rows) -> Rows:
 
 
 def _greater(name: str, value: Any) -> tuple[str, list[Any]]:
-    """HANA sorts NULL first, so every other value comes after it."""
+    """Return the condition for values after `value`. HANA sorts NULL first."""
     return (f"{name} IS NOT NULL", []) if value is None else (f"{name} > ?", [value])
 
 

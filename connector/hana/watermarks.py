@@ -1,7 +1,7 @@
-"""Columns that can be a watermark: how a mark stores their values, and how far a run may read. Pure.
+"""Watermark columns: how a mark stores their values, and how far a run may read. Pure.
 
-Values are kept as text: a TIMESTAMP has seven decimals in HANA and six in Python, and a rounded one would lose rows or
-repeat them for ever at the border of a page.
+Marks store text: a TIMESTAMP has seven decimals in HANA but six in Python, and rounding would lose rows or repeat them
+forever at a page border.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from connector.model import Column, TableRef
 _TIMESTAMP = "'YYYY-MM-DD HH24:MI:SS.FF7'"
 _INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
 _TEXTS = frozenset({"NVARCHAR", "VARCHAR"})
-_WEST = timedelta(hours=12)  # a clock that writes dates may be so far behind UTC
+_WEST = timedelta(hours=12)  # a clock that writes dates may be this far behind UTC
 
 
 class Step(Enum):
-    """The smallest difference between two values."""
+    """The smallest difference between two values of a type."""
 
     MICROSECOND = timedelta(microseconds=1)
     SECOND = timedelta(seconds=1)
@@ -34,8 +34,7 @@ class Step(Enum):
 @dataclass(frozen=True, slots=True)
 class Watermark:
     """How to read a watermark column. `selected`: SQL with `{}` for the quoted column. `bound`: SQL of a parameter.
-    `form`: from a time to a mark's text. `bind`: from a mark's text to the parameter. `text`: from a value that was
-    read to a mark's text."""
+    `form`: time to mark text. `bind`: mark text to parameter. `text`: column value to mark text."""
 
     step: Step
     selected: str
@@ -47,15 +46,15 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`upto`: rows up to this value are read. `settled`: no new row can have this value or a lower one, so the mark may
-    go as far."""
+    """`upto`: read rows up to this value. `settled`: no new row can have this value or a lower one, so the mark may
+    advance to it."""
 
     upto: str
     settled: str
 
 
 def watermark(column: Column, table: TableRef) -> Watermark:
-    """Raises ConfigurationError for a type that does not order changes."""
+    """Return how to read the column. Raises ConfigurationError for a type that does not order changes."""
     found = _known(column)
     if found is None:
         shown = f"{column.type_name}({column.length})" if column.length else column.type_name
@@ -74,10 +73,10 @@ def tells_time(column: Column) -> bool:
 
 
 def reach(mark: Watermark, now: datetime, delay: float) -> Reach:
-    """How far a run at `now` (UTC, by the database) may read and its mark may go.
+    """Return how far a run at `now` (UTC, by the database) may read and its mark may advance.
 
     The current second or microsecond is left to the next run, because more rows may get it. A day is read at once, and
-    again until it is over everywhere on earth, so some rows are compared more than once. For numbers see
+    again until it has ended in every time zone, so some rows are compared more than once. For numbers see
     `sync/feeds/watermark.py`.
     """
     end = now - timedelta(seconds=delay)

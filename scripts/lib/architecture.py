@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-# Import name -> the folder that holds it.
+# Import name -> its folder.
 PACKAGES = {
     "app": "app",
     "connector": "connector",
@@ -33,8 +33,8 @@ PACKAGES = {
 LINES_MAX = 900
 CONTRACTS = {"layers": LayersContract, "forbidden": ForbiddenContract}
 
-# Importer, imported, the contract that must then be broken. The importers are rooms, so that files may move in them.
-# Layers need no entry: an import from their lowest layer to their highest is planted in each.
+# Importer, imported, the contract that must break. Importers are packages, so that files may move inside them. Layers
+# need no entry: for each contract, an import from the lowest layer to the highest is planted.
 PLANTS = [
     ("app.src.core", "connector", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app.src.core", "app.src.settings", "core knows no HANA, no HTTP, no settings, no metrics"),
@@ -60,7 +60,7 @@ PLANTS = [
     ("hana_emulator.protocol", "hana_emulator.sql", "wire and SQL meet at the seam"),
 ]
 
-# Packages imported through a string, which the graph does not hold -> the only place that may.
+# Packages imported by a string, which the graph does not contain -> the only place that may do so.
 BY_NAME = {
     "hdbcli": "connector/hana/connection.py",
     "torch": "app/src/core/",
@@ -71,16 +71,16 @@ BY_NAME = {
     "hana_emulator": "hana_emulator/",
 }
 
-# The extras that a package's users install; none is for developers only.
+# Extras for users; none is only for developers.
 EXTRAS = {
     "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
     "connector": {"hana", "langchain"},
     "hana_emulator": set(),
     "owl_sap_client": {"langchain"},
 }
-# These run in environments of their own (scripts/peers) and import each other by name.
+# These run in their own environments (scripts/peers) and import each other by name.
 ELSEWHERE = "app/src/benchmark/workers/"
-# The suite that uses the emulator's fixture brings these itself.
+# Installed by test suites that use the emulator's fixture.
 BROUGHT = {"hana_emulator": {"hdbcli", "pytest"}}
 
 Options = dict[str, Any]
@@ -118,7 +118,7 @@ def plants(contracts: Iterable[Options]) -> Iterator[tuple[str, str, str]]:
 
 
 def contract_faults() -> Iterator[str]:
-    """Yield the contracts that are broken, and those that a planted violation does not break."""
+    """Yield broken contracts, and contracts that a planted violation does not break."""
     configure()
     options = read_user_options(str(ROOT / ".importlinter"))
     contracts = {contract["name"]: contract for contract in options.contracts_options}
@@ -144,7 +144,7 @@ def contract_faults() -> Iterator[str]:
 
 
 class Source:
-    """One file of what ships."""
+    """One file of a shipped package."""
 
     def __init__(self, package: str, path: Path) -> None:
         self.package = package
@@ -153,7 +153,7 @@ class Source:
         self.tree = ast.parse(self.text)
 
     def imported(self) -> Iterator[str]:
-        """Yield the top-level names of all absolute imports, those inside functions too."""
+        """Yield the top-level names of all absolute imports, including those inside functions."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -169,7 +169,7 @@ class Source:
 
 
 def declared(package: str) -> set[str]:
-    """Return the distributions that the package's own project or one of its extras names."""
+    """Return the distributions required by the package's project or extras."""
     folder = ROOT / package if (ROOT / package / "pyproject.toml").exists() else ROOT
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project.get("optional-dependencies", {})
@@ -178,7 +178,7 @@ def declared(package: str) -> set[str]:
 
 
 def source_faults() -> Iterator[str]:
-    """Yield files that are too long or have no docstring, undeclared imports, and imports by name out of place."""
+    """Yield files that are too long or lack a docstring, undeclared imports, and imports by name in the wrong place."""
     distributions = importlib.metadata.packages_distributions()
     for package, folder in PACKAGES.items():
         known = declared(package)
@@ -201,10 +201,10 @@ def source_faults() -> Iterator[str]:
 def tree_faults() -> Iterator[str]:
     """Yield package files in places where they break imports."""
     if (ROOT / "app/src/core/__init__.py").read_text(encoding="utf-8").strip():
-        # `python -m app.src.core.t4_gpu_optimizer` would warn that it is already in sys.modules.
+        # Otherwise `python -m app.src.core.t4_gpu_optimizer` warns that it is already in sys.modules.
         yield "app/src/core/__init__.py: must be empty"
     for folder in ("tests", "hana_emulator/tests", "owl_sap_client/tests"):
-        # With --import-mode=importlib it would shadow a package of the same name.
+        # With --import-mode=importlib this file would shadow a package of the same name.
         for path in (ROOT / folder).rglob("__init__.py"):
             yield f"{path.relative_to(ROOT)}: a folder of tests must not be a package"
 

@@ -24,13 +24,13 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment" / "requirements"
-PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"  # of the image; Debian 12 and newer run manylinux_2_28
+PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"  # of the image; Debian 12 and later run manylinux_2_28
 BASE = ("hana", "engine", "serve")
 # The values of EXTRAS= of Dockerfile.t4. Without `tensorrt`: a build script fetches its libraries, past any hash.
 EXTRAS = ("mcp", "onnx", "train")
 # By the CUDA of the wheel. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
 TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
-COOLING = timedelta(days=3)  # age of a release, by which most hijacked ones have been found
+COOLING = timedelta(days=3)  # age of a release after which most hijacked releases have been found
 BUILD = "build.txt"
 ENVIRONMENT = {
     "python_version": PYTHON,
@@ -60,7 +60,7 @@ def project() -> dict[str, Any]:
 
 
 def digest(pyproject: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of everything that decides the locks."""
+    """Return the SHA-256 of everything that determines the locks."""
     told = pyproject["project"]
     known = {
         "python": told["requires-python"],
@@ -115,7 +115,7 @@ def pins(text: str) -> dict[str, Pin]:
 
 
 def stale(folder: Path = FOLDER) -> list[str]:
-    """Return sentences about locks that do not fit pyproject.toml."""
+    """Return a sentence for each lock that does not match pyproject.toml."""
     told = digest(project())
     faults = []
     for name in names():
@@ -131,8 +131,8 @@ def stale(folder: Path = FOLDER) -> list[str]:
 
 
 def make(folder: Path, *, upgrade: bool) -> None:
-    """Resolve and write every file. Versions that still fit are kept; with `upgrade` those of this environment are
-    used. All variants of one CUDA come from one resolution, so that any EXTRAS can be installed together."""
+    """Resolve and write every file. Keeps versions that still fit; with `upgrade` uses those of this environment. One
+    resolution covers all variants of one CUDA, so that any EXTRAS can be installed together."""
     pyproject = project()
     folder.mkdir(parents=True, exist_ok=True)
     told = digest(pyproject)
@@ -188,7 +188,7 @@ def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
 def _resolved(
     source: Path, target: Path, kept: Sequence[str], extras: Sequence[str], constraint: Path | None = None
 ) -> dict[str, Pin]:
-    """Run uv, which reads the metadata of wheels, not the wheels."""
+    """Run uv, which reads only the metadata of wheels."""
     target.write_text("\n".join(kept))
     command = [sys.executable, "-m", "uv", "pip", "compile", str(source), "--output-file", str(target), "--quiet"]
     # Only PyPI: no other index, no local folder, no configuration file.

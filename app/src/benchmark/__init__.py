@@ -1,1 +1,1 @@
-"""Benchmarks: `owl-sap benchmark` and the programs under benchmarks/. `harness` measures in turns and reports."""
+"""Benchmarks: `owl-sap benchmark` and the programs under benchmarks/. `harness` measures and reports."""

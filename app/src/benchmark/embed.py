@@ -1,5 +1,5 @@
-"""Embedding speed and agreement of our engine and other engines: the same texts in turns, each peer in a process of its
-own at its best setting.
+"""Compare embedding speed and results of our engine and other engines: the same texts in alternating rounds, each peer
+in its own process at its best setting.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def check(settings: EmbeddingSettings, options: EmbedOptions) -> None:
 
 
 def threads_of(settings: EmbeddingSettings) -> int:
-    """Return the threads that all engines get."""
+    """Return the number of threads for all engines."""
     return settings.threads or cores()
 
 
 def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
-    """Measure all peers; `engine` was loaded by `settings` with `threads_of` its threads. A peer that does not start is
-    left out with a note (PeerUnavailable when none remains); one that fails later gets a failed figure."""
+    """Measure all peers. `engine` must have been loaded from `settings` with `threads_of` threads. A peer that does not
+    start is skipped with a note (PeerUnavailable if none remains); one that fails later gets a failed figure."""
     threads = threads_of(settings)
     ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     about = {"threads": threads, "rounds": options.rounds, "scale": options.scale}
@@ -102,7 +102,7 @@ def _compared(
     tuned: dict[str, Any],
     count: int,
 ) -> list[Figure]:
-    """Measure one workload in rounds. A peer that fails leaves `processes`."""
+    """Measure one workload in rounds. Removes a failing peer from `processes`."""
     load, file = workload
     busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
 

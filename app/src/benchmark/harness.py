@@ -1,5 +1,5 @@
-"""The harness of all benchmarks: works measured in turns, figures with targets and verdicts, the machine, and a report
-as table and JSON. `main` is what a program under benchmarks/ needs around its measurements.
+"""The harness of all benchmarks: interleaved measurements, figures with targets and verdicts, the machine, and a report
+as table and JSON. Programs under benchmarks/ call `main`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from rich.table import Table
 
 from app.src.core.device import detect
 
-SCATTER = 1.3  # largest over smallest round, above which other work disturbed the figure
-OFF = 1.15  # a round this many times above or below the median is named as disturbed
+SCATTER = 1.3  # largest over smallest round; above it, other work disturbed the figure
+OFF = 1.15  # a round this many times above or below the median is reported as disturbed
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout, or the folder of the installed packages
 _PACKAGES = ("numpy", "torch", "transformers", "sentence-transformers", "tokenizers", "hdbcli")
 _WIDTH = 140
 
 Work = Callable[[], float]
-"""Does one round of something and returns what it took, usually seconds."""
+"""Run one round and return its cost, usually seconds."""
 Say = Callable[[str], None]
 Verdict = Literal["met", "missed", "floor missed", "failed"]
 
 
 class WorkFailed(Exception):
-    """A work cannot continue; it gets no more turns, and the others go on."""
+    """A work cannot continue. It gets no more rounds; the others continue."""
 
 
 def wall(work: Callable[[], object]) -> Work:
-    """Measure `work` in seconds."""
+    """Return a work that measures `work` in seconds."""
 
     def run() -> float:
         start = time.perf_counter()
@@ -59,12 +59,12 @@ def significant(number: float, digits: int = 4) -> float:
 
 
 def percentiles(values: Sequence[float], *shares: int) -> dict[str, float]:
-    """Return {"p50": ..., "p95": ...} of the values, 0 without any."""
+    """Return {"p50": ..., "p95": ...} of the values; 0 for no values."""
     return {f"p{share}": significant(float(np.percentile(values, share))) if values else 0.0 for share in shares}
 
 
 def ratio_of_last(over: Sequence[float], under: Sequence[float], rounds: int) -> float:
-    """Return the median ratio of the last `rounds` values, such as CPU seconds beside a figure in seconds."""
+    """Return the median ratio of the last `rounds` values, for example CPU seconds for a figure in seconds."""
     return significant(float(np.median(np.array(over[-rounds:]) / np.maximum(under[-rounds:], 1e-9))))
 
 
@@ -73,7 +73,7 @@ def ratio_of_last(over: Sequence[float], under: Sequence[float], rounds: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bar. `floor`: the value below (or above) which a miss is not acceptable."""
+    """A goal. `floor`: the value below (or above) which a miss is unacceptable."""
 
     goal: float
     at_least: bool = True
@@ -102,8 +102,8 @@ def at_most(goal: float, floor: float | None = None) -> Target:
 @dataclass(frozen=True, slots=True)
 class Figure:
     """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `steady`:
-    values that should be equal in every round, where the rounds themselves should not; they decide about `disturbed`.
-    `more`: further JSON keys. `error`: the reason of missing rounds."""
+    values to check for `disturbed` instead of the rounds. `more`: further JSON keys. `error`: why rounds are
+    missing."""
 
     name: str
     rounds: Sequence[float]
@@ -120,18 +120,18 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """NaN for a failed figure."""
+        """Return the median; NaN for a failed figure."""
         return statistics.median(self.rounds) if self.rounds else math.nan
 
     @property
     def disturbed(self) -> bool:
-        """Whether the rounds scatter so much that other work must have run."""
+        """Return whether the rounds vary so much that other work must have run."""
         compared = self.rounds if self.steady is None else self.steady
         return bool(compared) and max(compared) > self.scatter * min(compared)
 
     @property
     def disturbed_rounds(self) -> list[int]:
-        """Rounds far from the median, counted from 1."""
+        """Return the rounds far from the median, counted from 1."""
         compared = self.rounds if self.steady is None else self.steady
         middle = statistics.median(compared or [0])
         return [at for at, one in enumerate(compared, 1) if one > OFF * middle or one * OFF < middle]
@@ -164,7 +164,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What each work took, round by round. `failed`: works that did not complete all rounds, with the reason."""
+    """The results of each work by round. `failed`: the reason for each work that did not complete all rounds."""
 
     took: Mapping[str, Sequence[float]]
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -188,10 +188,10 @@ class Rounds:
 
 
 def interleaved(works: Mapping[str, Work], rounds: int, *, warm: int = 1, pause: float = 0.0) -> Rounds:
-    """Run every work once per round, every second round in reverse order, so that none profits from its place.
+    """Run every work once per round, reversing the order every second round to cancel order effects.
 
     `warm` rounds come first and do not count. `pause`: seconds before each work, in which thread pools stop spinning.
-    Garbage is collected between works. A work that raises WorkFailed gets no more turns.
+    Collects garbage between works. A work that raises WorkFailed gets no more rounds.
     """
     if rounds < 1:
         raise ValueError("rounds must be at least 1")
@@ -221,7 +221,7 @@ def cores() -> int:
 
 
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
-    """Describe the machine, the commit, and the installed versions of `packages`."""
+    """Return a description of the machine, the commit, and the installed versions of `packages`."""
     profile = detect("cpu")
     return {
         "cpu": profile.name,
@@ -247,8 +247,8 @@ def _version(package: str) -> str | None:
 
 
 def commit(root: Path = ROOT) -> str | None:
-    """Return the commit of this checkout, with "+" when tracked files were changed. None when `root` is not the top of
-    a checkout, even inside another one."""
+    """Return the commit of this checkout, with "+" if tracked files were changed; None if `root` is not the top of a
+    checkout."""
     if not (root / ".git").exists():
         return None
     try:
@@ -270,8 +270,8 @@ def commit(root: Path = ROOT) -> str | None:
 
 @dataclass(slots=True)
 class Report:
-    """The figures of a benchmark, collected while it runs. `options`: how it was run. `peers`: versions of each other
-    engine. `details`: what figures were computed from."""
+    """The figures of a benchmark, collected while it runs. `options`: how it ran. `peers`: versions of other engines.
+    `details`: the data behind the figures."""
 
     benchmark: str
     machine: dict[str, Any] = field(default_factory=machine)
@@ -335,7 +335,7 @@ def _short(number: float) -> str:
 
 
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
-"""Options and report -> figures, yielded one by one. A part may add notes and versions to the report."""
+"""Yield figures one by one from options and report. A part may add notes and versions to the report."""
 
 
 def main(
@@ -360,7 +360,7 @@ def main(
         parser.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(parts)}")
     console = Console(highlight=False, emoji=False)
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
-    # Paths stay out of committed results.
+    # Keep paths out of committed results.
     chosen = {key: value for key, value in vars(given).items() if key != "parts" and not isinstance(value, Path)}
     report = Report(name, options={key: value for key, value in chosen.items() if key != "out"})
     part = ""

@@ -1,5 +1,5 @@
-"""Other engines to compare with: virtual environments, one each because their pins contradict each other's and ours,
-and workers that run in them.
+"""Other engines to compare with. Each has its own virtual environment, because their pins conflict, and a worker that
+runs in it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from connector.errors import ConfigurationError
 Kind = Literal["embed", "search"]
 WORKERS = Path(__file__).with_name("workers")
 DEFAULT_FOLDER = Path(".owl-sap", "peers")
-_COMPLETE = "owl-sap-peer"  # contains the recipe; absent while the environment is being made
+_COMPLETE = "owl-sap-peer"  # contains the recipe; absent until the environment is complete
 
 
 class PeerUnavailable(ConfigurationError):
     """The peer is unknown, has no environment, or fails."""
 
 
-# Arguments of pip. Dependencies are named where the peer's own pins would undo the first step.
+# Arguments of pip. Some dependencies are listed because the peer's own pins would undo the first step.
 RECIPES: dict[str, Sequence[str]] = {
     "sentence-transformers": ("install torch=={torch} sentence-transformers>=6,<7 transformers>=5,<6",),
     "infinity": (
@@ -43,7 +43,7 @@ RECIPES: dict[str, Sequence[str]] = {
         "install --no-deps infinity-emb==0.0.78",
     ),
     "onnx": ("install torch=={torch} transformers>=5,<6 tokenizers onnx onnxruntime sympy numpy",),
-    # torchvision's ordinary wheel requires a torch built for CUDA, and nothing here needs it.
+    # The default torchvision wheel requires torch with CUDA, which is not needed here.
     "openvino": (
         "install torch=={torch} sentence-transformers>=5 optimum-intel[openvino] numpy",
         "uninstall --yes torchvision",
@@ -62,7 +62,7 @@ _HERE = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`environment`: one of RECIPES; None for the user's own `worker`, which our Python runs."""
+    """`environment`: one of RECIPES; None for the user's own `worker`, which runs in our Python."""
 
     name: str
     kind: Kind
@@ -78,7 +78,7 @@ PEERS: dict[str, Peer] = {
 
 
 def peer(name: str, kind: Kind) -> Peer:
-    """Return a peer by its name, or for a file ending in .py the user's own worker. Raises PeerUnavailable."""
+    """Return a peer by name; a name ending in .py is the user's own worker. Raises PeerUnavailable."""
     if name.endswith(".py"):
         worker = Path(name)
         if not worker.is_file():
@@ -93,7 +93,7 @@ def peer(name: str, kind: Kind) -> Peer:
 
 
 def python_of(peer: Peer, folder: Path) -> Path:
-    """Return the Python that runs the peer's worker. Raises PeerUnavailable with the command that makes it."""
+    """Return the Python that runs the peer's worker. Raises PeerUnavailable with the command that creates it."""
     if peer.environment is None:
         return Path(sys.executable)
     if is_made(peer.environment, folder):
@@ -108,7 +108,7 @@ def python_of(peer: Peer, folder: Path) -> Path:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Return the environments of these peers, all for no names. Raises PeerUnavailable."""
+    """Return the environments of these peers; all if no names are given. Raises PeerUnavailable."""
     for name in names:
         if name not in PEERS:
             raise PeerUnavailable(f"unknown peer {name}; use {', '.join(PEERS)}")
@@ -116,14 +116,14 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def is_made(environment: str, folder: Path) -> bool:
-    """Return whether the environment was made by the current recipe."""
+    """Return whether the environment was created from the current recipe."""
     complete = folder / environment / _COMPLETE
     return complete.is_file() and complete.read_text(encoding="utf-8") == _recipe(environment)
 
 
 def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
-    """Make or renew an environment from the package index, which takes minutes. Raises PeerUnavailable with pip's
-    message, and for a folder of that name that is not a virtual environment."""
+    """Create or renew an environment from the package index, which takes minutes. Raises PeerUnavailable with pip's
+    message, or if the folder is not a virtual environment."""
     place = folder / environment
     if place.exists() and not (place / "pyvenv.cfg").is_file():
         raise PeerUnavailable(f"{place} exists and is not a virtual environment: name another folder with --peers")
@@ -151,7 +151,7 @@ def _python(environment: str, folder: Path) -> Path:
 
 
 def _recipe(environment: str) -> str:
-    """Return the steps with the version of our torch, so that both sides compute with the same build."""
+    """Return the steps, with our torch version so that both sides use the same build."""
     steps = "\n".join(RECIPES[environment])
     if "{torch}" not in steps:
         return steps
@@ -173,7 +173,7 @@ _STOP_SECONDS = 10.0
 
 
 def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
-    """Return the peers that can run; the others are named in the report's notes."""
+    """Return the peers that can run; name the others in the report's notes."""
     found = []
     for name in names:
         try:
@@ -186,8 +186,7 @@ def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
 
 @contextlib.contextmanager
 def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
-    """Drop a failing peer from `processes` with a note. Raises PeerUnavailable when none remains and there are no
-    figures."""
+    """Drop a failing peer from `processes` with a note. Raises PeerUnavailable if no peer and no figure remains."""
     try:
         yield
     except PeerUnavailable as error:
@@ -198,7 +197,7 @@ def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> It
 
 
 def in_rounds(work: Work) -> Work:
-    """Let a peer's work fail without ending the rounds of the others."""
+    """Turn a peer's failure into WorkFailed, so that the others continue."""
 
     def run() -> float:
         try:
@@ -210,9 +209,9 @@ def in_rounds(work: Work) -> Work:
 
 
 class PeerProcess:
-    """A peer's worker as a child process in its own environment, asked one thing at a time, so that only one side
-    computes; the worker takes the times. A context. `versions`: of its packages and its Python. Raises PeerUnavailable
-    with the worker's last words."""
+    """A peer's worker as a child process in its own environment. It handles one request at a time, so that only one
+    side computes, and measures the times. A context. `versions`: of its packages and its Python. Raises PeerUnavailable
+    with the worker's last output."""
 
     def __init__(self, peer: Peer, folder: Path) -> None:
         self.peer = peer
@@ -221,7 +220,7 @@ class PeerProcess:
 
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()
-        # -E -s -P: the worker can import the shared worker modules, and nothing else of ours.
+        # With -E -s -P the worker can import the shared worker modules and nothing else of ours.
         python = [str(self._python), "-E", "-s", "-P"]
         self._process = subprocess.Popen(
             [*python, "-c", _RUN, str(WORKERS), str(self.peer.worker), self.peer.name],
@@ -231,7 +230,7 @@ class PeerProcess:
             text=True,
             encoding="utf-8",
         )
-        # Python's buffered pipe has no timeout; a thread reads it into a queue, which has one.
+        # Python's buffered pipe has no timeout; a queue filled by a thread has one.
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"owl-sap-peer-{self.peer.name}", daemon=True)
         self._reader.start()

@@ -22,7 +22,7 @@ _MATERIALS = (
 
 
 class MaterialsInEmulator:
-    """An emulator as a context, reached through the real hdbcli. `login`: host, port, user and password."""
+    """An emulator as a context, connected through the real hdbcli. `login`: host, port, user and password."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class MaterialsInEmulator:
         return self._held.enter_context(HanaPool(ConnectionOptions(encrypt=False, **self.login)))
 
     def table(self, rows: int) -> TableRef:
-        """Return a table of so many materials, created when first asked for."""
+        """Return a table of `rows` materials, created on first use."""
         table, pool = TableRef(self.schema, f"MATERIALS_{rows}"), self.pool()
         asked = (table.schema, table.name)
         if pool.read("SELECT 1 FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?", asked):
@@ -62,6 +62,6 @@ def serve_command(config: Path | None = None) -> list[str]:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process (Linux), by default of this one."""
+    """Return the resident memory of a process (Linux) in bytes, by default of this one."""
     pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

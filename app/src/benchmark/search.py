@@ -1,5 +1,5 @@
-"""Exact search in the local store and in other libraries: the same vectors, the same answers, one query after another,
-each peer in a process of its own.
+"""Compare exact search in the local store and in other libraries: the same vectors and results, one query at a time,
+each peer in its own process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SearchOptions:
 
 
 def measure(options: SearchOptions, say: Say) -> Report:
-    """Measure all peers. One that does not start is left out with a note (PeerUnavailable when none remains); one that
+    """Measure all peers. One that does not start is skipped with a note (PeerUnavailable if none remains); one that
     fails later gets a failed figure."""
     about = {"rows": options.rows, "dimension": options.dimension, "k": K, "rounds": options.rounds}
     report = Report("search", machine(("numpy",)), about | {"queries": options.queries})

@@ -1,5 +1,5 @@
-"""Requests per second and latency of the REST service under load from this process: one that is started with the user's
-model, or a running one; optionally beside another server with OpenAI's protocol.
+"""Measure requests per second and latency of the REST service under load from this process. The service is started with
+the user's model, or is already running; optionally compare it with a server with OpenAI's protocol.
 
 `python -m app.src.benchmark.serve FOLDER [CONFIG]` starts the service.
 """
@@ -30,8 +30,8 @@ _ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServeBenchmark:
-    """`url`: of a running service; None: one is started. `against`: the address of another server, and its `model`.
-    `seconds`: of load in one round, for each number of `clients`."""
+    """`url`: of a running service; None: start one. `against`: the address of another server, and its `model`.
+    `seconds`: of load per round, for each number of `clients`."""
 
     url: str | None = None
     against: str | None = None
@@ -46,8 +46,8 @@ class RequestFailed(ConfigurationError):
 
 
 def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
-    """Measure under load. `config`: the settings file of a service to be started. Raises RequestFailed, Unavailable.
-    Another server that fails under load gets failed figures."""
+    """Measure under load. `config`: the settings file of a service to start. Raises RequestFailed, Unavailable. If the
+    other server fails under load, its figures are failed."""
     about = {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"}
     report = Report("serve", machine(), about)
     with _service(options.url, config, say) as url:
@@ -65,7 +65,7 @@ def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
 
 
 class Endpoint:
-    """An address that answers POST /v1/embeddings. Raises RequestFailed for an invalid address."""
+    """A server that answers POST /v1/embeddings. Raises RequestFailed for an invalid address."""
 
     def __init__(self, url: str, model: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"//{url}")
@@ -80,7 +80,7 @@ class Endpoint:
         ]
 
     def client(self, first: int, until: float) -> list[float]:
-        """Send one request after another on one connection until `until`, and return the milliseconds of each."""
+        """Send requests on one connection until time `until`; return the milliseconds of each."""
         took: list[float] = []
         with closing(http.client.HTTPConnection(self._host, self._port, timeout=_ANSWER_SECONDS)) as connection:
             for body in itertools.islice(itertools.cycle(self._bodies), first, None):
@@ -104,7 +104,7 @@ def _under_load(endpoints: dict[str, Endpoint], clients: int, options: ServeBenc
 
     def load(name: str) -> Work:
         def run() -> float:
-            """Return the seconds per request, of all clients together. Only the other server may fail."""
+            """Return the seconds per request of all clients together. Only the other server may fail."""
             start = time.perf_counter()
             try:
                 with ThreadPoolExecutor(clients) as pool:
@@ -148,7 +148,7 @@ def _service(url: str | None, config: Path | None, say: Say) -> Iterator[str]:
 
 
 def _run_service(folder: Path, config: Path | None) -> None:
-    """Serve the user's model and limits over an empty store; neither read, write nor start anything of the user's."""
+    """Serve the user's model and limits over an empty store, without touching anything else of the user's."""
     from app.src.api import server
     from app.src.service.service import Service
     from app.src.settings import Settings, StateSettings, StoreSettings, load

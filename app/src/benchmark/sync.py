@@ -1,4 +1,4 @@
-"""The cost of a first sync, compared with embedding the same texts alone: rows in the emulator, a local store."""
+"""Measure the cost of a first sync against embedding the same texts alone: rows in the emulator, a local store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 
 def measure(embedder: EngineEmbedder, settings: SyncSettings, count: int, rows: int, say: Say) -> Report:
-    """Sync so many rows into an empty store each round. Raises Unavailable when the emulator does not start."""
+    """Sync `rows` rows into an empty store each round. Raises Unavailable if the emulator does not start."""
     run = SyncOptions(page_rows=settings.page_rows, window=settings.window, readers=settings.readers, owner="benchmark")
     kept = {"page_rows": run.page_rows, "window": run.window, "readers": run.readers}
     about = {"model": embedder.model, "rows": rows, "rounds": count, "source": "the emulator"}

@@ -1,5 +1,5 @@
-"""Workloads: texts like those of SAP tables, rows of materials, and vectors that cluster like those of real texts. The
-same seed gives the same workload.
+"""Workloads: texts like those of SAP tables, rows of materials, and vectors that cluster like those of real texts.
+Reproducible by seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Workload:
 
 
 def sap_like(rng: random.Random, tokens: int) -> str:
-    """Return a material text or notification of about so many tokens."""
+    """Return a material text or notification of about `tokens` tokens."""
     count = max(0, round(tokens / _TOKENS_PER_PHRASE) - 2)
     phrases = [rng.choice(_NOUNS), *(rng.choice(_PHRASES) for _ in range(count))]
     return f"{', '.join(phrases)} {rng.randrange(10**5)}"
@@ -46,7 +46,7 @@ def sap_like_texts(rng: random.Random, count: int, mean: float, spread: float, l
 
 
 def texts(scale: float = 1.0, seed: int = 11) -> list[Workload]:
-    """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250; times `scale`."""
+    """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250, both multiplied by `scale`."""
     rng = random.Random(seed)
     short = sap_like_texts(rng, max(1, round(800 * scale)), 2.8, 0.5, (5, 40))
     skewed = sap_like_texts(rng, max(1, round(200 * scale)), 4.0, 0.8, (10, 250))
@@ -54,8 +54,8 @@ def texts(scale: float = 1.0, seed: int = 11) -> list[Workload]:
 
 
 def material(number: int) -> tuple[str, str, str, str, str, str, str]:
-    """Return MANDT, MATNR, MAKTX, LTEXT, MTART, MATKL and CHANGED_AT of a material: about 20 tokens of text, few texts
-    alike."""
+    """Return MANDT, MATNR, MAKTX, LTEXT, MTART, MATKL and CHANGED_AT of a material: about 20 tokens, few duplicate
+    texts."""
     rng = random.Random(number)
     return (
         "100",
@@ -75,7 +75,7 @@ def material_text(number: int) -> str:
 
 
 class Clusters:
-    """Unit vectors around centres, like those of texts: many near each other, most orthogonal to the rest."""
+    """Unit vectors around centres, like those of texts: many close together, most orthogonal to the rest."""
 
     def __init__(self, dimension: int, seed: int = 7) -> None:
         self._rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ class Clusters:
 
 
 def exact_best(vectors: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:
-    """Return the positions of each query's true `k` best, by products in double precision."""
+    """Return the positions of each query's exact `k` best, by products in double precision."""
     found = []
     for query in queries:
         near = np.argpartition(vectors @ query, -min(4 * k, len(vectors)))[-min(4 * k, len(vectors)) :]

@@ -19,9 +19,9 @@ from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.service.sync import SyncRequest
 
-_VALUE = 24  # characters of a value's surroundings in the answer
-_FIELD = 120  # characters of a field besides its name and values
-_LARGEST_KEY = 8_000  # characters of a row's key as JSON, beside the limit for texts: HANA's keys may be that long
+_VALUE = 24  # characters per value besides the value itself
+_FIELD = 120  # characters of a field besides name and values
+_LARGEST_KEY = 8_000  # characters of a row's key as JSON, besides the limit for texts: HANA's keys may be that long
 _LONGEST_NAME = 100  # characters of a caller's name: a store keeps 200 for the holder of a lease
 
 

@@ -134,7 +134,7 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """`hits`: best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits by meaning and by
-    words, best first. `words`: searched for. `keyed`: rows found by numbers in keys."""
+    words, best first. `words`: searched for. `keyed`: count of rows found by numbers in keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)

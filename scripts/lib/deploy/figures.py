@@ -1,4 +1,4 @@
-"""Two lines out of the report of `t4_gpu_optimizer --json` on stdin. Standard library only."""
+"""Print two lines from the report of `t4_gpu_optimizer --json` on stdin. Standard library only."""
 
 import json
 import sys

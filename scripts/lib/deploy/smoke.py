@@ -17,7 +17,7 @@ from typing import Any
 
 TEXT = "steel bolt"
 SECONDS = 30
-UNSEEN = "no row is visible"  # begins the note of a search whose row rights hide all rows (app/src/access/rows.py)
+UNSEEN = "no row is visible"  # start of the note of a search whose row rights hide all rows (app/src/access/rows.py)
 
 
 class Client:
@@ -26,7 +26,7 @@ class Client:
     def __init__(self, url: str, key: str, certificate: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        # A proxy of the environment must not stand between this machine and itself.
+        # Do not use a proxy from the environment between this machine and itself.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if certificate is not None:
             context = ssl.create_default_context(cafile=certificate)
@@ -36,7 +36,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def ask(self, path: str, body: object = None) -> tuple[int, Any]:
-        """Return status and document; 0 and the reason without an answer."""
+        """Return status and document; 0 and the reason if there is no answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self._headers)

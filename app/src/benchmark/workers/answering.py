@@ -1,5 +1,5 @@
-"""The protocol between a worker and the measuring process: one JSON object per line, each answered by one. Workers run
-in another environment, so these files import nothing of ours.
+"""The protocol between a worker and the measuring process: one JSON object per line, each with one answer. Workers run
+in another environment, so these files import no other code of this project.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Action = Callable[..., dict[str, Any] | None]
 
 
 def answer(packages: Sequence[str], **actions: Action) -> None:
-    """Say which versions are installed, then answer stdin until it ends: {"do": ACTION} gets {...} or {"error"}."""
-    # Libraries print to stdout; that goes to stderr, and only answers go where stdout went.
+    """Print the installed versions, then answer stdin until it ends: {"do": ACTION} gets {...} or {"error"}."""
+    # Libraries print to stdout: redirect that to stderr, and reserve the original stdout for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     versions = {}
@@ -40,7 +40,7 @@ def answer(packages: Sequence[str], **actions: Action) -> None:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """Return the result of `work`, its seconds, and its seconds of CPU time of all threads."""
+    """Return the result of `work`, its seconds, and its CPU seconds of all threads."""
     start, busy = time.perf_counter(), time.process_time()
     found = work()
     return found, {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}

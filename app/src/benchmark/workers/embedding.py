@@ -1,5 +1,5 @@
-"""Workers that embed texts, one for each engine: load a model, find its best setting, embed. A worker of one's own
-imports `Loaded`, `Wish` and `serve`. Run in the peer's environment as `embedding.py NAME`.
+"""Workers that embed texts, one per engine: load a model, find its best setting, embed. Run in the peer's environment
+as `embedding.py NAME`. A custom worker imports `Loaded`, `Wish` and `serve`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from answering import answer, read_json, timed
 Encode = Callable[[list[str], Any], Any]
 """Texts and a setting -> unit vectors (n, dimension), in order."""
 BATCH_SIZES = (8, 16, 32, 64)
-BUDGETS = (512, 1024, 4096)  # tokens of a batch, where batches are sorted by length in tokens
+BUDGETS = (512, 1024, 4096)  # tokens per batch, for batches sorted by length in tokens
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """`settings`: of which the fastest on the measured texts is used. `about`: facts for the report."""
+    """`settings`: candidates; the fastest on the measured texts is used. `about`: facts for the report."""
 
     encode: Encode
     settings: Sequence[Any]
@@ -32,7 +32,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Wish:
-    """`model`: a sentence-transformers folder. `cache`: a folder for graphs and copies of it."""
+    """`model`: a sentence-transformers folder. `cache`: a folder for graphs and copies of the model."""
 
     model: str
     device: str
@@ -52,7 +52,7 @@ class Worker:
         return {"load_seconds": took["seconds"], "about": self._loaded.about}
 
     def tune(self, texts: str) -> dict[str, Any]:
-        """Run every setting once on all the texts, after one that warms up, and keep the fastest for them."""
+        """Warm up, run every setting once on all the texts, and keep the fastest."""
         given = self._read(texts)
         settings = self._loaded.settings
         self._loaded.encode(given[: max(8, len(given) // 4)], settings[0])
@@ -97,7 +97,7 @@ def in_batches(lengths: Sequence[int], budget: int, run: Callable[[list[int]], A
 
 
 def sentence_transformers(wish: Wish) -> Loaded:
-    """`encode` on torch in fp32; on a GPU in fp16 and with larger batches, which is its best there."""
+    """Load `encode` on torch in fp32; on a GPU in fp16 with larger batches, its best setting there."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -115,7 +115,7 @@ def sentence_transformers(wish: Wish) -> Loaded:
 
 
 def infinity(wish: Wish) -> Loaded:
-    """Its engine for torch, within this process and without its HTTP layer."""
+    """Load infinity's engine for torch in this process, without its HTTP layer."""
     import torch
     from infinity_emb import EngineArgs, SyncEngineArray
 
@@ -145,8 +145,8 @@ def infinity(wish: Wish) -> Loaded:
 
 
 def onnx(wish: Wish, *, int8: bool = False) -> Loaded:
-    """ONNX Runtime on the CPU: encoder and pooling, exported once from torch and fused, fed with batches sorted by
-    length in tokens. `int8`: its dynamic quantisation, a scale a channel."""
+    """Load ONNX Runtime on the CPU: encoder and pooling, exported from torch and fused, in batches sorted by length in
+    tokens. `int8`: ONNX Runtime's dynamic quantisation, one scale per channel."""
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -179,7 +179,7 @@ def onnx(wish: Wish, *, int8: bool = False) -> Loaded:
 
 
 def exported(model: Path, cache: Path) -> tuple[Path, bool]:
-    """The fused graph, or the plain one where ONNX Runtime's optimiser finds no attention to fuse."""
+    """Return the fused graph, or the plain one if ONNX Runtime's optimiser finds no attention to fuse."""
     cache.mkdir(parents=True, exist_ok=True)
     plain, fused = cache / "plain.onnx", cache / "fused.onnx"
     if not plain.exists():
@@ -204,7 +204,7 @@ def _export(model: Path, file: Path) -> None:
     from transformers import AutoModel
 
     class Whole(torch.nn.Module):
-        """Encoder, pooling and length 1."""
+        """Encoder, pooling and normalisation."""
 
         def __init__(self, encoder: Any, pooling: str) -> None:
             super().__init__()
@@ -222,7 +222,7 @@ def _export(model: Path, file: Path) -> None:
 
     config = read_json(str(model / "1_Pooling" / "config.json"))
     first = config.get("pooling_mode_cls_token") or config.get("pooling_mode") == "cls"
-    # Eager attention is the form that ONNX Runtime's optimiser knows.
+    # ONNX Runtime's optimiser recognises only eager attention.
     encoder = AutoModel.from_pretrained(model, attn_implementation="eager", local_files_only=True).eval()
     ids = torch.ones(2, 16, dtype=torch.int64)
     free = {0: "texts", 1: "tokens"}
@@ -247,7 +247,7 @@ def quantized(file: Path) -> Path:
     made = file.with_name(f"{file.stem}-int8.onnx")
     if not made.exists():
         draft = made.with_suffix(".draft.onnx")
-        # Outputs of fused operators have no type that ONNX's own inference knows.
+        # ONNX's shape inference does not know the types of fused operators.
         known = {"DefaultTensorType": TensorProto.FLOAT}
         quantize_dynamic(file, draft, per_channel=True, weight_type=QuantType.QInt8, extra_options=known)
         draft.rename(made)
@@ -255,8 +255,8 @@ def quantized(file: Path) -> Path:
 
 
 def openvino(wish: Wish) -> Loaded:
-    """sentence-transformers' own backend, in bf16 where the CPU has it, fed with batches sorted by length in tokens:
-    `encode` sorts by characters."""
+    """Load sentence-transformers' OpenVINO backend, in bf16 if the CPU supports it, in batches sorted by length in
+    tokens, because `encode` sorts by characters."""
     from openvino import Core
     from sentence_transformers import SentenceTransformer
 

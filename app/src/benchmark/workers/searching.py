@@ -1,5 +1,5 @@
-"""Workers that search vectors exactly, one for each library: take unit vectors, then search one query after another on
-one thread. Run in the peer's environment as `searching.py NAME`.
+"""Workers that search vectors exactly, one per library: take unit vectors, then search one query at a time on one
+thread. Run in the peer's environment as `searching.py NAME`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")  # one thread a query, for all; read when NumPy is imported
+    os.environ.setdefault(_name, "1")  # one thread per query for all libraries; read when NumPy is imported
 
 import numpy as np  # noqa: E402
 from answering import answer, timed  # noqa: E402
@@ -31,7 +31,7 @@ class Worker:
         return {"build_seconds": took["seconds"]}
 
     def search(self, queries: str, k: int, out: str | None = None) -> dict[str, Any]:
-        """Return the milliseconds of each query, and those of CPU time of all threads."""
+        """Return the milliseconds of each query, and its CPU milliseconds of all threads."""
         milliseconds, busy, rows = [], [], []
         for query in np.load(queries):
             start, before = time.perf_counter(), time.process_time()
@@ -56,12 +56,12 @@ def best(scores: Any, k: int) -> Any:
 
 
 def numpy_product(vectors: Any, folder: Path) -> Find:
-    """One matrix-vector product in fp32 and a partition."""
+    """Search by one matrix-vector product in fp32 and a partition."""
     return lambda query, k: best(vectors @ query, k)
 
 
 def in_sqlite(vectors: Any, folder: Path) -> Find:
-    """Its exact virtual table, in a file, through apsw: many a Python's sqlite3 loads no extension."""
+    """Search its exact virtual table in a file, through apsw: Python's sqlite3 often loads no extensions."""
     import apsw
     import sqlite_vec
 
@@ -76,8 +76,8 @@ def in_sqlite(vectors: Any, folder: Path) -> Find:
 
 
 def in_usearch(vectors: Any, folder: Path) -> Find:
-    """Its exact scan over int8 copies, the best hundred of which are ranked again in fp32: its fastest way that finds
-    nearly everything."""
+    """Search by an exact scan over int8 copies and rerank the best hundred in fp32: usearch's fastest way with nearly
+    full recall."""
     from usearch.index import MetricKind, search
 
     small = _int8(vectors)
@@ -91,13 +91,13 @@ def in_usearch(vectors: Any, folder: Path) -> Find:
 
 
 def _int8(vectors: Any) -> Any:
-    """Cosines do not depend on the scale, so each vector has its own and fills the whole range."""
+    """Return int8 vectors, each scaled to the full range. Cosines do not depend on the scale."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     return np.rint(vectors * (127 / np.maximum(largest, 1e-12))).astype(np.int8)
 
 
 def in_lancedb(vectors: Any, folder: Path) -> Find:
-    """Its exact scan over a table without an index. It chooses its threads itself."""
+    """Search by an exact scan over a table without an index. LanceDB chooses its number of threads."""
     import lancedb
     import pyarrow as pa
 
@@ -114,7 +114,7 @@ def in_lancedb(vectors: Any, folder: Path) -> Find:
 
 
 def in_faiss(vectors: Any, folder: Path) -> Find:
-    """Its exact index over inner products."""
+    """Search an exact index by inner product."""
     import faiss
 
     faiss.omp_set_num_threads(1)
