@@ -40,7 +40,7 @@ from connector.extras import install_command
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
-    from app.src.core.device import Precision, Setting
+    from app.src.core.device import Setting
     from app.src.core.engine import EmbeddingEngine
     from app.src.service.wiring import EngineEmbedder, Parts
 
