@@ -160,7 +160,6 @@ def make(place: Path, shape: Shape) -> str:
 
 
 def _make_tokenizer(place: Path) -> None:
-    """Write a WordPiece tokenizer over made-up words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer

@@ -60,5 +60,4 @@ def _clone() -> tuple[Path | None, bool]:
 
 
 def _with_project(folder: Path) -> Path | None:
-    """Return `folder` if it still contains the project, else None."""
     return folder if (folder / "pyproject.toml").is_file() else None

@@ -123,7 +123,6 @@ def guess(column: Column) -> Guess:
 
 
 def _special(column: Column) -> Guess | None:
-    """Return the role by SAP's conventions."""
     name, both = column.name.upper().rpartition("/")[2], f"{column.name} {column.comment}"
     if (found := _by_name(name, column)) is not None:
         return found

@@ -242,7 +242,6 @@ def _unknown(pool: HanaPool, ref: TableRef) -> str:
 
 
 def _no_schema(pool: HanaPool, schema: str) -> str:
-    """Return a sentence with the nearest names; "" when the schema exists."""
     doing = f"looking for schema {schema!r}"
     if pool.read(FIND_SCHEMA, (schema,), doing=doing):
         return ""

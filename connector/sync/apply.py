@@ -195,7 +195,6 @@ class DocumentWriter:
                 written.upserted += [piece.id for piece in part if isinstance(piece, Ready)]
 
     def _fitting(self, pieces: Sequence[_Piece]) -> int:
-        """Return how many pieces fit one change set; at least one."""
         weight = 0
         for count, piece in enumerate(pieces):
             weight += piece.weight

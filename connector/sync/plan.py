@@ -273,7 +273,6 @@ class _Workload:
             self._keep(text)
 
     def _keep(self, text: str) -> None:
-        """Keep a sample by reservoir sampling: each text has the same chance."""
         self._seen += 1
         if len(self.some_texts) < _MEASURED_TEXTS:
             self.some_texts.append(text)

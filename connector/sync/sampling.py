@@ -104,7 +104,6 @@ def _measure(found: Preview, renderer: Renderer, documents: Sequence[Document], 
 
 
 def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
-    """Return different texts, evenly spaced."""
     distinct = list({each.text: each for each in texts}.values())
     if len(distinct) <= count:
         return distinct

@@ -238,7 +238,6 @@ class _Stored:
                 self._maybe_sample(record, stored.text, stored.vector)
 
     def _maybe_sample(self, record: _Record, text: str, vector: np.ndarray) -> None:
-        """Sample by reservoir sampling: every record has the same chance."""
         self._sampled_from += 1
         if len(self._sample) < SAMPLE:
             self._sample.append((record, text, vector))

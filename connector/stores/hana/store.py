@@ -461,7 +461,6 @@ class _Writer:
 
 
 def _seconds(ttl: float) -> int:
-    """Return whole seconds, as HANA requires; at least one."""
     return max(1, round(ttl))
 
 
