@@ -9,7 +9,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -57,15 +57,16 @@ THROTTLE_REASONS: Mapping[int, Throttle] = {
 }
 _ASKING = threading.Lock()
 
-# The API describes the fields by their docstrings.
-_DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
+# For the API. (Descriptions are not taken from docstrings: pydantic would parse this file at every start, and
+# `ast.parse` in two threads at once can fail in CPython 3.11: https://github.com/python/cpython/issues/106905)
+_SCHEMA = {"json_schema_serialization_defaults_required": True}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """One card now. None: this card does not tell (a T4 has no such sensor, the driver is too old, no rights)."""
 
-    __pydantic_config__ = _DESCRIBED
+    __pydantic_config__ = _SCHEMA
 
     index: int
     name: str
@@ -74,72 +75,69 @@ class GpuState:
     memory_used_bytes: int | None
     memory_free_bytes: int | None
     utilization_percent: int | None
-    memory_utilization_percent: int | None
-    """Share of the time in which memory was read or written; not how full it is."""
+    memory_utilization_percent: int | None = field(
+        metadata={"description": "Share of the time in which memory was read or written; not how full it is."}
+    )
     temperature_celsius: int | None
     power_watts: float | None
-    power_limit_watts: float | None
-    """In force now."""
+    power_limit_watts: float | None = field(metadata={"description": "In force now."})
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
     throttle_reasons: list[str] | None
     compute_processes: int | None
 
     compute_capability: str | None = None
-    temperature_slowdown_celsius: int | None = None
-    """From here on the clock is lowered."""
+    temperature_slowdown_celsius: int | None = field(
+        default=None, metadata={"description": "From here on the clock is lowered."}
+    )
     power_limit_default_watts: float | None = None
     power_limit_min_watts: float | None = None
     power_limit_max_watts: float | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_max_mhz: int | None = None
-    pcie_generation: int | None = None
-    """Now: an idle link falls back to 1."""
+    pcie_generation: int | None = field(default=None, metadata={"description": "Now: an idle link falls back to 1."})
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_sent_bytes_per_second: int | None = None
-    """By the card, over 20 ms."""
+    pcie_sent_bytes_per_second: int | None = field(default=None, metadata={"description": "By the card, over 20 ms."})
     pcie_received_bytes_per_second: int | None = None
     throttle: list[Throttle] | None = None
-    throttled_abnormally: bool | None = None
-    """Held back by heat or by the power supply; a power limit is normal."""
-    performance_state: int | None = None
-    """0 is the fastest, 15 the slowest."""
+    throttled_abnormally: bool | None = field(
+        default=None, metadata={"description": "Held back by heat or by the power supply; a power limit is normal."}
+    )
+    performance_state: int | None = field(default=None, metadata={"description": "0 is the fastest, 15 the slowest."})
     ecc_enabled: bool | None = None
-    ecc_corrected_errors: int | None = None
-    """Since the driver was loaded."""
+    ecc_corrected_errors: int | None = field(default=None, metadata={"description": "Since the driver was loaded."})
     ecc_uncorrected_errors: int | None = None
     ecc_corrected_errors_lifetime: int | None = None
     ecc_uncorrected_errors_lifetime: int | None = None
-    retired_pages: int | None = None
-    """Up to Turing; later cards remap rows."""
+    retired_pages: int | None = field(default=None, metadata={"description": "Up to Turing; later cards remap rows."})
     retired_pages_pending: bool | None = None
     remapped_rows: int | None = None
     remapped_rows_pending: bool | None = None
-    energy_joules: float | None = None
-    """Since the driver was loaded; compute capability 7.0 and up."""
-    fan_percent: int | None = None
-    """None on a card without a fan, as a T4 is."""
+    energy_joules: float | None = field(
+        default=None, metadata={"description": "Since the driver was loaded; compute capability 7.0 and up."}
+    )
+    fan_percent: int | None = field(default=None, metadata={"description": "None on a card without a fan, as a T4 is."})
     persistence_mode: bool | None = None
     processes: list[GpuProcess] | None = None
-    reason: str | None = None
-    """Why this card tells nothing, such as one that has fallen off the bus."""
+    reason: str | None = field(
+        default=None, metadata={"description": "Why this card tells nothing, such as one that has fallen off the bus."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
     """`reason`: why there are no devices. `cuda_version`: the newest CUDA that the driver knows."""
 
-    __pydantic_config__ = _DESCRIBED
+    __pydantic_config__ = _SCHEMA
 
     devices: tuple[GpuState, ...] = ()
     driver_version: str | None = None
     cuda_version: str | None = None
     reason: str | None = None
     note: str = NOTE
-    answered: bool = True
-    """False: the driver hangs (`snapshot_within`)."""
+    answered: bool = field(default=True, metadata={"description": "False: the driver hangs (`snapshot_within`)."})
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
@@ -255,10 +253,10 @@ def _state(nvml: Any, index: int, throughput: bool) -> GpuState:
         return _told(lambda: getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more))
 
     found = nothing | {"name": _text(ask("Name")) or "unknown"}
-    for field, (convert, name, *more) in _QUERIES.items():
+    for place, (convert, name, *more) in _QUERIES.items():
         if throughput or name != "PcieThroughput":
             answer = ask(name, *more)
-            found[field] = None if answer is None else convert(answer)
+            found[place] = None if answer is None else convert(answer)
     retired = [ask("RetiredPages", cause) for cause in (0, 1)]  # several single-bit errors; one double-bit error
     found["retired_pages"] = None if None in retired else sum(map(len, retired))
     # Older drivers and packages know these two by older names.
