@@ -349,7 +349,9 @@ def sustained_row(
     peak = profile.peak(precision)
     return {
         "dtype": precision,
-        "m": shape.m, "n": shape.n, "k": shape.k,
+        "m": shape.m,
+        "n": shape.n,
+        "k": shape.k,
         "seconds": figure(whole),
         "burst_tflops": figure(burst),
         "tflops": figure(steady),
