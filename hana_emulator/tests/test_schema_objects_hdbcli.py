@@ -114,7 +114,7 @@ def test_explain_plan(hana: Any) -> None:
     assert code_of(lambda: cursor.execute("CREATE HNSW VECTOR INDEX H ON T (V) SIMILARITY FUNCTION L2DISTANCE")) == 289
     written = sum(len(rows(hana, plan, name)) for name in leaves)
     cursor.execute("DELETE FROM EXPLAIN_PLAN_TABLE")
-    assert cursor.rowcount == written == 12
+    assert cursor.rowcount == written == 6
 
 
 def test_views_over_views_and_synonyms(hana: Any) -> None:

@@ -289,14 +289,6 @@ def test_a_dropped_user_leaves_nothing_that_breaks_others(sql: Sql, guest: Sql) 
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "source", ["JSON_TABLE('[1]', '$[*]' COLUMNS (A INTEGER PATH '$')) J", "SERIES_GENERATE_INTEGER(1, 0, 3)"]
-)
-def test_explain_plan_knows_table_functions(sql: Sql, source: str) -> None:
-    sql.run(f"EXPLAIN PLAN FOR SELECT * FROM {source}")
-    assert "TABLE FUNCTION" in sql.column("SELECT OPERATOR_NAME FROM EXPLAIN_PLAN_TABLE")
-
-
 def test_what_a_restart_keeps(tmp_path: Path) -> None:
     """Constraints, sequences, owners and grants; no open transaction, no temporary rows. The user it is started with
     may log in, whatever became of him."""

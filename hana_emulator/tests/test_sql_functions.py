@@ -92,18 +92,10 @@ TEXTS: list[Fact] = [
     ("NCHAR", ("55357",), "\ufffd"),
     ("ABAP_UPPER", ("'Ant'",), "ANT"),
     ("ABAP_LOWER", ("'ANT'",), "ant"),
-    ("SOUNDEX", ("'Robert'",), "R163"),
-    ("SOUNDEX", ("'Ashcraft'",), "A261"),
-    ("SOUNDEX", ("'Tymczak'",), "T522"),
-    ("SOUNDEX", ("'42'",), ""),
-    ("HAMMING_DISTANCE", ("'karolin'", "'kathrin'"), 3),
-    ("HAMMING_DISTANCE", ("'abc'", "'ab'"), -1),
     ("IS_SQL_INJECTION_SAFE", ("'tab_le'",), 1),
     ("IS_SQL_INJECTION_SAFE", ("'tab,le'",), 0),
     ("IS_SQL_INJECTION_SAFE", ('\'"CUST 1"."A"\'', "3"), 1),
     ("IS_SQL_INJECTION_SAFE", ("'a --'", "9"), 0),
-    ("ESCAPE_SINGLE_QUOTES", ("'Str''ing'",), "Str''ing"),
-    ("ESCAPE_DOUBLE_QUOTES", ("'TAB\"LE'",), 'TAB""LE'),
 ]
 BINARIES: list[Fact] = [
     ("BINTOHEX", ("'AB'",), "4142"),
@@ -123,9 +115,6 @@ NUMBERS: list[Fact] = [
     ("LN", ("9",), 2.1972245773362196),
     ("ATAN2", ("1.0", "2.0"), 0.4636476090008061),
     ("COT", ("40",), -0.8950829176379128),
-    ("UMINUS", ("765",), "-765"),
-    ("NDIV0", ("5", "2"), "2.5"),
-    ("NDIV0", ("5", "0"), "0"),
     ("BITNOT", ("255",), -256),
     ("BITCOUNT", ("255",), 8),
     ("BITCOUNT", ("-1",), 64),
@@ -149,9 +138,6 @@ MOMENTS: list[Fact] = [
     ("ADD_MONTHS", ("DATE '2009-12-05'", "1"), "2010-01-05"),
     ("ADD_YEARS", ("DATE '2009-12-05'", "1"), "2010-12-05"),
     ("ADD_SECONDS", (LATE, "60*30"), "2012-01-02 00:00:45.0000000"),
-    ("ADD_MONTHS_LAST", ("DATE '2009-02-28'", "1"), "2009-03-31"),
-    ("ADD_MONTHS_LAST", ("DATE '2009-12-05'", "1"), "2010-01-05"),
-    ("ADD_NANO100", (LATE, "1"), "2012-01-01 23:30:45.0000001"),
     ("DAYS_BETWEEN", ("DATE '2009-12-05'", "DATE '2010-01-05'"), 31),
     ("SECONDS_BETWEEN", ("'2009-12-05'", "'2010-01-05'"), 2_678_400),
     ("NANO100_BETWEEN", ("'2013-01-30'", "'2013-01-31'"), 864_000_000_000),
@@ -159,10 +145,6 @@ MOMENTS: list[Fact] = [
     ("YEARS_BETWEEN", ("DATE '2001-05-05'", "DATE '2010-05-04'"), 8),
     ("LAST_DAY", ("DATE '2010-01-04'",), "2010-01-31"),
     ("NEXT_DAY", ("DATE '2009-12-31'",), "2010-01-01"),
-    ("LOCALTOUTC", ("'2012-01-01 01:00:00'", "'UTC'"), "2012-01-01 01:00:00.0000000"),
-    ("UTCTOLOCAL", ("'2012-01-01 01:00:00'", "'UTC'"), "2012-01-01 01:00:00.0000000"),
-    ("UTCTOLOCAL", ("'2012-01-01 01:00:00'", "'EST'"), "2011-12-31 20:00:00.0000000"),
-    ("LOCALTOUTC", ("'2012-01-01 01:00:00'", "'EST'"), "2012-01-01 06:00:00.0000000"),
     ("YEAR", ("DATE '2011-05-30'",), 2011),
     ("MONTH", ("DATE '2011-05-30'",), 5),
     ("DAYOFMONTH", ("DATE '2011-05-30'",), 30),
@@ -387,7 +369,6 @@ def test_json_path(sql: Sql, path: str, expected: str | None) -> None:
 
 
 def test_json_structures(sql: Sql) -> None:
-    assert sql.evaluate("JSON_QUERY(?, '$.items[*].sku' WITH ARRAY WRAPPER)", ORDERS) == '["x/1","x/2"]'
     assert sql.evaluate("JSON_QUERY(?, '$.items[1]')", ORDERS) == '{"sku":"x/2","n":3.10}'
     assert sql.evaluate("JSON_QUERY(?, '$.items[*].sku')", ORDERS) is None
     assert sql.code("SELECT JSON_VALUE('{}', '$.') FROM DUMMY") == 8

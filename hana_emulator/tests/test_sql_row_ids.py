@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -192,19 +191,4 @@ def test_a_killed_emulator_gives_no_id_again(folder: Path) -> None:
     sql = Sql(opened.connect(USER))
     sql.run("INSERT INTO T VALUES (5, 'five')")
     assert ids(sql)[5] > highest
-    opened.close()
-
-
-def test_a_folder_from_before_there_were_ids_gets_them(folder: Path) -> None:
-    with sqlite3.connect(folder / "hana.sqlite") as connection:
-        connection.create_function("owl_next_row_id", 1, lambda number: number)
-        connection.execute('DROP TRIGGER "owl_touched UPDATE ~S.T"')
-        connection.execute('DROP TRIGGER "owl_touched DELETE ~S.T"')
-        connection.execute('ALTER TABLE "~S.T" DROP COLUMN "^0rowid"')
-    connection.close()
-    opened = open_database(folder)
-    sql = Sql(opened.connect(USER))
-    assert sorted(ids(sql)) == [1, 2, 3]
-    assert len(set(ids(sql).values())) == 3
-    assert sql.code("INSERT INTO T VALUES (1, 'one')") == 301
     opened.close()

@@ -206,22 +206,6 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
     assert "not reported" in untold.reason
 
 
-def test_sustained_rates_have_their_source_and_stay_below_the_peak() -> None:
-    t4 = DeviceProfile.of_card("Tesla T4")
-    found = t4.sustained.get("fp16")
-    assert found is not None
-    assert 20 <= found.rate <= 25 < t4.peaks["fp16"]
-    assert t4.sustained.get("fp32") is None
-    assert sm(7, 5).sustained.get("fp16") is None
-    for name, card in CARDS.items():
-        for kind, rate in card.sustained.items():
-            assert 0 < rate.rate < card.peaks[kind], name
-            assert len(rate.source) > 20
-    chosen = {each.name: each for each in settings_of(t4)}
-    assert chosen["sustained fp16"].value == found.rate
-    assert found.source in chosen["sustained fp16"].reason
-
-
 @pytest.mark.parametrize("name", CARDS)
 def test_what_cards_have_in_common(name: str) -> None:
     """Dense rates: half precision at least twice fp32 on tensor cores, INT8 twice fp16, no figure from sparsity."""

@@ -18,8 +18,7 @@ from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights, system_views
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.row_ids import RowIds
-from hana_emulator.sql.definition import accounts, alterations, objects, sequence_definitions, temporary
-from hana_emulator.sql.definition.workbench import Workbench
+from hana_emulator.sql.definition import accounts, objects, temporary
 from hana_emulator.sql.functions import conversions
 from hana_emulator.sql.functions import registration as functions
 from hana_emulator.sql.functions.registration import Context
@@ -128,12 +127,10 @@ class Database:
                 objects.add_schema(connection, schema, self._user)
             temporary.sweep_all(connection, known)
             explain.create_storage(connection, known)
-            alterations.add_row_ids(Workbench(connection, known, self._schema, self._user))
+
             rights.record_owner(connection, self._user)
             connection.execute("COMMIT")
-            catalog = catalogue.load(connection, 1)
-            sequence_definitions.reset(connection, catalog, self.numbers)
-            return catalog
+            return catalogue.load(connection, 1)
         finally:
             connection.close()
 

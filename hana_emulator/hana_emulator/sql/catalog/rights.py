@@ -67,16 +67,9 @@ class Grant:
 
     kind: str
     privilege: str
-    schema: str | None
-    relation: int | None
-    grantable: bool
-
-    def covers(self, wanted: Touch) -> bool:
-        if self.privilege != wanted.privilege or self.kind == ROLE:
-            return False
-        if self.kind == OBJECT:
-            return self.relation == wanted.relation
-        return self.kind == SYSTEM or self.schema == wanted.schema
+    schema: str | None = None
+    relation: int | None = None
+    grantable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +101,15 @@ class Rights:
     def allows(self, user: str, wanted: Touch, *, granting: bool = False) -> bool:
         if user == self.administrator or wanted.schema == "SYS":  # each user has its own rows in EXPLAIN_PLAN_TABLE
             return True
-        return self._owns(user, wanted) or any(
-            grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
+        if self._owns(user, wanted):
+            return True
+        return any(
+            grant.kind != ROLE
+            and grant.privilege == wanted.privilege
+            and grant.schema in (None, wanted.schema)
+            and grant.relation in (None, wanted.relation)
+            and (grant.grantable or not granting)
+            for grant in self._of(user)
         )
 
     def sees(self, user: str, relation: int) -> bool:

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS owl_temporary(
 CREATE TABLE IF NOT EXISTS owl_sequences(
   id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL,
   increment INTEGER NOT NULL, minimum INTEGER NOT NULL, maximum INTEGER NOT NULL, cycles INTEGER NOT NULL,
-  cache INTEGER NOT NULL, reset_by TEXT, reset_schema TEXT NOT NULL, version INTEGER NOT NULL, created TEXT NOT NULL,
+  cache INTEGER NOT NULL, version INTEGER NOT NULL, created TEXT NOT NULL,
   UNIQUE(schema, name));
 CREATE TABLE IF NOT EXISTS owl_synonyms(
   schema TEXT NOT NULL, name TEXT NOT NULL, object_schema TEXT NOT NULL, object_name TEXT NOT NULL,
@@ -95,8 +95,6 @@ class Sequence:
     maximum: int = 4611686018427387903
     cycles: bool = False
     cache: int = 0
-    reset_by: str | None = None
-    reset_schema: str = ""
     version: int = 1
 
 
@@ -147,6 +145,9 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
         "SELECT relation, name, condition FROM owl_checks ORDER BY relation, name"
     ):
         checks[relation] = (*checks.get(relation, ()), Check(name, condition))
+    written: dict[int, tuple[tuple[int, bool], ...]] = {}
+    for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
+        written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
     return SchemaObjects(
         references=MappingProxyType(_load_references(connection)),
         checks=MappingProxyType(checks),
@@ -158,8 +159,35 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
                 )
             }
         ),
-        sequences=MappingProxyType(_load_sequences(connection)),
-        triggers=MappingProxyType(_load_triggers(connection)),
+        sequences=MappingProxyType(
+            {
+                row[1:3]: Sequence(*row)
+                for row in connection.execute(
+                    "SELECT id, schema, name, start, increment, minimum, maximum, cycles, cache, version"
+                    " FROM owl_sequences"
+                )
+            }
+        ),
+        triggers=MappingProxyType(
+            {
+                (schema, name): Trigger(
+                    number,
+                    schema,
+                    name,
+                    relation,
+                    timing,
+                    tuple(events.split(",")),
+                    tuple(json.loads(columns)),
+                    *texts,
+                    bool(enabled),
+                    written.get(number, ()),
+                )
+                for number, schema, name, relation, timing, events, columns, *texts, enabled in connection.execute(
+                    "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
+                    " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
+                )
+            }
+        ),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)
@@ -169,60 +197,6 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
             }
         ),
     )
-
-
-def _load_sequences(connection: sqlite3.Connection) -> dict[tuple[str, str], Sequence]:
-    found = {}
-    for number, schema, name, start, increment, minimum, maximum, cycles, *rest in connection.execute(
-        "SELECT id, schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema, version"
-        " FROM owl_sequences"
-    ):
-        cache, reset_by, reset_schema, version = rest
-        found[schema, name] = Sequence(
-            number,
-            schema,
-            name,
-            start,
-            increment,
-            minimum,
-            maximum,
-            bool(cycles),
-            cache,
-            reset_by,
-            reset_schema,
-            version,
-        )
-    return found
-
-
-def _load_triggers(connection: sqlite3.Connection) -> dict[tuple[str, str], Trigger]:
-    written: dict[int, tuple[tuple[int, bool], ...]] = {}
-    for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
-        written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
-    found = {}
-    for number, schema, name, relation, timing, events, columns, *rest in connection.execute(
-        "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
-        " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
-    ):
-        new_row, old_row, body, definition, definition_schema, owner, enabled = rest
-        found[schema, name] = Trigger(
-            number,
-            schema,
-            name,
-            relation,
-            timing,
-            tuple(events.split(",")),
-            tuple(json.loads(columns)),
-            new_row,
-            old_row,
-            body,
-            definition,
-            definition_schema,
-            owner,
-            bool(enabled),
-            written.get(number, ()),
-        )
-    return found
 
 
 def put_trigger(connection: sqlite3.Connection, trigger: Trigger) -> int:
@@ -290,14 +264,14 @@ def put_sequence(connection: sqlite3.Connection, sequence: Sequence) -> None:
     """Insert a sequence with id 0, or update an existing one."""
     values = (
         sequence.schema, sequence.name, sequence.start, sequence.increment, sequence.minimum, sequence.maximum,
-        sequence.cycles, sequence.cache, sequence.reset_by, sequence.reset_schema, sequence.version,
+        sequence.cycles, sequence.cache, sequence.version,
     )  # fmt: skip
-    names = "schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema, version"
+    names = "schema, name, start, increment, minimum, maximum, cycles, cache, version"
     if sequence.id:
         changes = ", ".join(f"{name.strip()} = ?" for name in names.split(","))
         connection.execute(f"UPDATE owl_sequences SET {changes} WHERE id = ?", (*values, sequence.id))
     else:
-        text = f"INSERT INTO owl_sequences({names}, created) VALUES (?,?,?,?,?,?,?,?,?,?,?,"
+        text = f"INSERT INTO owl_sequences({names}, created) VALUES (?,?,?,?,?,?,?,?,?,"
         connection.execute(f"{text} strftime('%Y-%m-%d %H:%M:%f0000', 'now'))", values)
 
 

@@ -208,7 +208,7 @@ _SEQUENCES = view(
     MAX_VALUE=(BIGINT, "s.maximum"),
     INCREMENT_BY=(BIGINT, "s.increment"),
     IS_CYCLED=flag("s.cycles"),
-    RESET_BY_QUERY=(TEXT, "s.reset_by"),
+    RESET_BY_QUERY=(TEXT, "NULL"),
     CACHE_SIZE=(BIGINT, "s.cache"),
     CREATE_TIME=(TIMESTAMP, "s.created"),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import rights
@@ -17,12 +16,13 @@ from hana_emulator.sql.catalog.rights import (
     SCHEMA,
     SCHEMA_PRIVILEGES,
     SYSTEM,
+    Grant,
     Touch,
 )
 from hana_emulator.sql.definition.objects import add_schema, drop_schemas, holds_objects
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier
-from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
+from hana_emulator.sql.language.reader import Parsers, TokenReader
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f0000', 'now')"
 _ALL = "ALL PRIVILEGES"
@@ -38,7 +38,8 @@ def _create_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     reader.expect("PASSWORD")
     password = reader.password()
-    _password_option(reader)
+    # The clause is ignored: the emulator never forces a password change.
+    _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
 
     def run(bench: Workbench) -> None:
         bench.catalog.rights.require(bench.user, [Touch("USER ADMIN")])
@@ -48,11 +49,6 @@ def _create_user(reader: TokenReader) -> Definition:
             add_schema(bench.connection, name, name)
 
     return run
-
-
-def _password_option(reader: TokenReader) -> None:
-    """Ignore the clause: the emulator never forces a password change."""
-    _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
 
 
 def add_user(connection: sqlite3.Connection, name: str, password: str) -> None:
@@ -76,8 +72,14 @@ def _alter_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     if reader.take("PASSWORD"):
         password = reader.password()
-        _password_option(reader)
-        return lambda bench: _change_password(bench, name, password)
+        _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
+
+        def change(bench: Workbench) -> None:
+            if name != bench.user:
+                _require_admin(bench, name)
+            bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
+
+        return change
     deactivate = reader.take("DEACTIVATE")
     if not deactivate:
         reader.expect("ACTIVATE")
@@ -95,12 +97,6 @@ def _alter_user(reader: TokenReader) -> Definition:
 def _require_admin(bench: Workbench, name: str) -> None:
     bench.catalog.rights.require(bench.user, [Touch("USER ADMIN")])
     _known_user(bench.catalog, name)
-
-
-def _change_password(bench: Workbench, name: str, password: str) -> None:
-    if name != bench.user:
-        _require_admin(bench, name)
-    bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
 
 
 @PARSERS("DROP", "USER")
@@ -138,7 +134,7 @@ def _create_role(reader: TokenReader) -> Definition:
         bench.connection.execute(
             f"INSERT INTO owl_roles(name, creator, created) VALUES (?,?, {_NOW})", (name, bench.user)
         )
-        _add_grant(bench, bench.user, _Given(ROLE, name, grantable=True))
+        _add_grant(bench, bench.user, Grant(ROLE, name, grantable=True))
 
     return run
 
@@ -167,47 +163,45 @@ def _known_role(catalog: Catalog, name: str) -> str:
 # --- grants -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """One grant; `kind` determines whether `schema` and `relation` are set."""
-
-    kind: str
-    privilege: str
-    schema: str | None = None
-    relation: int | None = None
-    grantable: bool = False
+Grants = list[tuple[Grant, Touch | None]]
+"""Grants, each with the privilege that its grantor needs (None: a role)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Clause:
-    """The part between GRANT and TO: privileges or roles, and the object or schema."""
+def _clause(reader: TokenReader, stop: str) -> Callable[[Workbench, bool], Grants]:
+    """Read privileges or roles, and the object or schema after ON. The result raises HanaError 257, 259, 362, 389."""
+    named = reader.several(lambda: _words(reader, stop))
+    privileges = [privilege.upper() for privilege in named]
 
-    privileges: Sequence[str]
-    on: Name | None = None
-    on_schema: bool = False
+    def unplaced(bench: Workbench, grantable: bool) -> Grants:
+        return [
+            (Grant(SYSTEM, name.upper(), grantable=grantable), Touch(name.upper()))
+            if name.upper() in rights.SYSTEM_PRIVILEGES
+            else (Grant(ROLE, _known_role(bench.catalog, name), grantable=grantable), None)
+            for name in named
+        ]
 
-    def given(self, bench: Workbench, grantable: bool) -> list[tuple[_Given, Touch | None]]:
-        """The grants and the privilege that their grantor needs (None: a role). Raises HanaError 257, 259, 362, 389."""
-        if self.on_schema and self.on is not None:
-            schema = bench.catalog.require_schema(self.on.name)
-            wanted = _expanded(self.privileges, SCHEMA_PRIVILEGES)
-            return [
-                (_Given(SCHEMA, privilege, schema, None, grantable), Touch(privilege, schema)) for privilege in wanted
-            ]
-        if self.on is not None:
-            relation = bench.catalog.relation(*bench.place(self.on))
-            wanted = _expanded(self.privileges, OBJECT_PRIVILEGES)
-            return [
-                (_Given(OBJECT, privilege, relation.schema, relation.id, grantable), rights.touch(privilege, relation))
-                for privilege in wanted
-            ]
-        return [self._unplaced(bench.catalog, name, grantable) for name in self.privileges]
+    if not reader.take("ON"):
+        return unplaced
+    if reader.take("SCHEMA"):
+        schema = reader.identifier()
 
-    @staticmethod
-    def _unplaced(catalog: Catalog, name: str, grantable: bool) -> tuple[_Given, Touch | None]:
-        if name.upper() in rights.SYSTEM_PRIVILEGES:
-            return _Given(SYSTEM, name.upper(), grantable=grantable), Touch(name.upper())
-        return _Given(ROLE, _known_role(catalog, name), grantable=grantable), None
+        def on_schema(bench: Workbench, grantable: bool) -> Grants:
+            bench.catalog.require_schema(schema)
+            wanted = _expanded(privileges, SCHEMA_PRIVILEGES)
+            return [(Grant(SCHEMA, one, schema, None, grantable), Touch(one, schema)) for one in wanted]
+
+        return on_schema
+    reader.take("TABLE")
+    place = reader.name()
+
+    def on_object(bench: Workbench, grantable: bool) -> Grants:
+        relation = bench.catalog.relation(*bench.place(place))
+        wanted = _expanded(privileges, OBJECT_PRIVILEGES)
+        return [
+            (Grant(OBJECT, one, relation.schema, relation.id, grantable), rights.touch(one, relation)) for one in wanted
+        ]
+
+    return on_object
 
 
 def _expanded(privileges: Sequence[str], known: Sequence[str]) -> Sequence[str]:
@@ -219,18 +213,6 @@ def _expanded(privileges: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     return privileges
 
 
-def _clause(reader: TokenReader, stop: str) -> _Clause:
-    privileges = [_words(reader, stop)]
-    while reader.take(","):
-        privileges.append(_words(reader, stop))
-    if not reader.take("ON"):
-        return _Clause(privileges)
-    if reader.take("SCHEMA"):
-        return _Clause([privilege.upper() for privilege in privileges], Name("", reader.identifier()), True)
-    reader.take("TABLE")
-    return _Clause([privilege.upper() for privilege in privileges], reader.name())
-
-
 def _words(reader: TokenReader, stop: str) -> str:
     """Read a privilege of one or two words, or a role."""
     words = [reader.identifier()]
@@ -239,22 +221,15 @@ def _words(reader: TokenReader, stop: str) -> str:
     return " ".join(words)
 
 
-def _names(reader: TokenReader) -> list[str]:
-    names = [reader.identifier()]
-    while reader.take(","):
-        names.append(reader.identifier())
-    return names
-
-
 @PARSERS("GRANT")
 def _grant(reader: TokenReader) -> Definition:
     clause = _clause(reader, "TO")
     reader.expect("TO")
-    grantees = _names(reader)
+    grantees = reader.several(reader.identifier)
     grantable = reader.take("WITH", "GRANT", "OPTION") or reader.take("WITH", "ADMIN", "OPTION")
 
     def run(bench: Workbench) -> None:
-        for given, touch in clause.given(bench, grantable):
+        for given, touch in clause(bench, grantable):
             _require_giver(bench, given, touch)
             for grantee in grantees:
                 _add_grant(bench, _known_grantee(bench.catalog, grantee), given)
@@ -262,7 +237,7 @@ def _grant(reader: TokenReader) -> Definition:
     return run
 
 
-def _require_giver(bench: Workbench, given: _Given, touch: Touch | None) -> None:
+def _require_giver(bench: Workbench, given: Grant, touch: Touch | None) -> None:
     known = bench.catalog.rights
     if touch is not None:
         known.require(bench.user, [touch], granting=True)
@@ -274,7 +249,7 @@ def _known_grantee(catalog: Catalog, name: str) -> str:
     return name if name in catalog.rights.roles or name == PUBLIC else _known_user(catalog, name)
 
 
-def _add_grant(bench: Workbench, grantee: str, given: _Given) -> None:
+def _add_grant(bench: Workbench, grantee: str, given: Grant) -> None:
     """Add a grant. A repeated grant is stored once and keeps the grant option if either had it."""
     known = _take_grant(bench, grantee, given)
     bench.connection.execute(
@@ -291,7 +266,7 @@ def _add_grant(bench: Workbench, grantee: str, given: _Given) -> None:
     )
 
 
-def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int]]:
+def _take_grant(bench: Workbench, grantee: str, given: Grant) -> list[tuple[int]]:
     """Remove a grant; return the grant options of the removed rows."""
     return bench.connection.execute(
         "DELETE FROM owl_grants WHERE grantee = ? AND kind = ? AND privilege = ? AND schema IS ? AND relation IS ?"
@@ -304,10 +279,10 @@ def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int
 def _revoke(reader: TokenReader) -> Definition:
     clause = _clause(reader, "FROM")
     reader.expect("FROM")
-    grantees = _names(reader)
+    grantees = reader.several(reader.identifier)
 
     def run(bench: Workbench) -> None:
-        for given, touch in clause.given(bench, False):
+        for given, touch in clause(bench, False):
             _require_giver(bench, given, touch)
             for grantee in grantees:
                 _take_grant(bench, _known_grantee(bench.catalog, grantee), given)

@@ -5,7 +5,6 @@ SQLite can alter little, so most changes rebuild the table and copy the rows.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids
-from hana_emulator.sql.catalog.catalog import Relation, TableColumn
+from hana_emulator.sql.catalog.catalog import Relation
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.definition import constraints
@@ -31,12 +30,16 @@ from hana_emulator.sql.query.writes import default_of, stored
 Alteration = Callable[[Workbench, Relation], None]
 
 PARSERS: Parsers[Definition] = Parsers()
+_ALTERATIONS: Parsers[Alteration] = Parsers()
+"""By the words after the table's name."""
 
 
 @PARSERS("ALTER", "TABLE")
 def _alter_table(reader: TokenReader) -> Definition:
     name = reader.name()
-    alteration = _alteration(reader)
+    alteration = _ALTERATIONS.parse(reader)
+    if alteration is None:
+        raise not_supported("ALTER TABLE other than ADD, DROP and ALTER of columns and constraints")
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
@@ -47,66 +50,54 @@ def _alter_table(reader: TokenReader) -> Definition:
     return run
 
 
-def _alteration(reader: TokenReader) -> Alteration:
-    if reader.take("ADD"):
-        draft = TableDraft()
-        if reader.peek("(") or not table_constraint(reader, draft):
-            draft = table_body(reader)
-        return lambda bench, relation: _add(bench, relation, draft)
-    if reader.take("DROP", "PRIMARY", "KEY"):
-        return _drop_primary_key
-    if reader.take("DROP", "CONSTRAINT"):
-        label = reader.identifier()
-        return lambda bench, relation: _drop_constraint(bench, relation, label)
-    if reader.take("DROP"):
-        columns = reader.identifiers()
-        return lambda bench, relation: _drop_columns(bench, relation, columns)
-    if reader.take("ALTER"):
-        draft = table_body(reader)
-        return lambda bench, relation: _alter_columns(bench, relation, draft)
-    for word in ("ENABLE", "DISABLE"):
-        if reader.take(word, "TRIGGER"):
-            label = "" if reader.at_end else reader.identifier()
-            return partial(_switch_triggers, enabled=word == "ENABLE", name=label)
-    raise not_supported("ALTER TABLE other than ADD, DROP and ALTER of columns and constraints")
-
-
-# --- adding -----------------------------------------------------------------------------------------------------------
-
-
-def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
+@_ALTERATIONS("ADD")
+def _add(reader: TokenReader) -> Alteration:
     """Existing rows get a new column's default and must satisfy new constraints."""
-    known = {column.name for column in relation.columns}
-    for column in draft.columns:
-        if column.name in known:
-            raise HanaError(308, f"column name already exists: {column.name}")
-    changed = with_draft(relation, draft)
-    if changed != relation:
-        values = {c.name: default_of(bench.binding(), c) or "NULL" for c in draft.columns if not c.identity}
-        rebuild(bench, relation, changed, values)
-        bench.refresh()
-    references, checks = attach(bench, changed, draft.references, draft.checks)
-    constraints.check_rows(bench, bench.catalog.by_id(relation.id), references, checks)
+    draft = TableDraft()
+    if reader.peek("(") or not table_constraint(reader, draft):
+        draft = table_body(reader)
+
+    def run(bench: Workbench, relation: Relation) -> None:
+        known = {column.name for column in relation.columns}
+        for column in draft.columns:
+            if column.name in known:
+                raise HanaError(308, f"column name already exists: {column.name}")
+        changed = with_draft(relation, draft)
+        if changed != relation:
+            values = {c.name: default_of(bench.binding(), c) or "NULL" for c in draft.columns if not c.identity}
+            _rebuild(bench, relation, changed, values)
+            bench.refresh()
+        references, checks = attach(bench, changed, draft.references, draft.checks)
+        constraints.check_rows(bench, bench.catalog.by_id(relation.id), references, checks)
+
+    return run
 
 
-# --- dropping ---------------------------------------------------------------------------------------------------------
+@_ALTERATIONS("DROP", "PRIMARY", "KEY")
+def _drop_primary_key(reader: TokenReader) -> Alteration:
+    def run(bench: Workbench, relation: Relation) -> None:
+        if not relation.key:
+            raise HanaError(366, f"table {hana_identifier(relation.name)} does not have a primary key")
+        _drop_keys(bench, relation, [key.name for key in relation.constraints if key.primary_key])
+
+    return run
 
 
-def _drop_primary_key(bench: Workbench, relation: Relation) -> None:
-    if not relation.key:
-        raise HanaError(366, f"table {hana_identifier(relation.name)} does not have a primary key")
-    _drop_keys(bench, relation, [key.name for key in relation.constraints if key.primary_key])
+@_ALTERATIONS("DROP", "CONSTRAINT")
+def _drop_constraint(reader: TokenReader) -> Alteration:
+    name = reader.identifier()
 
-
-def _drop_constraint(bench: Workbench, relation: Relation, name: str) -> None:
-    if any(key.name == name for key in relation.constraints):
-        _drop_keys(bench, relation, [name])
-        return
-    for table in ("owl_references", "owl_checks"):
-        text = f"DELETE FROM {table} WHERE relation = ? AND name = ?"
-        if bench.connection.execute(text, (relation.id, name)).rowcount:
+    def run(bench: Workbench, relation: Relation) -> None:
+        if any(key.name == name for key in relation.constraints):
+            _drop_keys(bench, relation, [name])
             return
-    raise HanaError(397, f"invalid object name: {hana_identifier(relation.name)} has no constraint {name}")
+        for table in ("owl_references", "owl_checks"):
+            text = f"DELETE FROM {table} WHERE relation = ? AND name = ?"
+            if bench.connection.execute(text, (relation.id, name)).rowcount:
+                return
+        raise HanaError(397, f"invalid object name: {hana_identifier(relation.name)} has no constraint {name}")
+
+    return run
 
 
 def _drop_keys(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
@@ -114,7 +105,7 @@ def _drop_keys(bench: Workbench, relation: Relation, names: Sequence[str]) -> No
         if key.name in names:
             _refuse_referenced(bench, relation, key.columns)
     kept = tuple(key for key in relation.constraints if key.name not in names)
-    rebuild(bench, relation, replace(relation, constraints=kept), {})
+    _rebuild(bench, relation, replace(relation, constraints=kept), {})
 
 
 def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[str]) -> None:
@@ -128,89 +119,104 @@ def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[s
             )
 
 
-def _drop_columns(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
+@_ALTERATIONS("DROP")
+def _drop_columns(reader: TokenReader) -> Alteration:
     """Drop columns, with indexes and constraints on a single one. Raises HanaError 260, 311, 350, 351, 417."""
-    for name in names:
-        relation.column(name)
-        if name in relation.key:
-            raise HanaError(350, f"cannot drop columns in the primary-key column list: {name}")
-    kept = tuple(column for column in relation.columns if column.name not in names)
-    if not kept:
-        raise HanaError(311, "cannot drop all columns in a table")
-    _refuse_referenced(bench, relation, names)
-    used = [key.columns for key in relation.constraints]
-    used += [reference.columns for reference in relation.references]
-    used += [index.columns for index in bench.catalog.indexes_of(relation)]
-    for columns in used:
-        if len(columns) > 1 and set(columns) & set(names):
-            raise HanaError(351, f"column is referenced in a multi-column constraint: {', '.join(columns)}")
-    _drop_lone_users(bench, relation, names)
-    keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
-    rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
+    names = reader.identifiers()
+
+    def run(bench: Workbench, relation: Relation) -> None:
+        for name in names:
+            relation.column(name)
+            if name in relation.key:
+                raise HanaError(350, f"cannot drop columns in the primary-key column list: {name}")
+        kept = tuple(column for column in relation.columns if column.name not in names)
+        if not kept:
+            raise HanaError(311, "cannot drop all columns in a table")
+        _refuse_referenced(bench, relation, names)
+        used = [key.columns for key in relation.constraints]
+        used += [reference.columns for reference in relation.references]
+        used += [index.columns for index in bench.catalog.indexes_of(relation)]
+        for columns in used:
+            if len(columns) > 1 and set(columns) & set(names):
+                raise HanaError(351, f"column is referenced in a multi-column constraint: {', '.join(columns)}")
+        for name in names:
+            for table in ("owl_references", "owl_indexes"):
+                bench.connection.execute(
+                    f"DELETE FROM {table} WHERE relation = ? AND column_name = ?", (relation.id, name)
+                )
+        _drop_checks_of(bench, relation, set(names))
+        keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
+        _rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
+
+    return run
 
 
-def _drop_lone_users(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
-    for name in names:
-        for table in ("owl_references", "owl_indexes"):
-            text = f"DELETE FROM {table} WHERE relation = ? AND column_name = ?"
-            bench.connection.execute(text, (relation.id, name))
+def _drop_checks_of(bench: Workbench, relation: Relation, names: set[str]) -> None:
     for check in relation.checks:
         mentioned = {_name_of(token) for token in dialect.tokenize(check.condition)}
-        if not mentioned & set(names):
+        if not mentioned & names:
             continue
-        if mentioned & {column.name for column in relation.columns} - set(names):
+        if mentioned & {column.name for column in relation.columns} - names:
             raise HanaError(351, f"column is referenced in a multi-column constraint: {check.name}")
         values = (relation.id, check.name)
         bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
 
 
-# --- triggers ---------------------------------------------------------------------------------------------------------
-
-
-def _switch_triggers(bench: Workbench, relation: Relation, *, enabled: bool, name: str) -> None:
+def _switch_triggers(enabled: bool, reader: TokenReader) -> Alteration:
     """Switch one trigger of the table, or all. Raises HanaError 445."""
-    bench.touches.add(touch("ALTER", relation))
-    text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
-    if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
-        raise HanaError(445, f"invalid trigger name: {hana_identifier(name)}")
+    name = "" if reader.at_end else reader.identifier()
+
+    def run(bench: Workbench, relation: Relation) -> None:
+        bench.touches.add(touch("ALTER", relation))
+        text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
+        if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
+            raise HanaError(445, f"invalid trigger name: {hana_identifier(name)}")
+
+    return run
 
 
-# --- changing ---------------------------------------------------------------------------------------------------------
+_ALTERATIONS |= {(word, "TRIGGER"): partial(_switch_triggers, word == "ENABLE") for word in ("ENABLE", "DISABLE")}
 
 
-def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
+@_ALTERATIONS("ALTER")
+def _alter_columns(reader: TokenReader) -> Alteration:
     """Change columns; unspecified nullability, default and comment stay. Raises HanaError 260, and 274, 287, 303, 314
     or 339 if rows do not fit the new type."""
+    draft = table_body(reader)
     if draft.constraints or draft.references or draft.checks:
         raise not_supported("constraints in ALTER TABLE ALTER; use ADD CONSTRAINT")
-    values, columns = {}, {column.name: column for column in relation.columns}
-    for column in draft.columns:
-        old = relation.column(column.name)
-        if column.identity != old.identity:
-            raise not_supported("changing IDENTITY of a column")
-        new = replace(
-            column,
-            nullable=draft.nullability.get(column.name, old.nullable) and column.name not in relation.key,
-            default=column.default if column.default is not None else old.default,
-            comment=column.comment if column.comment is not None else old.comment,
-        )
-        default_of(bench.binding(), new)
-        columns[column.name] = new
-        values[column.name] = stored(Bound(quoted(column.name), old.type), new)
-    changed = replace(relation, columns=tuple(columns.values()))
-    # Keys and foreign keys in both directions must allow the new types.
-    for key in changed.constraints:
-        constraints.check_key(changed, key)
-    for reference in changed.references:
-        parent = changed if reference.parent == changed.id else bench.catalog.by_id(reference.parent)
-        constraints.check_reference(changed, parent, reference)
-    for child, reference in bench.catalog.children_of(changed):
-        if child.id != changed.id:
-            constraints.check_reference(child, changed, reference)
-    rebuild(bench, relation, changed, values)
+
+    def run(bench: Workbench, relation: Relation) -> None:
+        values, columns = {}, {column.name: column for column in relation.columns}
+        for column in draft.columns:
+            old = relation.column(column.name)
+            if column.identity != old.identity:
+                raise not_supported("changing IDENTITY of a column")
+            new = replace(
+                column,
+                nullable=draft.nullability.get(column.name, old.nullable) and column.name not in relation.key,
+                default=column.default if column.default is not None else old.default,
+                comment=column.comment if column.comment is not None else old.comment,
+            )
+            default_of(bench.binding(), new)
+            columns[column.name] = new
+            values[column.name] = stored(Bound(quoted(column.name), old.type), new)
+        changed = replace(relation, columns=tuple(columns.values()))
+        # Keys and foreign keys in both directions must allow the new types.
+        for key in changed.constraints:
+            constraints.check_key(changed, key)
+        for reference in changed.references:
+            parent = changed if reference.parent == changed.id else bench.catalog.by_id(reference.parent)
+            constraints.check_reference(changed, parent, reference)
+        for child, reference in bench.catalog.children_of(changed):
+            if child.id != changed.id:
+                constraints.check_reference(child, changed, reference)
+        _rebuild(bench, relation, changed, values)
+
+    return run
 
 
-def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
+def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
     """Rebuild the table as `new` and copy the rows; `values` has the SQLite text of changed columns. Raises HanaError
     301 if the rows violate a new key."""
     connection, passing = bench.connection, '"owl rebuilt"'
@@ -220,11 +226,9 @@ def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str,
     ).fetchall()
     known = {column.name for column in old.columns}
     carried = [c for c in new.columns if c.name in values or c.name in known]
-    targets, sources = _carried(carried, values)
-    if new.is_shared_by_sessions:
-        targets, sources = [*targets, SESSION_COLUMN], [*sources, SESSION_COLUMN]
-    if new.next_row_id and has_row_ids(connection, old):
-        targets, sources = [*targets, row_ids.COLUMN], [*sources, row_ids.COLUMN]
+    hidden = [SESSION_COLUMN] if new.is_shared_by_sessions else [row_ids.COLUMN] if new.next_row_id else []
+    targets = [quoted(column.name) for column in carried] + hidden
+    sources = [values.get(column.name, quoted(column.name)) for column in carried] + hidden
     sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (old.table_key,)).fetchone()
     connection.execute(sqlite_table(new, passing))
     connection.execute(
@@ -241,25 +245,6 @@ def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str,
     for name, text in indexes:
         if name in kept:
             connection.execute(text)
-
-
-def has_row_ids(connection: sqlite3.Connection, relation: Relation) -> bool:
-    """Whether the table has a `"$rowid$"` column; tables in old data folders have none."""
-    text = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?"
-    return connection.execute(text, (relation.table_key, row_ids.COLUMN.strip('"'))).fetchone() is not None
-
-
-def add_row_ids(bench: Workbench) -> None:
-    """Add row ids to tables of old data folders."""
-    for relation in list(bench.catalog.relations.values()):
-        if relation.next_row_id and not has_row_ids(bench.connection, relation):
-            with constraints.lifted(bench, relation):
-                rebuild(bench, relation, relation, {})
-
-
-def _carried(columns: Sequence[TableColumn], values: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    names = [quoted(column.name) for column in columns]
-    return names, [values.get(column.name, quoted(column.name)) for column in columns]
 
 
 # --- renaming ---------------------------------------------------------------------------------------------------------
@@ -286,9 +271,7 @@ def _rename_table(reader: TokenReader) -> Definition:
 
 @PARSERS("RENAME", "COLUMN")
 def _rename_column(reader: TokenReader) -> Definition:
-    parts = [reader.identifier()]
-    while reader.take("."):
-        parts.append(reader.identifier())
+    parts = reader.dotted()
     if len(parts) not in (2, 3):
         raise reader.error("table.column")
     reader.expect("TO")
@@ -301,29 +284,24 @@ def _rename_column(reader: TokenReader) -> Definition:
         if any(column.name == new for column in relation.columns):
             raise HanaError(308, f"column name already exists: {new}")
         with constraints.lifted(bench, relation):
-            _rename(bench, relation, old, new)
+            connection, values = bench.connection, (new, relation.id, old)
+            connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+            connection.execute("UPDATE owl_columns SET name = ? WHERE relation = ? AND name = ?", values)
+            for table in ("owl_constraints", "owl_indexes", "owl_references"):
+                connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
+            text = "UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?"
+            connection.execute(text, values)
+            for check in relation.checks:
+                pieces, position = [], 0
+                for token in dialect.tokenize(check.condition):
+                    if _name_of(token) == old:
+                        pieces += [check.condition[position : token.start], '"' + new.replace('"', '""') + '"']
+                        position = token.end + 1
+                condition = "".join([*pieces, check.condition[position:]])
+                text = "UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?"
+                connection.execute(text, (condition, relation.id, check.name))
 
     return run
-
-
-def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
-    connection = bench.connection
-    connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
-    values = (new, relation.id, old)
-    connection.execute("UPDATE owl_columns SET name = ? WHERE relation = ? AND name = ?", values)
-    for table in ("owl_constraints", "owl_indexes", "owl_references"):
-        connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
-    connection.execute("UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?", values)
-    for check in relation.checks:
-        # Replace the column name `old` in the condition by `new`.
-        pieces, position = [], 0
-        for token in dialect.tokenize(check.condition):
-            if _name_of(token) == old:
-                pieces += [check.condition[position : token.start], '"' + new.replace('"', '""') + '"']
-                position = token.end + 1
-        condition = "".join([*pieces, check.condition[position:]])
-        values = (condition, relation.id, check.name)
-        connection.execute("UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?", values)
 
 
 def _name_of(token: Token) -> str:

@@ -1,26 +1,20 @@
-"""CREATE, ALTER and DROP SEQUENCE, and RESET BY at database start."""
+"""CREATE, ALTER and DROP SEQUENCE."""
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql.catalog import schema_objects
-from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.schema_objects import Sequence
 from hana_emulator.sql.definition.workbench import Definition, Workbench
-from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import encode, hana_identifier
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
-from hana_emulator.sql.query import queries
-from hana_emulator.sql.query.scope import Binding
-from hana_emulator.sql.storage.sequence_numbers import Numbers
 
 _GREATEST = 4_611_686_018_427_387_903
 """NO MAXVALUE of an ascending sequence, and, negated, NO MINVALUE of a descending one."""
 
-Change = dict[str, int | str | bool | None]
+Change = dict[str, int | bool | None]
 
 
 def _options(reader: TokenReader) -> Change:
@@ -32,17 +26,11 @@ def _options(reader: TokenReader) -> Change:
                 found[key] = reader.number()
                 break
         else:
-            _plain_option(reader, found)
+            plain = next((option for words, option in _PLAIN.items() if reader.take(*words)), None)
+            if plain is None:
+                raise reader.error("an option of a sequence")
+            found[plain[0]] = plain[1]
     return found
-
-
-def _plain_option(reader: TokenReader, found: Change) -> None:
-    for words, (key, value) in _PLAIN.items():
-        if reader.take(*words):
-            found[key] = value
-            return
-    reader.expect("RESET", "BY")
-    found["reset_by"] = reader.rest()
 
 
 _NUMBERS = {
@@ -105,8 +93,9 @@ def _create(reader: TokenReader) -> Definition:
         rising = int(options.get("increment", 1) or 0) > 0
         limits: Change = {"maximum": None, "minimum": None, **options}
         first = _limit(limits, "minimum", 0, 1) if rising else _limit(limits, "maximum", 0, -1)
-        base = Sequence(0, schema, label, reset_schema=bench.schema)
-        _put(bench, _defined(base, {**limits, "start": options.get("start", first)}))
+        base = Sequence(0, schema, label)
+        sequence = _defined(base, {**limits, "start": options.get("start", first)})
+        schema_objects.put_sequence(bench.connection, sequence)
 
     return run
 
@@ -123,17 +112,9 @@ def _alter(reader: TokenReader) -> Definition:
         changes = dict(options)
         if "restart" in changes:
             changes |= {"start": changes.pop("restart"), "version": sequence.version + 1}
-        if "reset_by" in changes:
-            changes["reset_schema"] = bench.schema
-        _put(bench, _defined(sequence, changes))
+        schema_objects.put_sequence(bench.connection, _defined(sequence, changes))
 
     return run
-
-
-def _put(bench: Workbench, sequence: Sequence) -> None:
-    if sequence.reset_by is not None:
-        _reset_query(bench.binding(), sequence.reset_by)
-    schema_objects.put_sequence(bench.connection, sequence)
 
 
 def _find(bench: Workbench, name: Name) -> Sequence:
@@ -153,27 +134,3 @@ def _drop(reader: TokenReader) -> Definition:
         bench.connection.execute("DELETE FROM owl_sequences WHERE id = ?", (_find(bench, name).id,))
 
     return run
-
-
-# --- RESET BY ---------------------------------------------------------------------------------------------------------
-
-
-def reset(connection: sqlite3.Connection, catalog: Catalog, numbers: Numbers) -> None:
-    """Apply RESET BY at database start. A sequence whose query fails stays unchanged."""
-    for sequence in catalog.objects.sequences.values():
-        if sequence.reset_by is None:
-            continue
-        try:
-            sql = _reset_query(Binding(catalog, sequence.reset_schema, queries.bind_query), sequence.reset_by)
-            row = connection.execute(sql).fetchone()
-        except (HanaError, sqlite3.Error):
-            continue
-        if row is not None and row[0] is not None:
-            numbers.restart(sequence, int(row[0]))
-
-
-def _reset_query(binding: Binding, text: str) -> str:
-    query = binding.bind_query(binding, dialect.parse(text), None)
-    if len(query.columns) != 1:
-        raise syntax_error("RESET BY takes a query of one column")
-    return query.sql

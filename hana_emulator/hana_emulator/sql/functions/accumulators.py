@@ -8,11 +8,9 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import Any, cast
-
-import numpy as np
 
 from hana_emulator.seam import Storage
 from hana_emulator.sql.functions import store
@@ -99,18 +97,6 @@ def _estimate(estimator: Callable[..., float]) -> type[Kept]:
     return Estimate
 
 
-def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
-    return statistics.correlation(_ranks(left), _ranks(right))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1 in ascending order; equal values get the mean of their ranks."""
-    _, group, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    found: list[float] = ((2 * last - counts + 1) / 2)[group].tolist()
-    return found
-
-
 class Percentile(Kept):
     """PERCENTILE_CONT. Arguments: value, share, 1 for descending."""
 
@@ -144,18 +130,6 @@ class StringAggregate(Kept):
         return (rows[0][1] or "").join(row[0] for row in ordered(rows, rows[0][2], 3))
 
 
-class NthValue(Kept):
-    """FIRST_VALUE, LAST_VALUE, NTH_VALUE. Arguments: value, position (from 1; negative: from the end), flags, key..."""
-
-    counted = slice(0, 0)
-
-    def result(self, rows: list[tuple[Any, ...]]) -> Storage:
-        _, number, flags = rows[0][:3]
-        sorted_rows = ordered(rows, flags, 3)
-        place = number - 1 if number > 0 else number
-        return cast(Storage, sorted_rows[place][0]) if -len(rows) <= place < len(rows) else None
-
-
 def ordered(rows: list[tuple[Any, ...]], flags: str, first: int) -> list[tuple[Any, ...]]:
     """Sort `rows` by the keys from place `first` on. `flags` has three letters for each key: A or D (order),
     F or L (NULLs first or last), N (decimal number) or T (any other type)."""
@@ -177,7 +151,6 @@ _ACCUMULATORS: dict[str, type[Any]] = {
     "owl_sum": DecimalSum,
     "owl_avg": DecimalAverage,
     "owl_string_agg": StringAggregate,
-    "owl_nth_value": NthValue,
     "owl_percentile_cont": Percentile,
     "owl_percentile_disc": DiscretePercentile,
     "owl_stddev": _estimate(statistics.stdev),
@@ -186,5 +159,4 @@ _ACCUMULATORS: dict[str, type[Any]] = {
     "owl_var_pop": _estimate(statistics.pvariance),
     "owl_median": _estimate(statistics.median),
     "owl_corr": _estimate(statistics.correlation),
-    "owl_corr_spearman": _estimate(_spearman),
 }

@@ -10,18 +10,15 @@ from datetime import datetime
 from typing import Any
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.functions import store
 from hana_emulator.sql.functions.builtin import (
     conversion,
     formats,
     fulltext,
     fvecs,
     json_path,
-    json_rules,
     moments,
     numbers,
     regular,
-    series,
     texts,
 )
 from hana_emulator.sql.language.datatypes import FLOATING_DECIMAL, nvarchar
@@ -172,14 +169,6 @@ def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
     return "hana_to_nvarchar"
 
 
-def _converter(code: int, length: int, scale: int) -> Callable[[Any], Any]:
-    return store.converter(HanaType(TypeCode(code), length, scale), "a JSON value")
-
-
-def _timed(shape: Callable[[Any], str]) -> Callable[..., str]:
-    return lambda increment, low, high: series.timed(shape, increment, low, high)
-
-
 def _replaced(arguments: Sequence[HanaType]) -> HanaType:
     """The replacement may be longer than the text it replaces, so the result has the maximum length."""
     kind = _first_text(arguments)
@@ -259,8 +248,6 @@ _define("TO_BLOB", texts.to_binary, (None,), BLOB)
 _define("JSON_VALUE", json_path.value, (None, TEXT), TEXT)
 _define("JSON_QUERY", json_path.query, (None, TEXT), TEXT)
 _define("JSON_EXISTS", json_path.exists, (None, TEXT), BOOLEAN)
-SCALARS["hana_json_by_rules"] = Scalar(json_rules.value_by_rules(_converter), strict=False)
-SCALARS["hana_json_table"] = Scalar(json_rules.rows_of(_converter))
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
@@ -285,26 +272,14 @@ _define("ASCII UNICODE", texts.code_point, (None,), INTEGER)
 _define("CHAR NCHAR", texts.character, (INTEGER,), nvarchar(1))
 _define("ABAP_UPPER", texts.upper, (None,), _first_text)
 _define("ABAP_LOWER", texts.lower, (None,), _first_text)
-_define("SOUNDEX", texts.soundex, (None,), nvarchar(4))
-_define("HAMMING_DISTANCE", texts.hamming_distance, (None, None), INTEGER)
-_define("IS_SQL_INJECTION_SAFE", texts.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
-_define("ESCAPE_SINGLE_QUOTES", texts.escape_single_quotes, (TEXT,), TEXT)
-_define("ESCAPE_DOUBLE_QUOTES", texts.escape_double_quotes, (TEXT,), TEXT)
-SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
 
-# --- regular expressions and series -----------------------------------------------------------------------------------
+_define("IS_SQL_INJECTION_SAFE", texts.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
+
+SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
 
 # `clauses.py` reads these; their clauses replace a signature.
 SCALARS["hana_like_regexpr"] = Scalar(regular.like)
-SCALARS["hana_occurrences_regexpr"] = Scalar(regular.occurrences)
-SCALARS["hana_locate_regexpr"] = Scalar(regular.locate)
-SCALARS["hana_substring_regexpr"] = Scalar(regular.substring)
 SCALARS["hana_replace_regexpr"] = Scalar(regular.replace)
-for name in ("tinyint", "smallint", "integer", "bigint"):
-    SCALARS[f"hana_series_generate_{name}"] = Scalar(series.numeric)
-SCALARS["hana_series_generate_decimal"] = Scalar(lambda *bounds: series.numeric(*bounds, exact=True))
-for name in ("date", "time", "seconddate", "timestamp"):
-    SCALARS[f"hana_series_generate_{name}"] = Scalar(_timed(getattr(moments, f"to_{name}")))
 
 # --- binaries ---------------------------------------------------------------------------------------------------------
 
@@ -323,8 +298,7 @@ _define("POWER", numbers.power, (DOUBLE, DOUBLE), DOUBLE)
 _define("LOG", numbers.logarithm, (DOUBLE, DOUBLE), DOUBLE)
 _define("ATAN2", numbers.arc_tangent, (DOUBLE, DOUBLE), DOUBLE)
 _define("COT", numbers.function_of("COT", lambda angle: 1 / math.tan(angle)), (DOUBLE,), DOUBLE)
-_define("UMINUS", numbers.negated, (None,), FLOATING_DECIMAL)
-_define("NDIV0", numbers.divided_or_zero, (None, None), FLOATING_DECIMAL)
+
 _define("BITNOT", numbers.bit_not, (BIGINT,), BIGINT)
 _define("BITCOUNT", numbers.bit_count, (BIGINT,), INTEGER)
 _define("RAND", random.random, (), DOUBLE, pure=False)
@@ -340,8 +314,7 @@ for name in ("SQRT", "EXP", "SIN", "COS", "TAN", "ASIN", "ACOS", "ATAN", "SINH",
 for name, add in (("DAYS", moments.add_days), ("MONTHS", moments.add_months), ("YEARS", moments.add_years)):
     _define_shift(f"ADD_{name}", add, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
 _define_shift("ADD_SECONDS", moments.add_seconds, (TypeCode.SECONDDATE, TypeCode.TIME), _second_result)
-_define_shift("ADD_MONTHS_LAST", moments.add_months_last, (TypeCode.DATE, TypeCode.SECONDDATE), _day_result)
-_define("ADD_NANO100", moments.add_nano100, (TIMESTAMP, BIGINT), TIMESTAMP)
+
 _define("DAYS_BETWEEN", moments.days_between, (TIMESTAMP, TIMESTAMP), INTEGER)
 _define("SECONDS_BETWEEN", moments.seconds_between, (TIMESTAMP, TIMESTAMP), BIGINT)
 _define("NANO100_BETWEEN", moments.nano100_between, (TIMESTAMP, TIMESTAMP), BIGINT)
@@ -349,8 +322,7 @@ _define("MONTHS_BETWEEN", moments.months_between, (TIMESTAMP, TIMESTAMP), INTEGE
 _define("YEARS_BETWEEN", moments.years_between, (TIMESTAMP, TIMESTAMP), INTEGER)
 _define("LAST_DAY", moments.last_day, (TIMESTAMP,), DATE)
 _define("NEXT_DAY", moments.next_day, (TIMESTAMP,), DATE)
-_define("LOCALTOUTC", moments.local_to_utc, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
-_define("UTCTOLOCAL", moments.utc_to_local, (TIMESTAMP, TEXT), TIMESTAMP, required=1)
+
 _define("SECOND", moments.second, (None,), FLOATING_DECIMAL)
 for name, read, kind in _PARTS:
     _define(name, moments.part(read), (None,), kind)

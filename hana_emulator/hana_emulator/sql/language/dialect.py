@@ -78,7 +78,7 @@ class Hana(Dialect):
             },
             "CAST": lambda self: self._parse_hana_cast(),
             "SCORE": lambda self: self._parse_score(),
-            **clauses.FUNCTION_PARSERS,
+            "REPLACE_REGEXPR": clauses.replace_regexpr,
         }
         RANGE_PARSERS: ClassVar[dict[Any, Any]] = {
             **SqlParser.RANGE_PARSERS,

@@ -89,6 +89,20 @@ class TokenReader:
         self.identifier()
         return text
 
+    def several(self, read: Callable[[], Result]) -> list[Result]:
+        """Read items that commas separate."""
+        found = [read()]
+        while self.take(","):
+            found.append(read())
+        return found
+
+    def dotted(self) -> list[str]:
+        """Read name.name. ..."""
+        parts = [self.identifier()]
+        while self.take("."):
+            parts.append(self.identifier())
+        return parts
+
     def name(self) -> Name:
         first = self.identifier()
         return Name(first, self.identifier()) if self.take(".") else Name("", first)
@@ -111,9 +125,7 @@ class TokenReader:
     def identifiers(self) -> list[str]:
         """Read ( name, name, ... )."""
         self.expect("(")
-        found = [self.identifier()]
-        while self.take(","):
-            found.append(self.identifier())
+        found = self.several(self.identifier)
         self.expect(")")
         return found
 
@@ -123,9 +135,7 @@ class TokenReader:
             self.take("PRECISION")
         sizes: list[int] = []
         if self.take("("):
-            sizes.append(self.number())
-            while self.take(","):
-                sizes.append(self.number())
+            sizes = self.several(self.number)
             self.expect(")")
         return type_named(name, sizes)
 

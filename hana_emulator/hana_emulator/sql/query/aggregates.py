@@ -38,25 +38,18 @@ _SPREADS = {
     "VAR_POP": "owl_var_pop",
     "MEDIAN": "owl_median",
 }
-_PAIRS = {"CORR": "owl_corr", "CORR_SPEARMAN": "owl_corr_spearman"}
-_PLACES = {"FIRST_VALUE": 1, "LAST_VALUE": -1, "NTH_VALUE": 0}
 _PERCENTILES = ("PERCENTILE_CONT", "PERCENTILE_DISC")
-
-
-def is_aggregate_name(name: str, arguments: Sequence[exp.Expr]) -> bool:
-    """Whether the call is an aggregate. FIRST_VALUE, LAST_VALUE and NTH_VALUE are if they contain ORDER BY."""
-    return name in _AGGREGATES or (name in _PLACES and bool(arguments) and isinstance(arguments[-1], exp.Order))
 
 
 def is_aggregate(node: exp.Expr) -> bool:
     if isinstance(node, exp.WithinGroup):
         return True
-    return isinstance(node, exp.Anonymous) and is_aggregate_name(str(node.this).upper(), node.expressions)
+    return isinstance(node, exp.Anonymous) and str(node.this).upper() in AGGREGATES
 
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     scope.aggregates = True
-    return _AGGREGATES.get(name, _placed)(binding, scope, name, arguments)
+    return AGGREGATES[name](binding, scope, name, arguments)
 
 
 def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> tuple[str, Bound]:
@@ -77,10 +70,10 @@ def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
 
 
 Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
-_AGGREGATES: Registry[str, Aggregate] = Registry()
+AGGREGATES: Registry[str, Aggregate] = Registry()
 
 
-@_AGGREGATES("COUNT")
+@AGGREGATES("COUNT")
 def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
         return Bound("count(*)", BIGINT, nullable=False)
@@ -98,7 +91,7 @@ def numeric(name: str, bound: Bound) -> Bound:
     return bound
 
 
-@_AGGREGATES("SUM")
+@AGGREGATES("SUM")
 def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -116,7 +109,7 @@ def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
 
 
-@_AGGREGATES("AVG")
+@AGGREGATES("AVG")
 def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -125,24 +118,24 @@ def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.
     return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
 
 
-@_AGGREGATES("MIN", "MAX")
+@AGGREGATES("MIN", "MAX")
 def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
 
 
-@_AGGREGATES(*_SPREADS)
+@AGGREGATES(*_SPREADS)
 def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{_SPREADS[name]}({prefix}{coerce(numeric(name, bound), DOUBLE).sql})", DOUBLE)
 
 
-@_AGGREGATES(*_PAIRS)
+@AGGREGATES("CORR")
 def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise wrong_arguments(name)
     sides = [_single(binding, scope, name, [argument])[1] for argument in arguments]
-    return Bound(f"{_PAIRS[name]}({', '.join(coerce(numeric(name, side), DOUBLE).sql for side in sides)})", DOUBLE)
+    return Bound(f"owl_corr({', '.join(coerce(numeric(name, side), DOUBLE).sql for side in sides)})", DOUBLE)
 
 
 def _sorted_arguments(
@@ -162,7 +155,7 @@ def _sorted_arguments(
     return nodes, [literal(flags), *keys]
 
 
-@_AGGREGATES("STRING_AGG")
+@AGGREGATES("STRING_AGG")
 def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if not 1 <= len(arguments) <= 2:
         raise wrong_arguments(name)
@@ -170,16 +163,6 @@ def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[e
     text = text_of(expressions.bind(binding, scope, nodes[0]))
     separator = text_of(expressions.bind(binding, scope, nodes[1])).sql if len(nodes) > 1 else "''"
     return Bound(f"owl_string_agg({', '.join([text.sql, separator, *sorting])})", NCLOB)
-
-
-def _placed(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    """FIRST_VALUE(x ORDER BY ...), LAST_VALUE(x ORDER BY ...), NTH_VALUE(x, n ORDER BY ...)."""
-    if len(arguments) != (2 if name == "NTH_VALUE" else 1):
-        raise wrong_arguments(name)
-    nodes, sorting = _sorted_arguments(binding, scope, arguments)
-    value = expressions.bind(binding, scope, nodes[0])
-    number = str(_PLACES[name] or expressions.bind(binding, scope, nodes[1], INTEGER).sql)
-    return Bound(f"owl_nth_value({', '.join([value.sql, number, *sorting])})", value.type)
 
 
 @expressions.BINDERS(exp.WithinGroup)
@@ -238,8 +221,8 @@ def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    if name in _AGGREGATES:
-        return _AGGREGATES[name](binding, scope, name, arguments)
+    if name in AGGREGATES:
+        return AGGREGATES[name](binding, scope, name, arguments)
     bounds = [expressions.bind(binding, scope, argument, INTEGER) for argument in arguments]
     sql = f"{name.lower()}({', '.join(bound.sql for bound in bounds)})"
     if name in _RANKS:

@@ -1,4 +1,4 @@
-"""Bind function calls: conditional functions, rounding, and calls with clauses such as JSON_VALUE and REPLACE_REGEXPR.
+"""Bind function calls: conditional functions, rounding, and regular expressions.
 
 Aggregates are bound in `aggregates.py`, all other functions by their signature.
 """
@@ -14,9 +14,7 @@ from hana_emulator.registry import Registry
 from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.signatures import wrong_arguments
 from hana_emulator.sql.language import datatypes
-from hana_emulator.sql.language.clauses import JsonCall, JsonRules, LikeRegexpr, Regexpr
-from hana_emulator.sql.language.datatypes import type_named
-from hana_emulator.sql.language.names import literal
+from hana_emulator.sql.language.clauses import LikeRegexpr, ReplaceRegexpr
 from hana_emulator.sql.query import aggregates, expressions
 from hana_emulator.sql.query.coercion import coerce, sort_key, text_of
 from hana_emulator.sql.query.scope import Binding, Bound, Scope
@@ -27,7 +25,6 @@ from hana_emulator.types import (
     INTEGER,
     INTEGERS,
     NCLOB,
-    HanaType,
     TypeCode,
 )
 
@@ -36,7 +33,7 @@ _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """Bind a call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
-    if aggregates.is_aggregate_name(name, arguments):
+    if name in aggregates.AGGREGATES:
         return aggregates.call(binding, scope, name, arguments)
     if name in _SPECIAL:
         return _SPECIAL[name](binding, scope, arguments)
@@ -179,57 +176,20 @@ _SPECIAL |= {
 }
 
 
-# --- JSON_VALUE, JSON_QUERY and the ..._REGEXPR functions -------------------------------------------------------------
-
-
-def rules_of(rules: JsonRules, *, scalar: bool) -> list[str | None]:
-    """The rules in the order of the arguments of `builtin.json_rules`; a scalar has no wrapper."""
-    wrapper = "" if scalar else rules.wrapper
-    return [wrapper, rules.on_empty, rules.on_error, rules.empty_default, rules.error_default]
-
-
-@expressions.BINDERS(JsonCall)
-def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    name, rules = str(node.this), node.args["rules"]
-    document, path = (
-        expressions.bind(binding, scope, part, kind)
-        for part, kind in zip(node.expressions, (DEFAULT_PARAMETER, DEFAULT_PARAMETER), strict=True)
-    )
-    if rules == JsonRules():
-        return expressions.by_signature(name, [document, path])
-    kind = type_named(*rules.returning) if rules.returning is not None else DEFAULT_PARAMETER
-    written = ", ".join(
-        "NULL" if rule is None else literal(rule) for rule in rules_of(rules, scalar=name == "JSON_VALUE")
-    )
-    size = f"{int(kind.code)}, {kind.length}, {kind.scale}"
-    sql = f"hana_json_by_rules({text_of(document).sql}, {text_of(path).sql}, {size}, {written})"
-    return Bound(sql, kind, constant=document.constant and path.constant)
-
-
 # --- regular expressions ----------------------------------------------------------------------------------------------
 
 
-@expressions.BINDERS(Regexpr)
-def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    name = str(node.this).replace("SUBSTR_", "SUBSTRING_")
-    pattern, subject = (text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in node.expressions)
-    flag = _text(binding, scope, node, "flag")
-    start = _number(binding, scope, node, "start", 1)
-    arguments = [pattern, flag, subject]
-    kind: HanaType = INTEGER
-    if name == "REPLACE_REGEXPR":
-        # Without OCCURRENCE every match is replaced.
-        arguments += [_text(binding, scope, node, "replacement"), start, _number(binding, scope, node, "occurrence", 0)]
-        kind = _longest(subject)
-    else:
-        arguments.append(start)
-        if name != "OCCURRENCES_REGEXPR":
-            arguments += [_number(binding, scope, node, "occurrence", 1), _number(binding, scope, node, "group", 0)]
-        if name == "LOCATE_REGEXPR":
-            arguments.append(Bound(str(int(bool(node.args.get("after")))), INTEGER, constant=True))
-        if name == "SUBSTRING_REGEXPR":
-            kind = _longest(subject)
-    sql = f"hana_{name.lower()}({', '.join(argument.sql for argument in arguments)})"
+@expressions.BINDERS(ReplaceRegexpr)
+def _replace_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    pattern, subject = (
+        text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in (node.expression, node.this)
+    )
+    arguments = [pattern, _text(binding, scope, node, "flag"), subject, _text(binding, scope, node, "replacement")]
+    for clause, default in (("start", 1), ("occurrence", 0)):  # without OCCURRENCE every match is replaced
+        part = node.args.get(clause) or exp.Literal.number(default)
+        arguments.append(coerce(expressions.bind(binding, scope, part, INTEGER), INTEGER))
+    kind = NCLOB if subject.type is not None and subject.type.code is NCLOB.code else DEFAULT_PARAMETER
+    sql = f"hana_replace_regexpr({', '.join(argument.sql for argument in arguments)})"
     return Bound(sql, kind, constant=all(argument.constant for argument in arguments))
 
 
@@ -243,19 +203,8 @@ def _like_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(sql, BOOLEAN, constant=text.constant and pattern.constant and flag.constant)
 
 
-def _longest(subject: Bound) -> HanaType:
-    return NCLOB if subject.type is not None and subject.type.code is NCLOB.code else DEFAULT_PARAMETER
-
-
 def _text(binding: Binding, scope: Scope, node: exp.Expr, clause: str) -> Bound:
     part = node.args.get(clause)
     if part is None:
         return Bound("''", DEFAULT_PARAMETER, nullable=False, constant=True)
     return text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER))
-
-
-def _number(binding: Binding, scope: Scope, node: exp.Expr, clause: str, default: int) -> Bound:
-    part = node.args.get(clause)
-    if part is None:
-        return Bound(str(default), INTEGER, nullable=False, constant=True)
-    return coerce(expressions.bind(binding, scope, part, INTEGER), INTEGER)

@@ -25,7 +25,6 @@ from hana_emulator.sql.query import (
 from hana_emulator.sql.query.coercion import coerce, refuse_lob, sort_key
 from hana_emulator.sql.query.expressions import identifier
 from hana_emulator.sql.query.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
-from hana_emulator.sql.query.table_functions import bind_table_function
 from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
@@ -266,8 +265,10 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
         return _add_derived(binding, scope, name, query)
     if not isinstance(node, exp.Table):
         raise not_supported("this kind of table expression")
+    if isinstance(node.this, exp.Anonymous):
+        raise HanaError(328, f"invalid name of function or procedure: {node.this.this}")
     if not isinstance(node.this, exp.Identifier):
-        return bind_table_function(binding, scope, node.this, name)
+        raise not_supported("this kind of table expression")
     return bind_table(binding, scope, node, name)
 
 

@@ -38,17 +38,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a FROM entry: its HANA name and SQLite text. With `place`, it is that element of the JSON array
-    `sql`."""
+    """A column of a FROM entry: its HANA name and SQLite text."""
 
     column: Column
     sql: str
-    place: int | None = None
 
     def read(self, alias: str) -> str:
         """The SQLite text of the column in the source with this alias."""
-        whole = f"{alias}.{self.sql}"
-        return whole if self.place is None else f"json_extract({whole}, '$[{self.place}]')"
+        return f"{alias}.{self.sql}"
 
     def optional(self) -> SourceColumn:
         return replace(self, column=replace(self.column, nullable=True))

@@ -43,10 +43,6 @@ class Numbers:
             self._keep(sequence, number + sequence.increment)
             return number
 
-    def restart(self, sequence: Sequence, number: int) -> None:
-        with self._lock:
-            self._keep(sequence, number)
-
     def _keep(self, sequence: Sequence, number: int) -> None:
         values = (sequence.id, sequence.version, str(number))
         self._connection.execute("INSERT OR REPLACE INTO numbers VALUES (?,?,?)", values)

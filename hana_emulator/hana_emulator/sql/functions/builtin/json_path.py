@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,10 +26,6 @@ class _Literal(str):
     __slots__ = ()
 
 
-class JsonFault(Exception):
-    """An error for ON ERROR: invalid JSON, not one scalar, no match in strict mode, or a failed conversion."""
-
-
 @dataclass(frozen=True, slots=True)
 class Path:
     """A parsed path; each step has a flag for a wildcard."""
@@ -51,18 +46,16 @@ def read_path(path: str) -> Path:
         match = _STEP.match(text, position)
         if match is None:
             raise _bad_path()
-        steps.append(_step(match))
+        word, index = match["word"], match["index"]
+        if index is not None:
+            steps.append((_ANY, True) if index == "*" else (int(index), False))
+        elif word is not None:
+            steps.append((word, word == "*"))
+        else:
+            quoted = match["quoted"] if match["quoted"] is not None else match["bracket"]
+            steps.append((re.sub(r"\\(.)", r"\1", quoted), False))
         position = match.end()
     return Path(tuple(steps), mode is not None and mode[1] == "strict")
-
-
-def _step(match: re.Match[str]) -> tuple[Step, bool]:
-    word, quoted, index, bracket = match["word"], match["quoted"], match["index"], match["bracket"]
-    if index is not None:
-        return (_ANY, True) if index == "*" else (int(index), False)
-    if word is not None:
-        return word, word == "*"
-    return re.sub(r"\\(.)", r"\1", quoted if quoted is not None else bracket), False
 
 
 def _bad_path() -> HanaError:
@@ -81,23 +74,33 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def document(text: Any) -> Any:
-    """The parsed document; numbers keep their text. Raises JsonFault for invalid JSON."""
-    found = _parse(plain(text))
-    if found is _NOTHING:
-        raise JsonFault
-    return found
-
-
-def select(root: Any, path: Path) -> list[Any]:
-    """The values at `path` below `root`. In strict mode a step without a match raises JsonFault."""
-    found = [root]
+def _select(text: Any, path_text: Any) -> list[Any]:
+    """The values at a path of a document; none if the text is not JSON."""
+    path = read_path(plain(path_text))
+    root = _parse(plain(text))
+    found = [] if root is _NOTHING else [root]
     for step, wild in path.steps:
-        following = [inner for outer in found for inner in _children(outer, step, wild, strict=path.strict)]
-        if path.strict and not following and not wild:
-            raise JsonFault
-        found = following
+        found = [inner for outer in found for inner in _children(outer, step, wild, strict=path.strict)]
     return found
+
+
+def value(text: Any, path: Any) -> str | None:
+    """JSON_VALUE: numbers as written, true and false in lower case; NULL unless the path finds exactly one scalar other
+    than null."""
+    found = _select(text, path)
+    if len(found) != 1 or found[0] is None or isinstance(found[0], dict | list):
+        return None
+    return ("true" if found[0] else "false") if isinstance(found[0], bool) else str(found[0])
+
+
+def query(text: Any, path: Any) -> str | None:
+    """JSON_QUERY; NULL unless the path finds one object or array."""
+    found = _select(text, path)
+    return dump(found[0]) if len(found) == 1 and isinstance(found[0], dict | list) else None
+
+
+def exists(text: Any, path: Any) -> bool:
+    return bool(_select(text, path))
 
 
 def _children(node: Any, step: Step, wild: bool, *, strict: bool) -> list[Any]:
@@ -109,51 +112,6 @@ def _children(node: Any, step: Step, wild: bool, *, strict: bool) -> list[Any]:
     if isinstance(node, list) and not strict:
         return [inner for item in node for inner in _children(item, step, wild, strict=True) if isinstance(item, dict)]
     return [node[step]] if isinstance(node, dict) and step in node else []
-
-
-def scalar_text(found: list[Any]) -> str | None:
-    """The only scalar as text: numbers as written, true and false in lower case, None for null."""
-    if len(found) != 1 or isinstance(found[0], dict | list):
-        raise JsonFault
-    scalar = found[0]
-    return ("true" if scalar else "false") if isinstance(scalar, bool) else None if scalar is None else str(scalar)
-
-
-def structure_text(found: list[Any], wrapper: str) -> str:
-    """Objects and arrays as JSON text. `wrapper` is WITHOUT, CONDITIONAL (wrap all but a single object or array)
-    or WITH (always wrap)."""
-    single = len(found) == 1 and isinstance(found[0], dict | list)
-    if wrapper == "WITH" or (wrapper == "CONDITIONAL" and not single):
-        return dump(found)
-    if not single:
-        raise JsonFault
-    return dump(found[0])
-
-
-def value(text: Any, path: Any) -> str | None:
-    """JSON_VALUE without clauses; NULL unless the path finds exactly one scalar other than null."""
-    return _or_none(text, path, scalar_text)
-
-
-def query(text: Any, path: Any) -> str | None:
-    """JSON_QUERY without clauses; NULL unless the path finds one object or array."""
-    return _or_none(text, path, lambda found: structure_text(found, "WITHOUT"))
-
-
-def _or_none(text: Any, path: Any, show: Callable[[list[Any]], str | None]) -> str | None:
-    steps = read_path(plain(path))
-    try:
-        return show(select(document(text), steps))
-    except JsonFault:
-        return None
-
-
-def exists(text: Any, path: Any) -> bool:
-    steps = read_path(plain(path))
-    try:
-        return bool(select(document(text), steps))
-    except JsonFault:
-        return False
 
 
 def dump(node: Any) -> str:

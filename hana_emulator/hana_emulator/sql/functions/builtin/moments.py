@@ -6,11 +6,9 @@ import calendar
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hana_emulator.errors import HanaError
 
@@ -72,17 +70,13 @@ def moment(value: Any) -> Moment:
     text = plain(value).strip()
     match = _MOMENT.fullmatch(text)
     if match is None:
-        return _time_only(text)
+        clock = _TIME.fullmatch(text)
+        if clock is None:
+            raise bad_moment()
+        return checked(1, 1, 1, (int(clock["H"]), int(clock["M"]), int(clock["S"] or 0), 0))
     hour, minute, second = (int(match[part] or 0) for part in "HMS")
     fraction = int((match["f"] or "0").ljust(7, "0")[:7])
     return checked(int(match["y"]), int(match["m"]), int(match["d"]), (hour, minute, second, fraction))
-
-
-def _time_only(text: str) -> Moment:
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise bad_moment()
-    return checked(1, 1, 1, (int(match["H"]), int(match["M"]), int(match["S"] or 0), 0))
 
 
 def checked(year: int, month: int, day: int, clock: tuple[int, int, int, int]) -> Moment:
@@ -148,21 +142,6 @@ def add_months(value: Any, count: Any) -> str:
 
 def add_years(value: Any, count: Any) -> str:
     return add_months(value, 12 * int(numbers.number(count)))
-
-
-def add_months_last(value: Any, count: Any) -> str:
-    """Like ADD_MONTHS, but the last day of a month stays the last day."""
-    whole = moment(value).whole
-    moved = moment(add_months(value, count))
-    if whole.day == calendar.monthrange(whole.year, whole.month)[1]:
-        at = moved.whole
-        moved = Moment.of(at.replace(day=calendar.monthrange(at.year, at.month)[1]), moved.fraction)
-    return like_argument(value, moved)
-
-
-def add_nano100(value: Any, count: Any) -> str:
-    """Add steps of 100 ns."""
-    return Moment(moment(value).ticks + int(numbers.number(count))).timestamp()
 
 
 def days_between(start: Any, end: Any) -> int:
@@ -232,35 +211,3 @@ def last_day(value: Any) -> str:
 
 def next_day(value: Any) -> str:
     return Moment(moment(value).ticks + 86_400 * TICKS).date()
-
-
-def local_to_utc(value: Any, zone: Any = "UTC") -> str:
-    """Convert local time of `zone` to UTC; the emulator's system time zone is UTC."""
-    start = moment(value)
-    return Moment.of(_shifted(start.whole.replace(tzinfo=_zone(zone)), UTC), start.fraction).timestamp()
-
-
-def utc_to_local(value: Any, zone: Any = "UTC") -> str:
-    start = moment(value)
-    return Moment.of(_shifted(start.whole.replace(tzinfo=UTC), _zone(zone)), start.fraction).timestamp()
-
-
-def _shifted(at: datetime, zone: tzinfo) -> datetime:
-    try:
-        return at.astimezone(zone).replace(tzinfo=None)
-    except OverflowError:
-        raise bad_moment() from None
-
-
-@lru_cache(maxsize=64)
-def _zone_named(name: str) -> tzinfo:
-    if name.upper() in ("UTC", "GMT"):
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise HanaError(8, "invalid argument: no such time zone in this machine's time zone data") from None
-
-
-def _zone(name: Any) -> tzinfo:
-    return _zone_named(plain(name))

@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from hana_emulator.errors import HanaError, invalid_number
@@ -126,19 +126,6 @@ def _float_function(name: str, function: Callable[..., float], *arguments: Any) 
 
 def arc_tangent(ordinate: Any, abscissa: Any) -> float:
     return _float_function("ATAN2", math.atan2, ordinate, abscissa)
-
-
-def negated(value: Any) -> str:
-    return decimal_text(-Decimal(str(number(value))))
-
-
-def divided_or_zero(dividend: Any, divisor: Any) -> str:
-    """NDIV0: divide, or return 0 for a zero divisor."""
-    lower = Decimal(str(number(divisor)))
-    if not lower:
-        return "0"
-    found = Context(prec=34).divide(Decimal(str(number(dividend))), lower)
-    return decimal_text(found.normalize() if found else Decimal(0))
 
 
 def bit_not(value: Any) -> int:

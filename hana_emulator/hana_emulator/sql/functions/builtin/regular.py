@@ -59,39 +59,9 @@ def _matches(pattern: Any, flags: Any, text: str, start: Any = 1) -> list[regex.
     return found
 
 
-def _chosen(found: list[regex.Match[str]], occurrence: Any, group: Any) -> tuple[regex.Match[str], int] | None:
-    number, part = int(numbers.number(occurrence)), int(numbers.number(group))
-    if number < 1 or part < 0:
-        raise _fault("OCCURRENCE counts from 1, GROUP from 0")
-    if number > len(found) or part > (found[0].re.groups if found else 0):
-        return None
-    match = found[number - 1]
-    return (match, part) if match.start(part) >= 0 else None
-
-
 def like(text: Any, pattern: Any, flags: Any = "") -> bool:
     """Whether the pattern matches anywhere in the text."""
     return bool(_matches(pattern, flags, plain(text)))
-
-
-def occurrences(pattern: Any, flags: Any, text: Any, start: Any) -> int:
-    return len(_matches(pattern, flags, plain(text), start))
-
-
-def locate(pattern: Any, flags: Any, text: Any, start: Any, *place: Any) -> int:
-    """The 1-based start of a match; 0 for none. `place`: occurrence, group, 1 for the position after the match."""
-    occurrence, group, after = place
-    chosen = _chosen(_matches(pattern, flags, plain(text), start), occurrence, group)
-    if chosen is None:
-        return 0
-    match, part = chosen
-    return int(match.end(part) if after else match.start(part)) + 1
-
-
-def substring(pattern: Any, flags: Any, text: Any, start: Any, occurrence: Any, group: Any) -> str | None:
-    """The matching text or one of its groups; NULL without a match."""
-    chosen = _chosen(_matches(pattern, flags, plain(text), start), occurrence, group)
-    return None if chosen is None else str(chosen[0].group(chosen[1]))
 
 
 def replace(pattern: Any, flags: Any, text: Any, replacement: Any, start: Any, occurrence: Any) -> str:
@@ -102,16 +72,9 @@ def replace(pattern: Any, flags: Any, text: Any, replacement: Any, start: Any, o
         raise _fault("OCCURRENCE counts from 1")
     pieces, position, length = list[str](), 0, len(subject)
     for match in found if not number else found[number - 1 : number]:
-        inserted = _filled(plain(replacement), match)
+        groups = [match.group(number) or "" for number in range(match.re.groups + 1)]
+        inserted = _BACKREFERENCE.sub(lambda it: "".join(groups[int(it[1]) : int(it[1]) + 1]), plain(replacement))  # noqa: B023
         check_built(length := length + len(inserted))
         pieces += [subject[position : match.start()], inserted]
         position = match.end()
     return "".join([*pieces, subject[position:]])
-
-
-def _filled(replacement: str, match: regex.Match[str]) -> str:
-    def group(reference: regex.Match[str]) -> str:
-        number = int(reference[1])
-        return (match.group(number) or "") if number <= match.re.groups else ""
-
-    return str(_BACKREFERENCE.sub(group, replacement))

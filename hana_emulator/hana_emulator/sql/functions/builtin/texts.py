@@ -175,39 +175,6 @@ def character(code: Any) -> str:
         raise HanaError(306, "invalid argument: not a character code") from None
 
 
-_ALIKE = ("BFPV", "CGJKQSXZ", "DT", "L", "MN", "R")
-_SOUNDS = {letter: str(digit) for digit, letters in enumerate(_ALIKE, 1) for letter in letters}
-
-
-def soundex(value: Any) -> str:
-    """Four characters. Adjacent letters with one code count once; H and W do not separate them."""
-    letters = [letter for letter in plain(value).upper() if "A" <= letter <= "Z"]
-    if not letters:
-        return ""
-    code, last = letters[0], _SOUNDS.get(letters[0], "")
-    for letter in letters[1:]:
-        sound = _SOUNDS.get(letter, "")
-        if sound and sound != last:
-            code += sound
-        if letter not in "HW":
-            last = sound
-    return code[:4].ljust(4, "0")
-
-
-def hamming_distance(left: Any, right: Any) -> int:
-    """The number of differing characters; -1 for texts of different lengths."""
-    one, two = plain(left), plain(right)
-    return sum(a != b for a, b in zip(one, two, strict=True)) if len(one) == len(two) else -1
-
-
-def escape_single_quotes(value: Any) -> str:
-    return plain(value).replace("'", "''")
-
-
-def escape_double_quotes(value: Any) -> str:
-    return plain(value).replace('"', '""')
-
-
 def to_binary(value: Any) -> bytes:
     """Encode text as CESU-8, like HANA; this differs from UTF-8 above U+FFFF."""
     return value if isinstance(value, bytes) else cesu8.encode(plain(value))
