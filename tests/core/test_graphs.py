@@ -120,7 +120,7 @@ def test_the_ladder_wastes_less_than_half() -> None:
     assert all(rung % 16 == 0 for rung in LADDER)  # tensor cores are full
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=8))
 def test_replayed_vectors_are_the_computed_ones(encoder: PackedEncoder, lengths: list[int]) -> None:
     graphed = GraphedEncoder(encoder, Recorder(), HostUploads())

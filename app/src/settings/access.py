@@ -18,7 +18,7 @@ UNLIMITED = "unlimited"
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
 
 
-def _rate(rate: str) -> str:
+def check_rate(rate: str) -> str:
     if rate != UNLIMITED and not _RATE.fullmatch(rate):
         raise ValueError(
             f'invalid rate {rate!r}: write it like "600/minute" (second, minute, hour, day), or "{UNLIMITED}"'
@@ -26,7 +26,7 @@ def _rate(rate: str) -> str:
     return rate
 
 
-Rate = Annotated[str, AfterValidator(_rate)]  # a number per time: "600/minute"
+Rate = Annotated[str, AfterValidator(check_rate)]  # a number per time: "600/minute"
 
 # No shared secrets: a service that can check such a token could create one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
