@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -198,13 +198,10 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
     )
 
 
-def to_compare_whole(text: str | None) -> str | None:
+def to_compare_whole(checkpoint: Checkpoint) -> str:
     """Return a checkpoint's text that makes the next run compare everything. The change log may have been consumed for
     another generation."""
-    if not text:
-        return text
-    values = {name: value for name, value in json.loads(text).items() if name not in ("mark", "last_full")}
-    return json.dumps(values, ensure_ascii=False)
+    return checkpoint_text(replace(checkpoint, mark=None, last_full=None))
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -269,27 +266,20 @@ SPREAD_FACTOR = 1_327_217_885
 """SPREAD_MODULUS divided by the golden ratio."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedIds:
-    """Documents, and foreign records by number, that the given ids name. Impossible ids are omitted."""
-
-    documents: list[str]
-    foreign: list[int]
-
-    @classmethod
-    def of(cls, ids: Sequence[str]) -> AskedIds:
-        distinct = [id_ for id_ in dict.fromkeys(ids) if _may_be_id(id_)]
-        foreign = [int(found[1]) for id_ in distinct if (found := _FOREIGN_ID.fullmatch(id_))]
-        return cls([id_ for id_ in distinct if not id_.startswith(FOREIGN)], foreign)
-
-
-def _may_be_id(id_: str) -> bool:
-    """Return whether a column can hold the id. A database may reject a whole query that binds one it cannot hold."""
-    try:
-        units = len(id_.encode("utf-16-le")) // 2
-    except UnicodeEncodeError:
-        return False
-    return 0 < units <= LONGEST_ID and "\0" not in id_
+def asked_ids(ids: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the documents, and the foreign records by number, that the ids name. Omits ids that a column cannot hold:
+    a database may reject a whole query that binds one."""
+    documents, foreign = [], []
+    for id_ in dict.fromkeys(ids):
+        try:
+            possible = 0 < len(id_.encode("utf-16-le")) // 2 <= LONGEST_ID and "\0" not in id_
+        except UnicodeEncodeError:
+            continue
+        if found := _FOREIGN_ID.fullmatch(id_):
+            foreign.append(int(found[1]))
+        elif possible and not id_.startswith(FOREIGN):
+            documents.append(id_)
+    return documents, foreign
 
 
 def in_order_of(ids: Sequence[str], found: Iterable[StoredText]) -> list[StoredText]:

@@ -17,7 +17,7 @@ from connector.document.document import chunks, document_id, metadata_digest, pa
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder
-from connector.stores.records import FOREIGN, AskedIds, metadata_text
+from connector.stores.records import FOREIGN, asked_ids, metadata_text
 from connector.stores.store import VectorStore
 from connector.sync.apply import with_vectors
 from connector.sync.decide import Action, decide, rehashed
@@ -91,7 +91,7 @@ def readable_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
 
 
 def _foreign_ids(shown: Sequence[str]) -> list[str]:
-    return [f"{FOREIGN}{number}" for number in AskedIds.of(shown).foreign]
+    return [f"{FOREIGN}{number}" for number in asked_ids(shown)[1]]
 
 
 def shown_id(spec: CollectionSpec, stored: str) -> str:

@@ -23,7 +23,7 @@ from connector.errors import (
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, ModelSource, Recipe, TableRef
 from connector.stores.hana.store import HanaStore
-from connector.stores.hana.tables import VectorSql, table_name
+from connector.stores.hana.tables import VectorTable, table_name
 from connector.stores.records import from_fvecs, fvecs
 
 DIMENSION = 8
@@ -405,11 +405,9 @@ def test_fvecs_round_trip():
 
 
 def test_identifiers_are_quoted():
-    sql = VectorSql('S"x', "T")
-    assert sql.table == '"S""x"."T"'
-    assert all(
-        '"S""x"."T"' in text for text in (sql.insert(), sql.delete(), sql.search(1), sql.create_hnsw(), sql.count())
-    )
+    table = VectorTable('S"x', "T")
+    assert table.sql == '"S""x"."T"'
+    assert all(table.sql in text for text in (table.drop(), table.search(1), table.create_hnsw(), table.count()))
 
 
 # -------------------------------------------------------------------------------------------------------- generations
@@ -440,7 +438,7 @@ def test_each_generation_has_a_table_of_its_own(store, run):
 def test_a_drop_that_was_cut_short_is_finished_by_another(store, run, monkeypatch):
     store.generations.begin(NAME, Other(), RECIPE)
     with monkeypatch.context() as patched:
-        patched.setattr(VectorSql, "drop", lambda self: "DROP NONSENSE")
+        patched.setattr(VectorTable, "drop", lambda self: "DROP NONSENSE")
         with pytest.raises(StatementFailed):
             store.generations.drop(NAME, 2)
     with pytest.raises(GenerationRefused, match="drop it again"):

@@ -417,12 +417,12 @@ class Checks:
                 pass
             return f"the {self.settings.store.kind} store can be written"
         from connector.hana.privileges import creating, writing
-        from connector.stores.hana.tables import StateSql, VectorSql
+        from connector.stores.hana.tables import VectorTable, renew_lease
 
         schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
         # A vector table with a name that no collection has, dropped at once.
-        table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
+        table = VectorTable(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
         try:
             self._store_answers()
             pool = self._parts.store_pool
@@ -441,8 +441,7 @@ class Checks:
             raise Fault(str(error), create) from None
         try:
             with suppress(UnknownTable):  # nothing was ever synced; otherwise this changes no row
-                renew = StateSql(schema).renew_lease()
-                pool.execute(renew, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+                pool.execute(renew_lease(schema), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"; {searched}'

@@ -10,20 +10,13 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from connector import failpoints
-from connector.errors import (
-    ConfigurationError,
-    DatabaseError,
-    PermissionRefused,
-    RowRejected,
-    UnknownTable,
-)
+from connector.errors import ConfigurationError, DatabaseError, PermissionRefused, RowRejected, UnknownTable
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, Session
 from connector.hana.privileges import creating, granted
 from connector.model import (
     ChangeSet,
     Checkpoint,
-    Chunk,
     CollectionStatus,
     Filter,
     Generation,
@@ -37,11 +30,16 @@ from connector.model import (
 )
 from connector.protocols import Embedder
 from connector.stores import records
-from connector.stores.generations import DROPPED, GenerationRow, Switch, droppable, free_number, numbered, resumable
-from connector.stores.hana import tables as hana_tables
-from connector.stores.hana.keywords import Keywords
-from connector.stores.hana.state import Collection, Collections
-from connector.stores.hana.tables import StateSql, VectorSql, portions, table_name
+from connector.stores.generations import DROPPED, Collection, droppable, free_number, numbered, resumable, switching
+from connector.stores.hana.tables import (
+    Collections,
+    VectorTable,
+    create_state_tables,
+    portions,
+    renew_lease,
+    state_tables,
+    table_name,
+)
 from connector.stores.hana.view import HanaView
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
@@ -53,6 +51,11 @@ INDEX_FROM = 10_000
 ATTEMPTS_OVERLOADED = 2
 """Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting."""
 _EXISTS = frozenset({288, 289})
+_STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
+_OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
+
+# This module formats only quoted identifiers and constants into SQL; values are always bound.
+# ruff: noqa: S608
 
 
 class HanaStore:
@@ -78,9 +81,8 @@ class HanaStore:
         self._index_from = index_from
         self._names = names or {}
         self._times = lease_times
-        self._sql = StateSql(schema)
+        self._state, self._quarantine = state_tables(schema)
         self._collections = Collections(pool, schema, self._names)
-        self._words = Keywords(pool)
         self.generations = HanaGenerations(self)
 
     def close(self) -> None:
@@ -97,19 +99,24 @@ class HanaStore:
             if is_generation(collection):
                 raise self._collections.unknown(collection)
             self._check_features()
-            for name, sql in self._sql.create().items():
+            for name, sql in create_state_tables(self._schema).items():
                 if not self._exists(name):
                     self._create([sql])
-            found = self._collections.find(collection) or self._add(collection, stamp)
+            found = self._collections.find(collection)
+        if found is None:
+            with suppress(RowRejected):  # another worker was first
+                self._register(collection, 1, collection, stamp, None)
+            found = self._collections.known(collection)
         if found.stamp != stamp:
             if is_generation(collection):
                 raise found.stamp.mismatch(collection, stamp)
             self._change_model(found, stamp)
             return Checkpoint()
-        self._ensure_table(found.table, stamp.dimension)
+        self._ensure_table(self._collections.table(found), stamp.dimension)
         names = self._names.get(collection)
         if names is not None and dict(names) != dict(found.names):
-            self._pool.execute(self._sql.change_names(), (json.dumps(dict(names)), collection))
+            sql = f'UPDATE {self._state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'
+            self._pool.execute(sql, (json.dumps(dict(names)), collection))
         return found.checkpoint
 
     def _check_features(self) -> None:
@@ -138,16 +145,12 @@ class HanaStore:
                 if error.code not in _EXISTS:
                     raise
 
-    def _add(self, collection: str, stamp: ModelStamp) -> Collection:
-        with suppress(RowRejected):  # another worker was first
-            self._register(collection, 1, collection, stamp, None)
-        return self._collections.known(collection)
-
     def _register(self, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None) -> None:
         """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses. Raises
         RowRejected if another worker was first."""
-        table = VectorSql(self._schema, table_name(collection, number))
-        owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
+        table = VectorTable(self._schema, table_name(collection, number))
+        sql = f'SELECT "COLLECTION" FROM {self._state} WHERE "TABLE_NAME" = ?'
+        owners = [row[0] for row in self._pool.read(sql, (table.name,))]
         if set(owners) - {name}:
             raise ConfigurationError(
                 f"collections {name!r} and {owners[0]!r} would both be kept in table {table.name}: rename one of them"
@@ -155,9 +158,13 @@ class HanaStore:
         self._ensure_table(table, stamp.dimension)
         names = json.dumps(dict(self._names.get(collection, {})))
         row = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, names, spec)
-        self._pool.execute(self._sql.insert(), row, doing=f"registering collection {name!r}")
+        sql = (
+            f'INSERT INTO {self._state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
+            '"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+        )
+        self._pool.execute(sql, row, doing=f"registering collection {name!r}")
 
-    def _ensure_table(self, table: VectorSql, dimension: int) -> None:
+    def _ensure_table(self, table: VectorTable, dimension: int) -> None:
         """Create the table with vectors of `dimension`, or replace an empty one with other columns."""
         columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table")
         if columns:
@@ -167,7 +174,7 @@ class HanaStore:
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create([table.create_key_index()])
                 return
-            if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
+            if self._pool.read(f"SELECT COUNT(*) FROM {table.sql}")[0][0]:
                 raise ConfigurationError(
                     f"table {self._schema}.{table.name} exists with another layout and is not empty: it is not ours to "
                     "change. Rename the collection, or drop the table"
@@ -175,15 +182,15 @@ class HanaStore:
             self._pool.execute(table.drop(), doing="replacing an empty vector table")
         self._create([table.create(dimension), table.create_key_index()])
 
-    def _indexes(self, table: VectorSql) -> dict[str, str]:
+    def _indexes(self, table: VectorTable) -> dict[str, str]:
         """Return index types by name."""
-        place = (self._schema, table.name)
-        return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
+        sql = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+        return dict(self._pool.read(sql, (self._schema, table.name), doing="looking at a table's indexes"))
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
         """Change the model of an empty collection without a lease. Use a new table, because other sessions hold
         statements prepared for the old dimension."""
-        exists = self._exists(found.table.name)
+        exists = self._exists(found.table)
         if exists and self._counts(found)[0]:
             raise found.stamp.mismatch(found.name, stamp)
         epoch = self.take_lease(found.name, "change of model", self._times.ttl)
@@ -193,11 +200,16 @@ class HanaStore:
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
         generation = free_number(self.generations.rows(found.name))
-        table = VectorSql(self._schema, table_name(found.name, generation))
+        table = VectorTable(self._schema, table_name(found.name, generation))
         self._ensure_table(table, stamp.dimension)
         values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
-        if self._pool.execute(self._sql.change_model(), values) and exists:
-            self._pool.execute(found.table.drop(), doing="dropping an empty vector table")
+        sql = (
+            f'UPDATE {self._state} SET "TABLE_NAME" = ?, "GENERATION" = ?, "MODEL_ID" = ?, "FINGERPRINT" = ?, '
+            '"DIMENSION" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL, "LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, '
+            '"LEASE_EPOCH" = "LEASE_EPOCH" + 1 WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+        if self._pool.execute(sql, values) and exists:
+            self._pool.execute(self._collections.table(found).drop(), doing="dropping an empty vector table")
 
     # ---------------------------------------------------------------------------------------------------- leases
 
@@ -208,19 +220,28 @@ class HanaStore:
         self._collections.recent(collection)
 
         def take(session: Session) -> int | str:
-            values = (owner[:200], _seconds(ttl), collection)
-            taken = session.execute(self._sql.take_lease(), values, doing="taking a lease")
-            holder, epoch = session.query(self._sql.read_lease(), (collection,))[0]
+            sql = (
+                f'UPDATE {self._state} SET "LEASE_OWNER" = ?, "LEASE_EPOCH" = "LEASE_EPOCH" + 1, '
+                '"LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
+                'WHERE "COLLECTION" = ? AND ("LEASE_UNTIL" IS NULL OR "LEASE_UNTIL" < CURRENT_UTCTIMESTAMP)'
+            )
+            taken = session.execute(sql, (owner[:200], _seconds(ttl), collection), doing="taking a lease")
+            sql = f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {self._state} WHERE "COLLECTION" = ?'
+            holder, epoch = session.query(sql, (collection,))[0]
             return int(epoch) if taken else str(holder)
 
         return self._pool.in_transaction(take, doing="taking a lease")
 
     def renew_lease(self, lease: Lease, ttl: float) -> bool:
         values = (_seconds(ttl), lease.collection, lease.epoch)
-        return self._pool.execute(self._sql.renew_lease(), values, doing="renewing a lease") == 1
+        return self._pool.execute(renew_lease(self._schema), values, doing="renewing a lease") == 1
 
     def release_lease(self, lease: Lease) -> None:
-        self._pool.execute(self._sql.release_lease(), (lease.collection, lease.epoch), doing="releasing a lease")
+        sql = (
+            f'UPDATE {self._state} SET "LEASE_UNTIL" = NULL, "LEASE_OWNER" = NULL, "LEASE_EPOCH" = "LEASE_EPOCH" + 1 '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+        self._pool.execute(sql, (lease.collection, lease.epoch), doing="releasing a lease")
 
     # --------------------------------------------------------------------------------------------------- writing
 
@@ -228,16 +249,17 @@ class HanaStore:
         found = self._collections.find(lease.collection)
         if found is None:  # the generation was activated or dropped
             raise lost(lease)
-        writer = _Writer(self._sql, found, changes)
+        writer = _Writer(self._collections.table(found), self._quarantine, found, changes)
 
         def write(session: Session) -> None:
             values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
-            if session.execute(self._sql.renew_lease(), values, doing="checking the lease") != 1:
+            if session.execute(renew_lease(self._schema), values, doing="checking the lease") != 1:
                 raise lost(lease)
             writer.write(session)
             if changes.checkpoint is not None:
+                synced = "" if changes.partial else ', "LAST_SYNC" = CURRENT_UTCTIMESTAMP'
+                sql = f'UPDATE {self._state} SET "CHECKPOINT" = ?{synced} WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
                 checkpoint = records.checkpoint_text(changes.checkpoint)
-                sql = self._sql.set_mark() if changes.partial else self._sql.set_checkpoint()
                 session.execute(sql, (checkpoint, lease.collection, lease.epoch))
                 failpoints.reach("mid_checkpoint")
 
@@ -251,33 +273,49 @@ class HanaStore:
     def optimise(self, collection: str) -> None:
         """Create the HNSW index if the table is large enough and has none. HANA keeps it current."""
         found = self._collections.known(collection)
-        if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
+        table = self._collections.table(found)
+        if any("HNSW" in str(kind).upper() for kind in self._indexes(table).values()):
             return  # before counting, which scans every record
         if self._counts(found)[0] >= self._index_from:
-            self._create([found.table.create_hnsw()])
+            self._create([table.create_hnsw()])
 
     # --------------------------------------------------------------------------------------------------- reading
 
     def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> HanaView:
-        return HanaView(self._collections, self._words, collection, generation, row_filter)
+        return HanaView(self._collections, collection, generation, row_filter)
 
     def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
         if ids is None:
-            for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
+            condition = '"SRC_KEY" IS NOT NULL AND "ID" > ?'
+            for rows in self._pages(collection, _STORED, condition, STORED_PAGE):
                 yield [_stored(row) for row in rows]
             return
-        table = self._collections.known(collection).table
+        table = self._collections.table(self._collections.known(collection))
         for some in portions(ids):
-            rows = self._pool.read(table.stored_of(len(some)), some, doing=f"reading collection {collection!r}")
-            yield [_stored(row) for row in rows]
+            sql = f'SELECT {_STORED} FROM {table.sql} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))})'
+            yield [_stored(row) for row in self._pool.read(sql, some, doing=f"reading collection {collection!r}")]
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         dimension = self._collections.known(collection).stamp.dimension
-        for rows in self._pages(collection, VectorSql.records, RECORDS_PAGE):
-            yield [_record(row, dimension) for row in rows]
+        columns = f'{_STORED}, "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR"'
+        for rows in self._pages(collection, columns, '"ID" > ?', RECORDS_PAGE):
+            yield [
+                StoredRecord(
+                    record=id_,
+                    id=key,
+                    number=number,
+                    content_hash=None if digest is None else bytes(digest),
+                    model=model,
+                    text=text,
+                    metadata=records.metadata_of(meta),
+                    vector=records.from_fvecs(vector, dimension),
+                )
+                for id_, key, number, digest, model, text, meta, vector in rows
+            ]
 
-    def _pages(self, collection: str, statement: Any, size: int) -> Iterator[Rows]:
-        sql = statement(self._collections.known(collection).table)
+    def _pages(self, collection: str, columns: str, condition: str, size: int) -> Iterator[Rows]:
+        table = self._collections.table(self._collections.known(collection))
+        sql = f'SELECT {columns} FROM {table.sql} WHERE {condition} ORDER BY "ID" LIMIT ?'
         after = -1
         while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
             yield rows
@@ -285,35 +323,27 @@ class HanaStore:
 
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         self._collections.recent(collection)
-        rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
-        return [_quarantined(row) for row in rows]
+        rows = self._pool.read(_read_quarantine(self._quarantine), (collection,), doing="reading the quarantine")
+        return [
+            QuarantinedRow(
+                id_, stage, reason, attempts, records.in_utc(seen), None if digest is None else bytes(digest)
+            )
+            for id_, stage, reason, attempts, seen, digest in rows
+        ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         found = self._collections.find(collection)
         if found is None:
             return None
-        total, ours, rows = self._counts(found) if self._exists(found.table.name) else (0, 0, 0)
-        return CollectionStatus(
-            collection=collection,
-            store="hana",
-            schema=self._schema,
-            table=found.table.name,
-            generation=found.generation,
-            model=found.stamp.id,
-            dimension=found.stamp.dimension,
-            rows=rows,
-            chunks=ours,
-            foreign=total - ours,
-            empty=found.checkpoint.empty,
-            quarantined=self._pool.read(self._sql.count_quarantine(), (collection,))[0][0],
-            last_sync=found.checkpoint.last_sync,
-            key=found.checkpoint.key,
-            checkpoint=found.checkpoint,
-        )
+        total, ours, rows = self._counts(found) if self._exists(found.table) else (0, 0, 0)
+        quarantined = self._pool.read(_count_quarantine(self._quarantine), (collection,))[0][0]
+        return found.status("hana", self._schema, rows=rows, chunks=ours, foreign=total - ours, quarantined=quarantined)
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         """Count records, our records, our documents."""
-        total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
+        total, ours, rows = self._pool.read(
+            self._collections.table(found).count(), doing=f"counting collection {found.name!r}"
+        )[0]
         return int(total), int(ours), int(rows)
 
 
@@ -323,11 +353,11 @@ class HanaGenerations:
     def __init__(self, store: HanaStore) -> None:
         self._store = store
         self._pool = store._pool
-        self._sql = store._sql
+        self._state, self._quarantine = store._state, store._quarantine
 
     def all(self, collection: str, counted: bool = True) -> list[Generation]:
-        def count(row: GenerationRow) -> int:
-            sql = VectorSql(self._sql.schema, row.table).count()
+        def count(row: Collection) -> int:
+            sql = self._store._collections.table(row).count()
             try:
                 return int(self._pool.read(sql, doing=f"counting {row.name!r}")[0][2])
             except UnknownTable:
@@ -335,11 +365,15 @@ class HanaGenerations:
 
         return [row.generation(collection, count(row) if counted else None) for row in self.rows(collection)]
 
-    def rows(self, collection: str) -> list[GenerationRow]:
+    def rows(self, collection: str) -> list[Collection]:
         """Return the generations by number; [] if the collection was never opened."""
+        sql = (
+            f'SELECT {_GENERATION_COLUMNS}, "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST" FROM {self._state} '
+            f'WHERE {_OF_COLLECTION} ORDER BY "GENERATION"'
+        )
         doing = f"looking at the generations of {collection!r}"
         try:
-            return list(map(_generation, self._pool.read(self._sql.find_all(), _names_of(collection), doing=doing)))
+            return list(map(_generation, self._pool.read(sql, _names_of(collection), doing=doing)))
         except UnknownTable:
             return []
 
@@ -350,7 +384,8 @@ class HanaGenerations:
             found = resumable(collection, rows, stamp, recipe)
             if found is not None:
                 if found.state == "retired":
-                    self._pool.execute(self._sql.revive(), (found.name,), doing=f"building {found.name!r} on")
+                    sql = f'UPDATE {self._state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
+                    self._pool.execute(sql, (found.name,), doing=f"building {found.name!r} on")
                 return found.name
             number = free_number(rows)
             with suppress(RowRejected):  # another worker has started one: read again
@@ -362,27 +397,35 @@ class HanaGenerations:
         known = [row.spec for row in self.rows(collection) if row.number == number]
         if known and known[0] != text:  # by number, because a switch may change the name now
             values = (text, number, collection, generation_name(collection, number))
-            self._pool.execute(self._sql.record_spec(), values, doing=f"recording the recipe of {collection!r}")
+            sql = f'UPDATE {self._state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
+            self._pool.execute(sql, values, doing=f"recording the recipe of {collection!r}")
 
     def switch(self, collection: str, number: int) -> None:
         """Switch. A retry after a lost reply finds the switch done."""
         numbered(collection, self.rows(collection), number)
 
         def work(session: Session) -> None:
-            found = session.query(self._sql.lock_all(), _names_of(collection), doing="locking the generations")
-            switch = Switch.to(collection, list(map(_generation, found)), number)
+            sql = f"SELECT {_GENERATION_COLUMNS} FROM {self._state} WHERE {_OF_COLLECTION} FOR UPDATE"
+            found = session.query(sql, _names_of(collection), doing="locking the generations")
+            switch = switching(collection, list(map(_generation, found)), number)
             if switch is None:
                 return
+            target, retiring, epoch = switch
 
-            def rename(sql: str, row: GenerationRow, name: str) -> None:
-                values = (name, records.to_compare_whole(row.checkpoint), switch.epoch, row.name)
+            def rename(row: Collection, name: str, retired: str) -> None:
+                sql = (
+                    f'UPDATE {self._state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, '
+                    f'"LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
+                )
+                values = (name, records.to_compare_whole(row.checkpoint), epoch, row.name)
                 session.execute(sql, values, doing="switching generations")
-                session.execute(self._sql.move_quarantine(), (name, row.name), doing="moving a quarantine")
+                sql = f'UPDATE {self._quarantine} SET "COLLECTION" = ? WHERE "COLLECTION" = ?'
+                session.execute(sql, (name, row.name), doing="moving a quarantine")
 
-            for row in switch.retiring:
-                rename(self._sql.rename("CURRENT_UTCTIMESTAMP"), row, generation_name(collection, row.number))
+            for row in retiring:
+                rename(row, generation_name(collection, row.number), "CURRENT_UTCTIMESTAMP")
             failpoints.reach("mid_alias_swap")
-            rename(self._sql.rename("NULL"), switch.target, collection)
+            rename(target, collection, "NULL")
 
         self._pool.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
         self._store._collections.forget()
@@ -392,17 +435,22 @@ class HanaGenerations:
         row = droppable(collection, self.rows(collection), number)
         doing = f"dropping {row.name!r}"
         with self._store.lease(row.name, "drop", 0) as lease:
-            if self._pool.execute(self._sql.mark_dropped(), (DROPPED, lease.collection, lease.epoch)) != 1:
+            sql = (
+                f'UPDATE {self._state} SET "FINGERPRINT" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL '
+                'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+            )
+            if self._pool.execute(sql, (DROPPED, lease.collection, lease.epoch)) != 1:
                 raise lost(lease)
             rows = self.rows(collection)
-            table = next(each.table for each in rows if each.name == row.name)
+            marked = next(each for each in rows if each.name == row.name)
             with suppress(UnknownTable):  # an interrupted drop has removed it
-                self._pool.execute(VectorSql(self._sql.schema, table).drop(), doing=doing)
+                self._pool.execute(self._store._collections.table(marked).drop(), doing=doing)
 
             def work(session: Session) -> None:
-                session.execute(self._sql.keep_highest(), (free_number(rows) - 1, collection), doing=doing)
-                session.execute(self._sql.drop_quarantine(), (row.name,), doing=doing)
-                session.execute(self._sql.delete(), (row.name,), doing=doing)
+                keep_highest = f'UPDATE {self._state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
+                session.execute(keep_highest, (free_number(rows) - 1, collection), doing=doing)
+                for table in (self._quarantine, self._state):
+                    session.execute(f'DELETE FROM {table} WHERE "COLLECTION" = ?', (row.name,), doing=doing)
 
             self._pool.in_transaction(work, doing=doing)
         self._store._collections.forget()
@@ -411,14 +459,15 @@ class HanaGenerations:
 class _Writer:
     """A change set as rows of parameters, prepared once for every attempt of the transaction."""
 
-    def __init__(self, sql: StateSql, found: Collection, changes: ChangeSet) -> None:
-        self._sql = sql
-        self._found = found
-        self._changes = changes
+    def __init__(self, table: VectorTable, quarantine: str, found: Collection, changes: ChangeSet) -> None:
+        self._table, self._quarantine, self._name, self._changes = table, quarantine, found.name, changes
         vectors = records.fvecs(records.checked_vectors(changes, found.stamp.dimension))
         metadata = records.checked_metadata(changes)
         count = len(changes.chunks)
-        self._rows = [self._row(*row) for row in zip(changes.chunks, metadata[:count], vectors, strict=True)]
+        self._rows = [
+            (chunk.text, text, vector, chunk.id, chunk.number, chunk.content_hash, found.stamp.id)
+            for chunk, text, vector in zip(changes.chunks, metadata[:count], vectors, strict=True)
+        ]
         self._metadata = [
             (text, chunk.content_hash, chunk.id, chunk.number)
             for chunk, text in zip(changes.metadata_only, metadata[count:], strict=True)
@@ -428,27 +477,30 @@ class _Writer:
         self._deleted = [(id_,) for id_ in sorted(ids)]
         self._quarantined: list[tuple[Any, ...]] | None = None
 
-    def _row(self, chunk: Chunk, metadata: str, vector: bytes) -> tuple[Any, ...]:
-        return (chunk.text, metadata, vector, chunk.id, chunk.number, chunk.content_hash, self._found.stamp.id)
-
     def write(self, session: Session) -> None:
         """Write all rows. Raises RowRejected without naming the row (`Session.execute_many`)."""
-        table = self._found.table
-        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
+        table, name, changes = self._table.sql, self._name, self._changes
+        sql = f'DELETE FROM {table} WHERE "SRC_KEY" = ?'
+        session.execute_many(sql, self._deleted, doing="removing what is replaced")
         failpoints.reach("mid_upsert")
-        session.execute_many(table.insert(), self._rows, doing="writing vectors")
-        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
-        self._write_quarantine(session)
-
-    def _write_quarantine(self, session: Session) -> None:
-        name, changes = self._found.name, self._changes
+        sql = (
+            f'INSERT INTO {table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
+            '"MODEL_ID", "SYNCED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+        )
+        session.execute_many(sql, self._rows, doing="writing vectors")
+        sql = (
+            f'UPDATE {table} SET "VEC_META" = ?, "CONTENT_HASH" = ?, "SYNCED_AT" = CURRENT_UTCTIMESTAMP '
+            'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
+        )
+        session.execute_many(sql, self._metadata, doing="replacing metadata")
         released = [(name, id_) for id_ in sorted(changes.released)]
-        if released and session.query(self._sql.count_quarantine(), (name,))[0][0]:
-            session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
+        if released and session.query(_count_quarantine(self._quarantine), (name,))[0][0]:
+            sql = f'DELETE FROM {self._quarantine} WHERE "COLLECTION" = ? AND "SRC_KEY" = ?'
+            session.execute_many(sql, released, doing="releasing from quarantine")
         if not changes.quarantined:
             return
         if self._quarantined is None:  # count the attempt once, even if the commit is retried
-            known = session.query(self._sql.read_quarantine(), (name,))
+            known = session.query(_read_quarantine(self._quarantine), (name,))
             before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
             self._quarantined = []
             for row in sorted(changes.quarantined, key=lambda row: row.id):
@@ -457,7 +509,22 @@ class _Writer:
                     tried = 0  # a changed row starts from zero
                 values = (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + tried, row.digest)
                 self._quarantined.append(values)
-        session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
+        sql = (
+            f'UPSERT {self._quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "ROW_DIGEST", '
+            '"LAST_SEEN") VALUES (?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP) WITH PRIMARY KEY'
+        )
+        session.execute_many(sql, self._quarantined, doing="writing the quarantine")
+
+
+def _read_quarantine(table: str) -> str:
+    return (
+        f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", "ROW_DIGEST" FROM {table} '
+        'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
+    )
+
+
+def _count_quarantine(table: str) -> str:
+    return f'SELECT COUNT(*) FROM {table} WHERE "COLLECTION" = ?'
 
 
 def _seconds(ttl: float) -> int:
@@ -469,35 +536,25 @@ def _stored(row: Sequence[Any]) -> StoredChunk:
     return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
 
 
-def _quarantined(row: Sequence[Any]) -> QuarantinedRow:
-    id_, stage, reason, attempts, seen, digest = row
-    return QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen), None if digest is None else bytes(digest))
-
-
-def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
-    id_, key, number, digest, model, text, meta, vector = row
-    return StoredRecord(
-        record=id_,
-        id=key,
-        number=number,
-        content_hash=None if digest is None else bytes(digest),
-        model=model,
-        text=text,
-        metadata=records.metadata_of(meta),
-        vector=records.from_fvecs(vector, dimension),
-    )
-
-
 def _names_of(collection: str) -> tuple[str, str]:
     """Return the name, and a LIKE pattern for the names of its other generations; escapes the wildcard `_`."""
     escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
     return collection, generation_name(escaped, 0)[:-1] + "%"
 
 
-def _generation(row: Sequence[Any]) -> GenerationRow:
+_GENERATION_COLUMNS = (
+    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
+    '"LEASE_EPOCH"'
+)
+
+
+def _generation(row: Sequence[Any]) -> Collection:
     """Parse a row. Later columns may be absent, as in rows read for a lock."""
-    name, table, number, model, fingerprint, dimension, checkpoint, last_sync, epoch, *later = row
+    name, table, number, model, fingerprint, dimension, text, last_sync, epoch, *later = row
     spec, created, retired, highest = later or (None, None, None, None)
-    stamp, times = ModelStamp(model, fingerprint, dimension), map(records.in_utc, (last_sync, created, retired))
-    synced, began, ended = times
-    return GenerationRow(name, table, number, stamp, checkpoint, synced, epoch, spec, began, ended, highest)
+    created, retired = records.in_utc(created), records.in_utc(retired)
+    stamp, checkpoint = (
+        ModelStamp(model, fingerprint, dimension),
+        records.checkpoint_of(text, records.in_utc(last_sync)),
+    )
+    return Collection(name, table, number, stamp, checkpoint, {}, epoch, spec, created, retired, highest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -15,9 +15,10 @@ from connector.errors import PermissionRefused, RowRejected, StatementFailed
 from connector.hana.connection import HanaPool, Rows, Session
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filters, records
-from connector.stores.hana.keywords import Keywords
-from connector.stores.hana.state import Collection, Collections
-from connector.stores.hana.tables import portions
+from connector.stores.generations import Collection
+from connector.stores.hana import keywords
+from connector.stores.hana.tables import Collections, as_hit, as_text, compiled, portions
+from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
 from connector.stores.words import as_key_value
 
 VECTORS_PAGE = 500
@@ -25,11 +26,11 @@ _INCONSISTENT = 266
 _TIE_STEPS = 3
 """How often to read more rows only because they share the last score."""
 
-_EXPLAINED = (
-    'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
-    'ORDER BY "OPERATOR_ID"'
-)
-_FORGET_PLAN = 'DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?'
+_FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
+"""One record per row: the first chunk of a document, and every foreign record."""
+
+# This module formats only quoted identifiers and constants into SQL; values are always bound.
+# ruff: noqa: S608
 
 T = TypeVar("T")
 
@@ -39,7 +40,6 @@ class HanaView:
     """A `View`."""
 
     collections: Collections
-    words: Keywords
     collection: str
     generation: int | None
     row_filter: Filter | None
@@ -64,11 +64,11 @@ class HanaView:
 
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
-            compiled = _compiled(condition)
+            table, only = self.collections.table(found), compiled(condition)
 
             def best(count: int) -> Rows:
-                sql = found.table.search(count, compiled.sql, compiled.projection, exact=exact)
-                return self.pool.read(sql, (query, *compiled.parameters), doing="searching")
+                sql = table.search(count, only.sql, only.projection, exact=exact)
+                return self.pool.read(sql, (query, *only.parameters), doing="searching")
 
             return _best(best, k)
 
@@ -81,15 +81,17 @@ class HanaView:
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             if k < 1:
                 return []
-            within = _compiled(condition.within if isinstance(condition, filters.Guarded) else None)
-            query = self.words.query(found.table, text, within)
-            if query is None:
+            table, only = self.collections.table(found), compiled(condition)
+            within = compiled(condition.within if isinstance(condition, filters.Guarded) else None)
+            full_text = self.collections.searches_texts(keywords.probe(table))
+            weighed = keywords.weigh(self.pool, table, text, full_text, within)
+            if weighed is None:
                 return []
-            compiled = _compiled(condition)
 
             def best(count: int) -> Rows:
-                sql, parameters = query.statement(count, compiled)
-                return self.pool.read(sql, parameters, doing="searching by words")
+                return self.pool.read(
+                    *keywords.statement(table, full_text, weighed, count, only), doing="searching by words"
+                )
 
             return _best(best, k)
 
@@ -97,28 +99,34 @@ class HanaView:
 
     def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
-            compiled, whole = _compiled(condition), as_key_value(number)
-            sql = found.table.keyed(count, len(whole), compiled.sql, compiled.projection)
-            parameters = [*(f"%{each}%" for each in (*whole, number)), *compiled.parameters]
+            only, whole = compiled(condition), as_key_value(number)
+            head, source = self.collections.table(found).projected(only.projection)
+            first = " OR ".join(['"SRC_KEY" LIKE ?'] * len(whole))
+            sql = (
+                f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+                f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE" FROM {source} '
+                f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(only)} ORDER BY "PLACE", "SRC_KEY"'
+            )
+            parameters = [*(f"%{each}%" for each in (*whole, number)), *only.parameters]
             rows = self.pool.read(sql, parameters, doing="looking for a number in keys")
-            return [_hit((*row[:5], 0.0)) for row in rows]
+            return [as_hit((*row[:5], 0.0)) for row in rows]
 
         return self._read(where, read)
 
     def texts(self, ids: Sequence[str]) -> list[StoredText]:
-        asked = records.AskedIds.of(ids)
+        documents, foreign = records.asked_ids(ids)
 
         def read(found: Collection, condition: filters.Condition | None) -> list[StoredText]:
-            only, rows = _compiled(condition), list[StoredText]()
-
-            def add(sql: str, some: Sequence[Any]) -> None:
-                rows.extend(map(_text, self.pool.read(sql, (*some, *only.parameters), doing="reading rows")))
-
-            for documents in portions(asked.documents):
-                add(found.table.texts_of(len(documents), only.sql), documents)
-            for foreign in portions(asked.foreign):
-                add(found.table.texts_of_foreign(len(foreign), only.sql), foreign)
-            return records.in_order_of(ids, rows)
+            only, texts = compiled(condition), list[StoredText]()
+            for column, ours, asked in (("SRC_KEY", "", documents), ("ID", ' AND "SRC_KEY" IS NULL', foreign)):
+                for some in portions(asked):
+                    sql = (
+                        'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" '
+                        f"FROM {self.collections.table(found).sql} "
+                        f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{_and(only)}'
+                    )
+                    texts += map(as_text, self.pool.read(sql, (*some, *only.parameters), doing="reading rows"))
+            return records.in_order_of(ids, texts)
 
         return self._read(None, read)
 
@@ -130,7 +138,9 @@ class HanaView:
             stored: dict[int, NDArray[np.float32] | None] = {}
             for start in range(0, len(ids), VECTORS_PAGE):
                 some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
-                rows = self.pool.read(found.table.vectors(len(some)), some, doing="reading the vectors of hits")
+                places = ", ".join("?" * len(some))
+                sql = f'SELECT "ID", "VEC_VECTOR" FROM {self.collections.table(found).sql} WHERE "ID" IN ({places})'
+                rows = self.pool.read(sql, some, doing="reading the vectors of hits")
                 stored |= {id_: records.from_fvecs(vector, dimension) for id_, vector in rows}
             gathered = np.zeros((len(ids), dimension), np.float32)
             for place, id_ in enumerate(ids):
@@ -143,10 +153,15 @@ class HanaView:
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         def read(found: Collection, condition: filters.Condition | None) -> Sample:
-            doing, only = "reading a sample of rows", _compiled(condition)
-            (rows,) = self.pool.read(found.table.count_rows(only.sql), only.parameters, doing=doing)[0]
-            chosen = self.pool.read(found.table.sample(count, only.sql, texts=texts), only.parameters, doing=doing)
-            return Sample([_text(row) for row in chosen], max(rows, len(chosen)))
+            doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
+            source = f"FROM {self.collections.table(found).sql} WHERE {_FIRST}{_and(only)}"
+            (rows,) = self.pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
+            sql = (
+                f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
+                f'ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), {SPREAD_MODULUS}), "ID"'
+            )
+            chosen = self.pool.read(sql, only.parameters, doing=doing)
+            return Sample([as_text(row) for row in chosen], max(rows, len(chosen)))
 
         return self._read(None, read)
 
@@ -155,14 +170,17 @@ class HanaView:
         doing, name = "explaining a search", f"OWL_{uuid4().hex}"
 
         def read(found: Collection, condition: filters.Condition | None) -> IndexUse:
-            compiled = _compiled(condition)
-            searched = found.table.search(max(k, 1), compiled.sql, compiled.projection)
-            sql = f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}"
+            only = compiled(condition)
+            searched = self.collections.table(found).search(max(k, 1), only.sql, only.projection)
+            plan_of = (
+                'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
+                'ORDER BY "OPERATOR_ID"'
+            )
 
             def explain(session: Session) -> Rows:
-                session.execute(sql, doing=doing)
-                rows = session.query(_EXPLAINED, (name,), doing=doing)
-                session.execute(_FORGET_PLAN, (name,), doing=doing)
+                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}", doing=doing)
+                rows = session.query(plan_of, (name,), doing=doing)
+                session.execute('DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?', (name,), doing=doing)
                 return rows
 
             try:
@@ -189,8 +207,8 @@ def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
         raise
 
 
-def _compiled(condition: filters.Condition | None) -> filters.Compiled:
-    return filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
+def _and(only: filters.Compiled) -> str:
+    return f" AND ({only.sql})" if only.sql else ""
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
@@ -202,21 +220,10 @@ def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
     while True:
         rows = read(count)
         scored = [row for row in rows if row[5] is not None]
-        best = records.best_per_document(map(_hit, scored), k)
+        best = records.best_per_document(map(as_hit, scored), k)
         exhausted = len(rows) < count or len(scored) < len(rows)
         full = len(best) == k
         if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
             return best
         ties += full
         count *= 4
-
-
-def _hit(row: Sequence[Any]) -> Hit:
-    text = _text(row[:5])
-    return Hit(text.id, float(row[5]), text.text, text.metadata, text.number, text.record)
-
-
-def _text(row: Sequence[Any]) -> StoredText:
-    record, key, number, text, meta = row
-    id_ = f"{records.FOREIGN}{record}" if key is None else key
-    return StoredText(id_, number or 0, text or "", records.metadata_of(meta), record)

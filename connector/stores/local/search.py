@@ -21,7 +21,8 @@ from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
-from connector.stores.local.tables import Collection, Records
+from connector.stores.generations import Collection
+from connector.stores.local.tables import Records
 from connector.stores.scan.int8_scan import best_scan
 from connector.stores.scan.shared_scans import SharedScans
 from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan, exact_scores

@@ -9,21 +9,18 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from connector import failpoints
 from connector.errors import RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
-    Chunk,
     CollectionStatus,
     Filter,
     Generation,
@@ -32,18 +29,17 @@ from connector.model import (
     Recipe,
     StoredChunk,
     StoredRecord,
-    Vectors,
     generation_name,
     is_generation,
 )
 from connector.protocols import Embedder
 from connector.stores import records
-from connector.stores.generations import DROPPED, GenerationRow, Switch, droppable, free_number, resumable
+from connector.stores.generations import DROPPED, Collection, droppable, free_number, resumable, switching
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.search import Indexes
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
-from connector.stores.local.tables import IN_LIMIT, SCHEMA, Collection, find, known, unknown
+from connector.stores.local.tables import IN_LIMIT, SCHEMA, find, generations, known, unknown
 from connector.stores.local.view import LocalView
 from connector.stores.records import ModelStamp
 from connector.stores.scan.vector_scan import VectorScan
@@ -113,12 +109,14 @@ class LocalStore:
                 self._add(db, collection, 1, collection, stamp, None)
                 return Checkpoint()
             if found.stamp != stamp:
-                if is_generation(collection) or not _is_free_and_empty(db, found):
+                sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
+                leased = db.execute(sql, (found.id, time.time())).fetchone()
+                if is_generation(collection) or leased or _counts(db, found) != (0, 0):
                     raise found.stamp.mismatch(collection, stamp)
                 db.execute(
                     "UPDATE collections SET generation = ?, model = ?, fingerprint = ?, dimension = ?, "
                     "checkpoint = NULL, last_sync = NULL, lease_epoch = lease_epoch + 1 WHERE id = ?",
-                    (free_number(_rows(db, collection)), stamp.id, stamp.fingerprint, stamp.dimension, found.id),
+                    (free_number(generations(db, collection)), stamp.id, stamp.fingerprint, stamp.dimension, found.id),
                 )
                 return Checkpoint()
             names = self._names.get(collection)
@@ -177,7 +175,7 @@ class LocalStore:
         with self._file.write() as db:
             collection = _owned(db, lease)
             try:
-                _Writer(db, collection.id, collection.stamp).apply(changes)
+                _write(db, collection, changes)
             except _REFUSED as error:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
@@ -220,7 +218,13 @@ class LocalStore:
         with self._file.read() as db:
             dimension = known(db, collection).stamp.dimension
         for rows in self._pages(collection, sql):
-            yield [_record(row, dimension) for row in rows]
+            page = []
+            for id_, document, number, digest, model, text, meta, vector in rows:
+                usable = isinstance(vector, bytes) and len(vector) == 4 * dimension
+                numbers = np.frombuffer(vector, dtype="<f4").astype(np.float32) if usable else None
+                metadata = records.metadata_of(meta)
+                page.append(StoredRecord(id_, document, number, digest, model, text, metadata, numbers))
+            yield page
 
     def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
         """Yield pages by id. Each page is one transaction, so that SQLite can truncate its log."""
@@ -253,23 +257,7 @@ class LocalStore:
                 return None
             chunks, rows = _counts(db, found)
             (quarantined,) = db.execute("SELECT count(*) FROM quarantine WHERE collection = ?", (found.id,)).fetchone()
-        return CollectionStatus(
-            collection=collection,
-            store="local",
-            schema=None,
-            table="records",
-            generation=found.generation,
-            model=found.stamp.id,
-            dimension=found.stamp.dimension,
-            rows=rows,
-            chunks=chunks,
-            foreign=0,
-            empty=found.checkpoint.empty,
-            quarantined=quarantined,
-            last_sync=found.checkpoint.last_sync,
-            key=found.checkpoint.key,
-            checkpoint=found.checkpoint,
-        )
+        return found.status("local", None, rows=rows, chunks=chunks, quarantined=quarantined)
 
 
 class LocalGenerations:
@@ -284,13 +272,13 @@ class LocalGenerations:
         with self._file.read() as db, undamaged("the record of a generation"):
             return [
                 row.generation(collection, db.execute(sql, (row.id,)).fetchone()[0] if counted else None)
-                for row in _rows(db, collection)
+                for row in generations(db, collection)
             ]
 
     def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
         stamp = ModelStamp.of(embedder)
         with self._file.write() as db:
-            rows = _rows(db, collection)
+            rows = generations(db, collection)
             found = resumable(collection, rows, stamp, recipe)
             if found is not None:
                 db.execute("UPDATE collections SET retired = NULL WHERE name = ?", (found.name,))
@@ -303,12 +291,12 @@ class LocalGenerations:
     def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
         with self._file.read() as db:
-            known = [row.spec for row in _rows(db, collection) if row.number == number]
-        if known and known[0] != text:
-            with self._file.write() as db:
-                for row in _rows(db, collection):
-                    if row.number == number:
-                        db.execute("UPDATE collections SET spec = ? WHERE id = ?", (text, row.id))
+            if not [row for row in generations(db, collection) if row.number == number and row.spec != text]:
+                return
+        with self._file.write() as db:
+            for row in generations(db, collection):
+                if row.number == number:
+                    db.execute("UPDATE collections SET spec = ? WHERE id = ?", (text, row.id))
 
     def switch(self, collection: str, number: int) -> None:
         sql = (
@@ -316,24 +304,24 @@ class LocalGenerations:
             "lease_until = NULL WHERE name = ?"
         )
         with self._file.write() as db:
-            switch = Switch.to(collection, _rows(db, collection), number)
+            switch = switching(collection, generations(db, collection), number)
             if switch is None:
                 return
+            target, retiring, epoch = switch
 
-            def rename(row: GenerationRow, name: str, retired: str | None) -> None:
-                checkpoint = records.to_compare_whole(row.checkpoint)
-                db.execute(sql, (name, retired, checkpoint, switch.epoch, row.name))
+            def rename(row: Collection, name: str, retired: str | None) -> None:
+                db.execute(sql, (name, retired, records.to_compare_whole(row.checkpoint), epoch, row.name))
 
-            for row in switch.retiring:
+            for row in retiring:
                 rename(row, generation_name(collection, row.number), _now())
             failpoints.reach("mid_alias_swap")
-            rename(switch.target, collection, None)
+            rename(target, collection, None)
 
     def drop(self, collection: str, number: int) -> None:
         """Mark the generation first and delete it page by page: after an interruption it can be dropped again, but not
         resumed or activated."""
         with self._file.read() as db:
-            name = droppable(collection, _rows(db, collection), number).name
+            name = droppable(collection, generations(db, collection), number).name
         with self._store.lease(name, "drop", 0) as lease:
             with self._file.write() as db:
                 mark = "UPDATE collections SET fingerprint = ?, checkpoint = NULL, last_sync = NULL WHERE id = ?"
@@ -341,7 +329,7 @@ class LocalGenerations:
             while self._delete_page(lease):
                 pass
             with self._file.write() as db:
-                row, highest = _owned(db, lease), free_number(_rows(db, collection)) - 1
+                row, highest = _owned(db, lease), free_number(generations(db, collection)) - 1
                 db.execute("UPDATE collections SET highest = ? WHERE name = ?", (highest, collection))
                 db.execute("DELETE FROM tombstones WHERE collection = ?", (row.id,))
                 db.execute("DELETE FROM collections WHERE id = ?", (row.id,))
@@ -353,99 +341,68 @@ class LocalGenerations:
             return db.execute(sql, (_owned(db, lease).id, DELETE_PAGE)).rowcount > 0
 
 
-def _places(count: int) -> str:
-    return ", ".join("?" * count)
-
-
-class _Writer:
-    """Applies a change set within an open transaction."""
-
-    def __init__(self, db: sqlite3.Connection, collection: int, stamp: ModelStamp) -> None:
-        self._db = db
-        self._collection = collection
-        self._stamp = stamp
-        self._now = _now()
-
-    def apply(self, changes: ChangeSet) -> None:
-        vectors = records.checked_vectors(changes, self._stamp.dimension)
-        metadata, count = records.checked_metadata(changes), len(changes.chunks)
-        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
-        failpoints.reach("mid_upsert")
-        self._insert(changes.chunks, metadata[:count], vectors)
-        self._replace_metadata(changes.metadata_only, metadata[count:])
-        self._quarantine(changes.quarantined, changes.released)
-        if changes.checkpoint is not None:
-            self._db.execute(
-                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
-                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection),
-            )
-            failpoints.reach("mid_checkpoint")
-
-    def _delete(self, documents: Sequence[str]) -> None:
-        """Delete documents. Triggers remove the vectors and add tombstones."""
-        self._remove("records", list(dict.fromkeys(documents)))
-
-    def _remove(self, table: str, documents: Sequence[str]) -> None:
-        for start in range(0, len(documents), GROUP):
-            some = documents[start : start + GROUP]
-            sql = f"DELETE FROM {table} WHERE collection = ? AND document IN ({_places(len(some))})"  # noqa: S608
-            self._db.execute(sql, (self._collection, *some))
-
-    def _add(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows. `into`: table and columns."""
-        for start in range(0, len(rows), GROUP):
-            some = rows[start : start + GROUP]
-            values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
-            sql = f"INSERT INTO {into} VALUES {values}"  # noqa: S608
-            self._db.execute(sql, tuple(chain.from_iterable(some)))
-
-    def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
-        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
-        first = (last[0] if last else 0) + 1
-        collection, stamp = self._collection, self._stamp
-        self._add(
-            "records (id, collection, document, number, hash, model, synced_at, meta, text)",
-            [
-                (
-                    first + place,
-                    collection,
-                    chunk.id,
-                    chunk.number,
-                    chunk.content_hash,
-                    stamp.id,
-                    self._now,
-                    metadata[place],
-                    chunk.text,
-                )
-                for place, chunk in enumerate(chunks)
-            ],
+def _write(db: sqlite3.Connection, collection: Collection, changes: ChangeSet) -> None:
+    """Apply a change set within an open transaction."""
+    stamp, now, chunks = collection.stamp, _now(), changes.chunks
+    vectors = records.checked_vectors(changes, stamp.dimension)
+    metadata = records.checked_metadata(changes)
+    # Triggers remove the vectors and add tombstones.
+    replaced = dict.fromkeys([*changes.deleted, *(chunk.id for chunk in chunks)])
+    _remove(db, "records", collection, list(replaced))
+    failpoints.reach("mid_upsert")
+    last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+    first = (last[0] if last else 0) + 1
+    _add(
+        db,
+        "records (id, collection, document, number, hash, model, synced_at, meta, text)",
+        [
+            (id_, collection.id, chunk.id, chunk.number, chunk.content_hash, stamp.id, now, meta, chunk.text)
+            for id_, (chunk, meta) in enumerate(zip(chunks, metadata, strict=False), first)
+        ],
+    )
+    data, size = vectors.tobytes(), 4 * stamp.dimension
+    _add(
+        db,
+        "vectors (record, dimension, vector)",
+        [(first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))],
+    )
+    db.executemany(
+        "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
+        (
+            (meta, chunk.content_hash, now, collection.id, chunk.id, chunk.number)
+            for chunk, meta in zip(changes.metadata_only, metadata[len(chunks) :], strict=True)
+        ),
+    )
+    _remove(db, "quarantine", collection, changes.released)
+    db.executemany(
+        "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+        "SET stage = excluded.stage, reason = excluded.reason, last_seen = excluded.last_seen, "
+        "attempts = excluded.attempts + CASE WHEN row_digest <> excluded.row_digest THEN 0 ELSE attempts END, "
+        "row_digest = excluded.row_digest",
+        ((collection.id, row.id, row.stage, row.reason, row.attempts, now, row.digest) for row in changes.quarantined),
+    )
+    if changes.checkpoint is not None:
+        db.execute(
+            "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
+            (records.checkpoint_text(changes.checkpoint), changes.partial, now, collection.id),
         )
-        data, size = vectors.tobytes(), 4 * stamp.dimension
-        self._add(
-            "vectors (record, dimension, vector)",
-            [(first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))],
-        )
+        failpoints.reach("mid_checkpoint")
 
-    def _replace_metadata(self, chunks: Sequence[Chunk], metadata: Sequence[str]) -> None:
-        self._db.executemany(
-            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
-            (
-                (text, chunk.content_hash, self._now, self._collection, chunk.id, chunk.number)
-                for chunk, text in zip(chunks, metadata, strict=True)
-            ),
-        )
 
-    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
-        collection = self._collection
-        self._remove("quarantine", released)
-        self._db.executemany(
-            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
-            "SET stage = excluded.stage, reason = excluded.reason, last_seen = excluded.last_seen, "
-            "attempts = excluded.attempts + CASE WHEN row_digest <> excluded.row_digest THEN 0 ELSE attempts END, "
-            "row_digest = excluded.row_digest",
-            ((collection, row.id, row.stage, row.reason, row.attempts, self._now, row.digest) for row in rows),
-        )
+def _remove(db: sqlite3.Connection, table: str, collection: Collection, documents: Sequence[str]) -> None:
+    for start in range(0, len(documents), GROUP):
+        some = documents[start : start + GROUP]
+        sql = f"DELETE FROM {table} WHERE collection = ? AND document IN ({', '.join('?' * len(some))})"  # noqa: S608
+        db.execute(sql, (collection.id, *some))
+
+
+def _add(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows. `into`: table and columns."""
+    for start in range(0, len(rows), GROUP):
+        some = rows[start : start + GROUP]
+        values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
+        db.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))  # noqa: S608
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
@@ -461,51 +418,6 @@ def _counts(db: sqlite3.Connection, found: Collection) -> tuple[int, int]:
     sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
     chunks, rows = db.execute(sql, (found.id,)).fetchone()
     return int(chunks), int(rows)
-
-
-def _is_free_and_empty(db: sqlite3.Connection, found: Collection) -> bool:
-    """Return whether the collection is empty and not leased, so that its model may change."""
-    sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
-    leased = db.execute(sql, (found.id, time.time())).fetchone()
-    return leased is None and _counts(db, found) == (0, 0)
-
-
-def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
-    id_, document, number, digest, model, text, meta, vector = row
-    metadata = records.metadata_of(meta)
-    return StoredRecord(id_, document, number, digest, model, text, metadata, _vector(vector, dimension))
-
-
-def _vector(data: object, dimension: int) -> NDArray[np.float32] | None:
-    if not isinstance(data, bytes) or len(data) != 4 * dimension:
-        return None
-    return np.frombuffer(data, dtype="<f4").astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row(GenerationRow):
-    id: int = 0
-
-
-def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
-    """Return the generations by number."""
-    sql = (
-        "SELECT id, name, generation, model, fingerprint, dimension, checkpoint, last_sync, lease_epoch, spec, "
-        "created, retired, highest FROM collections WHERE name = :name OR "
-        "substr(name, 1, length(:name) + 1) = :name || '@' ORDER BY generation"
-    )
-    rows = []
-    with undamaged("the record of a generation"):
-        for id_, name, number, *stamp, checkpoint, last_sync, epoch, spec, created, retired, highest in db.execute(
-            sql, {"name": collection}
-        ):
-            times = (datetime.fromisoformat(text) if text else None for text in (last_sync, created, retired))
-            synced, began, ended = times
-            known = ModelStamp(*stamp)
-            rows.append(
-                _Row(name, "records", number, known, checkpoint, synced, epoch, spec, began, ended, highest, id=id_)
-            )
-    return rows
 
 
 def _now() -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from connector.errors import UnknownCollection
-from connector.model import Checkpoint, Hit, Vectors
+from connector.model import Hit, Vectors
 from connector.stores import filters, records
 from connector.stores.filters import register
+from connector.stores.generations import Collection
 from connector.stores.local.sqlite_file import Schema, undamaged
 from connector.stores.records import ModelStamp
 
@@ -120,36 +121,29 @@ END
 SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)  # OWLV
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """A row of `collections`. `names`: source column to metadata name if they differ, for filters."""
+def _rows(db: sqlite3.Connection, later: str, condition: str, name: str) -> list[Collection]:
+    """Return rows of `collections` by number. `later`: columns that a file of the first layout lacks if read only."""
+    columns = f"id, name, generation, model, fingerprint, dimension, names, checkpoint, last_sync, lease_epoch{later}"
+    sql = f"SELECT {columns} FROM collections WHERE {condition} ORDER BY generation"  # noqa: S608 - constants
+    found = []
+    with undamaged("the record of a collection"):
+        for id_, name_, number, *stamp, names, text, last_sync, epoch, *more in db.execute(sql, (name,)):
+            spec, created, retired, highest = more or (None, None, None, None)
+            synced, began, ended = (datetime.fromisoformat(at) if at else None for at in (last_sync, created, retired))
+            checkpoint, called = records.checkpoint_of(text, synced), json.loads(names)
+            last = (epoch, spec, began, ended, highest, id_)
+            found.append(Collection(name_, "records", number, ModelStamp(*stamp), checkpoint, called, *last))
+    return found
 
-    id: int
-    name: str
-    generation: int
-    stamp: ModelStamp
-    names: Mapping[str, str]
-    checkpoint: Checkpoint
+
+def generations(db: sqlite3.Connection, collection: str) -> list[Collection]:
+    """Return the generations by number."""
+    condition = "name = ?1 OR substr(name, 1, length(?1) + 1) = ?1 || '@'"
+    return _rows(db, ", spec, created, retired, highest", condition, collection)
 
 
 def find(db: sqlite3.Connection, name: str) -> Collection | None:
-    row = db.execute(
-        "SELECT id, generation, model, fingerprint, dimension, names, checkpoint, last_sync FROM collections "
-        "WHERE name = ?",
-        (name,),
-    ).fetchone()
-    if row is None:
-        return None
-    id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
-    with undamaged("the record of a collection"):
-        return Collection(
-            id_,
-            name,
-            generation,
-            ModelStamp(model, fingerprint, dimension),
-            json.loads(names),
-            records.checkpoint_of(checkpoint, datetime.fromisoformat(last_sync) if last_sync else None),
-        )
+    return next(iter(_rows(db, "", "name = ?", name)), None)
 
 
 def known(db: sqlite3.Connection, name: str) -> Collection:

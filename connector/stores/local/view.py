@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import changed
+from connector.stores.generations import Collection, changed
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.search import Indexes, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import IN_LIMIT, Collection, Records, known
+from connector.stores.local.tables import IN_LIMIT, Records, known
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
 from connector.stores.words import as_key_value
 
@@ -43,8 +43,8 @@ class LocalView:
     ) -> Iterator[tuple[sqlite3.Connection, Collection, filters.Condition | None]]:
         with self.file.read() as db:
             found = known(db, self.collection)
-            if self.generation not in (None, found.generation):
-                raise changed(self.collection, self.generation, found.generation)
+            if self.generation not in (None, found.number):
+                raise changed(self.collection, self.generation, found.number)
             names = found.names if self.names is None else self.names
             yield db, found, filters.narrowed(where, self.row_filter, names)
 
@@ -80,7 +80,7 @@ class LocalView:
 
     def texts(self, ids: Sequence[str]) -> list[StoredText]:
         with self._read() as (db, found, condition):
-            read = _texts(db, "document", records.AskedIds.of(ids).documents, _only(found, condition))
+            read = _texts(db, "document", records.asked_ids(ids)[0], _only(found, condition))
             return records.in_order_of(ids, read)
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
