@@ -182,7 +182,6 @@ def test_the_list_of_choices_names_cores_build_and_tf32(capability: tuple[int, i
     assert profile.builds[0].command in chosen["torch_build"].reason
     assert chosen["tf32"].value is False  # never by itself: the precision that is chosen is faster
     assert ("needs compute capability 8.0" in chosen["tf32"].reason) == (capability < (8, 0))
-    assert "instructions" not in chosen
 
 
 @pytest.mark.parametrize(("requested", "on"), [("tf32", True), ("fp32", False), ("bf16", False)])
@@ -196,14 +195,10 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
     def measured() -> float:
         raise AssertionError
 
-    cpu = DeviceProfile.cpu("Some CPU", instructions=("avx2", "vnni"))
+    cpu = DeviceProfile.cpu("Some CPU")
     chosen = {each.name: each for each in settings_of(cpu, measured, chosen=("bf16", "measured before"))}
     assert (chosen["precision"].value, chosen["precision"].reason) == ("bf16", "measured before")
-    assert chosen["instructions"].value == "avx2 vnni"
     assert "torch_build" not in chosen
-    untold = {each.name: each for each in settings_of(DeviceProfile.cpu())}["instructions"]
-    assert untold.value is None
-    assert "not reported" in untold.reason
 
 
 @pytest.mark.parametrize("name", CARDS)

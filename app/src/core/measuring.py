@@ -444,7 +444,6 @@ def describe(profile: DeviceProfile) -> Row:
         "memory_bytes": profile.memory_bytes or None,
         "bandwidth_gb_per_s": profile.bandwidth,
         "multiprocessors": profile.multiprocessors or None,
-        "instructions": list(profile.instructions) or None,
         "tensor_cores": sorted(profile.tensor_cores),
         "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,

@@ -164,7 +164,8 @@ def loading_errors_mapped() -> Iterator[None]:
         if _no_memory(error):
             raise OutOfMemory("the device's memory does not hold this graph") from error
         if type(error).__module__.startswith("onnxruntime."):
-            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {str(error).partition(chr(10))[0]}") from error
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {said}") from error
         raise
 
 
