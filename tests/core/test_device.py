@@ -66,7 +66,7 @@ def test_tensor_cores(profile: DeviceProfile, cores: set[str]) -> None:
         (P4, "fp16", "1/64"),
         (CPU, "fp16", "fp32, bf16 or auto"),
         (CPU, "tf32", "fp32, bf16 or auto"),
-        (H200, "int8", "CPUs only; use auto"),
+        (H200, "int8", "owl-sap calibrate NAME"),
         (CPU, "half", "not one of auto, fp32, tf32"),
     ],
 )

@@ -181,11 +181,11 @@ def choose_precision(
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
-    if profile.capability is None:  # loading a model tests whether int8 works on a CPU
+    if precision == "int8":
+        return "torch has no 8-bit layers; calibrate a graph (owl-sap calibrate NAME), or use auto"
+    if profile.capability is None:
         slow = precision in ("fp16", "tf32")
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
-    if precision == "int8":
-        return "on a GPU int8 needs TensorRT ([tensorrt] enabled = true); torch has it on CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
         return f"it needs compute capability 8.0, this card has {_dotted(profile)}; use {better} or auto"
@@ -243,7 +243,7 @@ def settings_of(
     if profile.capability is None:
         told = "reported by the system" if profile.instructions else "not reported by the system"
         value = " ".join(profile.instructions) or None
-        told = f"{told}; bf16 and int8 are chosen by measuring, not by this"
+        told = f"{told}; bf16 is chosen by measuring, not by this"
         settings.append(Setting("instructions", value, told))
     else:
         formats = " ".join(profile.tensor_core_formats) or None

@@ -98,7 +98,6 @@ class Folder:
     name: str
     config: dict[str, Any]
     pooling: str
-    normalizes: bool
     max_length: int
     lower_case: bool
     weights: tuple[Path, ...]
@@ -151,7 +150,6 @@ def read_folder(path: Path, name: str) -> Folder:
         name=name,
         config=config,
         pooling=pooling,
-        normalizes="Normalize" in kinds,
         max_length=_max_length(encoder, config, settings, name),
         lower_case=bool(settings.get("do_lower_case", False)),
         weights=tuple(weights),
