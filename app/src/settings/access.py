@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
@@ -47,6 +48,7 @@ def _pairs(value: Any) -> Any:
 Meanings = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
+@lru_cache(256)
 def is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True
