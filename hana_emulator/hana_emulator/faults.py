@@ -142,30 +142,23 @@ class _Ordered:
     def __post_init__(self) -> None:
         self.pattern = regex.compile(self.fault.match, regex.IGNORECASE | regex.DOTALL)
 
-    @property
-    def spent(self) -> bool:
-        return self.fault.count is not None and self.hits >= self.fault.count
-
     def strikes(self, text: str) -> bool:
-        """Count a match; return whether the fault occurs now."""
-        if self.spent or not self._is_found(text):
+        """Count a match; return whether the fault occurs now. A pattern that takes too long is never tried again,
+        because it would block all sessions."""
+        if self.too_slow or (self.fault.count is not None and self.hits >= self.fault.count):
+            return False
+        try:
+            if self.pattern.search(text, timeout=_SEARCH_SECONDS) is None:
+                return False
+        except TimeoutError:
+            self.too_slow = True
+            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
             return False
         self.matches += 1
         if self.matches <= self.fault.skip:
             return False
         self.hits += 1
         return True
-
-    def _is_found(self, text: str) -> bool:
-        """A pattern that takes too long is never tried again, because it would block all sessions."""
-        if self.too_slow:
-            return False
-        try:
-            return self.pattern.search(text, timeout=_SEARCH_SECONDS) is not None
-        except TimeoutError:
-            self.too_slow = True
-            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
-            return False
 
 
 class FaultList:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
@@ -118,7 +118,13 @@ def _padded(length: int) -> int:
 
 def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
     """Build a packet. The AUTHENTICATE reply needs session id 0, the CONNECT reply the new id."""
-    parts = b"".join(_build_parts(reply.parts))
+    pieces = []
+    for part in reply.parts:
+        size = len(part.data)
+        small, big = (part.count, 0) if part.count <= _BIG_COUNT else (-1, part.count)
+        head = _PART.pack(part.kind, part.attributes, small, big, size, _padded(size))
+        pieces += [head, part.data, bytes(_padded(size) - size)]
+    parts = b"".join(pieces)
     length = _REPLY_SEGMENT.size + len(parts)
     kind = _ERROR if reply.error else _REPLY
     return b"".join(
@@ -128,12 +134,3 @@ def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
             parts,
         )
     )
-
-
-def _build_parts(parts: Iterable[Part]) -> Iterator[bytes]:
-    for part in parts:
-        length = len(part.data)
-        small, big = (part.count, 0) if part.count <= _BIG_COUNT else (-1, part.count)
-        yield _PART.pack(part.kind, part.attributes, small, big, length, _padded(length))
-        yield part.data
-        yield bytes(_padded(length) - length)

@@ -148,6 +148,14 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
     written: dict[int, tuple[tuple[int, bool], ...]] = {}
     for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
         written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
+    triggers: dict[tuple[str, str], Trigger] = {}
+    for row in connection.execute(
+        "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
+        " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
+    ):
+        lists = (tuple(row[5].split(",")), tuple(json.loads(row[6])))
+        values = (*row[:5], *lists, *row[7:], written.get(row[0], ()))
+        triggers[row[1:3]] = Trigger(*values)
     return SchemaObjects(
         references=MappingProxyType(_load_references(connection)),
         checks=MappingProxyType(checks),
@@ -168,26 +176,7 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
                 )
             }
         ),
-        triggers=MappingProxyType(
-            {
-                (schema, name): Trigger(
-                    number,
-                    schema,
-                    name,
-                    relation,
-                    timing,
-                    tuple(events.split(",")),
-                    tuple(json.loads(columns)),
-                    *texts,
-                    bool(enabled),
-                    written.get(number, ()),
-                )
-                for number, schema, name, relation, timing, events, columns, *texts, enabled in connection.execute(
-                    "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
-                    " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
-                )
-            }
-        ),
+        triggers=MappingProxyType(triggers),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)

@@ -357,22 +357,21 @@ _M_CS_TABLES = view(
 """One part for each column table: none is partitioned here."""
 
 
-def _views_view() -> SystemView:
-    return view(
-        "FROM owl_visible r WHERE r.kind = 'VIEW'",
-        SCHEMA_NAME=(NAME, "r.schema"),
-        VIEW_NAME=(NAME, "r.name"),
-        VIEW_OID=(BIGINT, "r.id"),
-        VIEW_TYPE=(nvarchar(16), "'ROW'"),
-        DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
-        COMMENTS=(TEXT, "r.comment"),
-        IS_VALID=(
-            FLAG,
-            "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
-        ),
-        IS_COLUMN_VIEW=(FLAG, "'FALSE'"),
-        CREATE_TIME=(TIMESTAMP, "r.created"),
-    )
+_VIEWS_VIEW = view(
+    "FROM owl_visible r WHERE r.kind = 'VIEW'",
+    SCHEMA_NAME=(NAME, "r.schema"),
+    VIEW_NAME=(NAME, "r.name"),
+    VIEW_OID=(BIGINT, "r.id"),
+    VIEW_TYPE=(nvarchar(16), "'ROW'"),
+    DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
+    COMMENTS=(TEXT, "r.comment"),
+    IS_VALID=(
+        FLAG,
+        "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
+    ),
+    IS_COLUMN_VIEW=(FLAG, "'FALSE'"),
+    CREATE_TIME=(TIMESTAMP, "r.created"),
+)
 
 
 _INDEXED = (
@@ -420,7 +419,7 @@ _VIEWS: dict[str, SystemView] = {
     "TABLES": _TABLES,
     "M_TABLES": _M_TABLES,
     "M_CS_TABLES": _M_CS_TABLES,
-    "VIEWS": _views_view(),
+    "VIEWS": _VIEWS_VIEW,
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),
     "SCHEMAS": _SCHEMAS,

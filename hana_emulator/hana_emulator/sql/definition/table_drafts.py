@@ -117,7 +117,8 @@ def _column(reader: TokenReader, draft: TableDraft) -> TableColumn:
 
 def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
     if column.type.code in LOBS and reader.take("MEMORY", "THRESHOLD"):
-        return _without_memory_threshold(reader, column)
+        _ = reader.take("NULL") or reader.number()  # the bytes that HANA keeps in memory
+        return column
     if reader.take("NOT", "NULL"):
         draft.nullability[column.name] = False
         return replace(column, nullable=False)
@@ -144,13 +145,6 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
         raise reader.error("PRIMARY KEY, UNIQUE, REFERENCES or CHECK")
     else:
         return None
-    return column
-
-
-def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
-    """Read the number of bytes that HANA keeps in memory, or NULL, and ignore it."""
-    if not reader.take("NULL") and reader.number() < 0:
-        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
     return column
 
 

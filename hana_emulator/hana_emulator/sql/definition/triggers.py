@@ -62,7 +62,15 @@ def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
         timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
         if timing == "AFTER":
             reader.expect("AFTER")
-        events, columns = _events(reader)
+        events: list[str] = []
+        columns: list[str] = []
+        while not events or reader.take("OR"):
+            event = next((event for event in _EVENTS if reader.take(event)), None)
+            if event is None or event in events:
+                raise reader.error("INSERT, UPDATE or DELETE, each once")
+            events.append(event)
+            if event == "UPDATE" and reader.take("OF"):
+                columns = reader.several(reader.identifier)
         reader.expect("ON")
         table = reader.name()
         rows = _referencing(reader)
@@ -75,28 +83,12 @@ def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
             reader.expect("ROW")
         if reader.peek("ORDER"):
             raise not_supported("ORDER of triggers")
-        draft = _Draft(name, table, timing, events, columns, rows, _body(reader), reader.sql.strip())
+        body = _body(reader)
+        draft = _Draft(name, table, timing, tuple(events), tuple(columns), rows, body, reader.sql.strip())
         trigger_bodies.statements(draft.body, draft.rows.values())
         return lambda bench: _create(bench, draft, replacing=replacing)
 
     return parser
-
-
-def _events(reader: TokenReader) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read INSERT OR UPDATE [OF column, ...] OR DELETE; return the events and columns."""
-    events: list[str] = []
-    columns: list[str] = []
-    while True:
-        event = next((event for event in _EVENTS if reader.take(event)), None)
-        if event is None or event in events:
-            raise reader.error("INSERT, UPDATE or DELETE, each once")
-        events.append(event)
-        if event == "UPDATE" and reader.take("OF"):
-            columns.append(reader.identifier())
-            while reader.take(","):
-                columns.append(reader.identifier())
-        if not reader.take("OR"):
-            return tuple(events), tuple(columns)
 
 
 def _referencing(reader: TokenReader) -> dict[str, str]:
@@ -166,7 +158,18 @@ def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
     compiled = _compile(bench, relation, trigger)
     bench.touches |= compiled.touches
     _fire(bench.connection, relation, trigger, compiled.statements)
-    _try_out(bench.connection, relation, trigger)
+    # SQLite compiles the body when it plans statements that fire it.
+    column = quoted((*draft.columns, relation.columns[0].name)[0])
+    firing = {
+        "INSERT": f"EXPLAIN INSERT INTO {relation.sqlite_name} DEFAULT VALUES",
+        "UPDATE": f"EXPLAIN UPDATE {relation.sqlite_name} SET {column} = {column}",
+        "DELETE": f"EXPLAIN DELETE FROM {relation.sqlite_name}",
+    }
+    try:
+        for event in trigger.events:
+            bench.connection.execute(firing[event]).close()
+    except sqlite3.OperationalError:
+        raise not_supported("a statement of this form in the body of a trigger") from None
     _take_out(bench.connection)
 
 
@@ -258,22 +261,6 @@ def _fire(connection: sqlite3.Connection, relation: Relation, trigger: Trigger, 
 
 def _quoted_text(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _try_out(connection: sqlite3.Connection, relation: Relation, trigger: Trigger) -> None:
-    """Let SQLite compile the body by planning statements that fire it. Raises HanaError 7 if SQLite rejects it."""
-    table = relation.sqlite_name
-    column = quoted(trigger.columns[0] if trigger.columns else relation.columns[0].name)
-    firing = {
-        "INSERT": f"EXPLAIN INSERT INTO {table} DEFAULT VALUES",
-        "UPDATE": f"EXPLAIN UPDATE {table} SET {column} = {column}",
-        "DELETE": f"EXPLAIN DELETE FROM {table}",
-    }
-    try:
-        for event in trigger.events:
-            connection.execute(firing[event]).close()
-    except sqlite3.OperationalError:
-        raise not_supported("a statement of this form in the body of a trigger") from None
 
 
 def lift(bench: Workbench) -> None:

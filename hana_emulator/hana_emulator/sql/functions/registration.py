@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from hana_emulator.errors import HanaError, out_of_memory
@@ -84,27 +85,20 @@ SESSION_VARIABLES = "owl_session_variables"
 def register(connection: sqlite3.Connection, context: Context) -> None:
     """Register all functions with `connection`; their names begin with `hana_`."""
     for name, scalar in SCALARS.items():
-        compute = _null_in_null_out(scalar.compute) if scalar.strict else scalar.compute
-        connection.create_function(name, -1, _guarded(compute, context), deterministic=scalar.pure)
+        guarded = _guarded(scalar.compute, context, strict=scalar.strict)
+        connection.create_function(name, -1, guarded, deterministic=scalar.pure)
     for name, read in _SESSION.items():
-        connection.create_function(name, 0, _guarded(_reading(read, context), context))
+        connection.create_function(name, 0, _guarded(partial(read, context), context))
     connection.create_function("hana_session_context", 1, context.session_variables.get)
     connection.create_function(SESSION_VARIABLES, 0, lambda: json.dumps(context.session_variables))
 
 
-def _reading(read: Callable[[Context], Any], context: Context) -> Callable[[], Any]:
-    return lambda: read(context)
+def _guarded(compute: Callable[..., Any], context: Context, *, strict: bool = False) -> Callable[..., Storage]:
+    """`strict`: NULL in, NULL out."""
 
-
-def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Storage) -> Any:
-        return None if None in arguments else compute(*arguments)
-
-    return call
-
-
-def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
     def call(*arguments: Storage) -> Storage:
+        if strict and None in arguments:
+            return None
         try:
             # An unpaired surrogate becomes U+FFFD; an integer beyond 64 bits raises 314.
             value = compute(*arguments)

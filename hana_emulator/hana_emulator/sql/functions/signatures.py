@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -93,10 +93,15 @@ def _first(arguments: Sequence[HanaType]) -> HanaType:
     return arguments[0] if arguments else TEXT
 
 
-def _first_text(arguments: Sequence[HanaType]) -> HanaType:
-    """Text functions return the string type of their first argument, or NVARCHAR."""
-    kind = _first(arguments)
-    return kind if kind.code in STRINGS or kind.code in (TypeCode.NCLOB, TypeCode.CLOB, TypeCode.TEXT) else TEXT
+def _keeping(kept: Collection[TypeCode], otherwise: HanaType) -> ResultRule:
+    """The type of the first argument if it is one of `kept`."""
+    return lambda arguments: arguments[0] if arguments and arguments[0].code in kept else otherwise
+
+
+_string_piece = _keeping(STRINGS, TEXT)
+_first_text = _keeping(STRINGS | {TypeCode.NCLOB, TypeCode.CLOB, TypeCode.TEXT}, TEXT)
+_day_result = _keeping((TypeCode.DATE, TypeCode.SECONDDATE), TIMESTAMP)
+_second_result = _keeping((TypeCode.SECONDDATE, TypeCode.TIME), TIMESTAMP)
 
 
 def _substring(arguments: Sequence[HanaType]) -> HanaType:
@@ -105,21 +110,6 @@ def _substring(arguments: Sequence[HanaType]) -> HanaType:
     if kind.code in VECTORS | {TypeCode.BLOB}:
         return VARBINARY
     return kind if kind.code in STRINGS | BINARIES else TEXT
-
-
-def _string_piece(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in STRINGS else TEXT
-
-
-def _day_result(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in (TypeCode.DATE, TypeCode.SECONDDATE) else TIMESTAMP
-
-
-def _second_result(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in (TypeCode.SECONDDATE, TypeCode.TIME) else TIMESTAMP
 
 
 def _vector_like(arguments: Sequence[HanaType]) -> HanaType:
@@ -167,12 +157,6 @@ def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
     if len(arguments) > 1 and arguments[1].code in STRINGS:
         return "hana_moment_text" if code in DATETIMES else "hana_number_text"
     return "hana_to_nvarchar"
-
-
-def _replaced(arguments: Sequence[HanaType]) -> HanaType:
-    """The replacement may be longer than the text it replaces, so the result has the maximum length."""
-    kind = _first_text(arguments)
-    return kind.sized(TEXT.length) if kind.code in STRINGS else kind
 
 
 _PARTS: tuple[tuple[str, Callable[[datetime], int | str], HanaType], ...] = (
@@ -263,7 +247,13 @@ _define("LTRIM", texts.ltrim, (None, TEXT), _first_text, required=1)
 _define("RTRIM", texts.rtrim, (None, TEXT), _first_text, required=1)
 _define("LPAD", texts.lpad, (None, INTEGER, TEXT), TEXT, required=2)
 _define("RPAD", texts.rpad, (None, INTEGER, TEXT), TEXT, required=2)
-_define("REPLACE", texts.replace, (None, TEXT, TEXT), _replaced)
+# The replacement may be longer than the text it replaces.
+_define(
+    "REPLACE",
+    texts.replace,
+    (None, TEXT, TEXT),
+    lambda kinds: kind.sized(TEXT.length) if (kind := _first_text(kinds)).code in STRINGS else kind,
+)
 _define("LOCATE", texts.locate, (None, TEXT, INTEGER, INTEGER), INTEGER, required=2)
 _define("SUBSTR_BEFORE", texts.substring_before, (None, TEXT), TEXT)
 _define("SUBSTR_AFTER", texts.substring_after, (None, TEXT), TEXT)

@@ -198,15 +198,12 @@ def arithmetic(operator: str, left: HanaType | None, right: HanaType | None) -> 
         return DOUBLE
     if all(kind.code in INTEGERS for kind in kinds):
         return FLOATING_DECIMAL if operator == "/" else BIGINT
-    return _decimal_result(operator, as_decimal(kinds[0]), as_decimal(kinds[1]))
-
-
-def _decimal_result(operator: str, left: HanaType, right: HanaType) -> HanaType:
-    if operator in "/%" or is_floating(left) or is_floating(right):
+    one, two = as_decimal(kinds[0]), as_decimal(kinds[1])
+    if operator in "/%" or is_floating(one) or is_floating(two):
         return FLOATING_DECIMAL
     if operator == "*":
-        scale, digits = left.scale + right.scale, left.length + right.length
+        scale, digits = one.scale + two.scale, one.length + two.length
     else:
-        scale = max(left.scale, right.scale)
-        digits = max(left.length - left.scale, right.length - right.scale) + scale + 1
+        scale = max(one.scale, two.scale)
+        digits = max(one.length - one.scale, two.length - two.scale) + scale + 1
     return HanaType(TypeCode.DECIMAL, digits, scale) if digits <= 38 else FLOATING_DECIMAL

@@ -6,7 +6,7 @@ Each kind of node has its own function. A node without one is rejected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sqlglot import exp
@@ -108,11 +108,6 @@ def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     return bound.sql
 
 
-def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expr, exp.Expr]) -> str:
-    left, right = bind_pair(binding, scope, *pair)
-    return compare(operator, left, right)
-
-
 def compare(operator: str, left: Bound, right: Bound) -> str:
     first, second = coercion.comparable(left, right)
     return f"{first} {operator} {second}"
@@ -138,18 +133,14 @@ def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """Balance AND and OR chains, because SQLite and Python limit the depth of an expression."""
     word = "AND" if isinstance(node, exp.And) else "OR"
-    parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
-    return Bound(_balanced(parts, word), BOOLEAN)
-
-
-def _flattened(node: exp.Expr, kind: type[exp.Expr]) -> Iterator[exp.Expr]:
-    pending = [node]
+    pending, parts = [node], list[str]()
     while pending:
         current = pending.pop()
-        if type(current) is kind:
+        if type(current) is type(node):
             pending += [current.args["expression"], current.this]
         else:
-            yield current
+            parts.append(condition(binding, scope, current))
+    return Bound(_balanced(parts, word), BOOLEAN)
 
 
 def _balanced(parts: list[str], word: str) -> str:
@@ -176,7 +167,13 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple):
         return _tuple_in(binding, scope, node)
     if query is not None:
-        return _in_query(binding, scope, node.this, query)
+        left = bind(binding, scope, node.this)
+        inner = binding.bind_query(binding, unwrapped(query), scope)
+        if len(inner.columns) != 1:
+            raise HanaError(269, "too many values: the subquery of IN must give one column")
+        left = typed_parameter(binding, left, inner.columns[0].type)
+        first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
+        return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
     nodes = node.expressions
     if not nodes:
         raise syntax_error("IN needs a list of values or a query")
@@ -190,16 +187,6 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     else:
         sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
     return _predicate(sql, left, *options)
-
-
-def _in_query(binding: Binding, scope: Scope, tested: exp.Expr, query: exp.Expr) -> Bound:
-    left = bind(binding, scope, tested)
-    inner = binding.bind_query(binding, unwrapped(query), scope)
-    if len(inner.columns) != 1:
-        raise HanaError(269, "too many values: the subquery of IN must give one column")
-    left = typed_parameter(binding, left, inner.columns[0].type)
-    first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
-    return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
 
 
 def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
@@ -334,7 +321,7 @@ def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         (
             condition(binding, scope, branch.this)
             if subject is None
-            else combine(binding, scope, "=", (subject, branch.this))
+            else compare("=", *bind_pair(binding, scope, subject, branch.this))
         )
         for branch in branches
     ]

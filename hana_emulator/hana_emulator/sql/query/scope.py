@@ -125,25 +125,21 @@ class Scope:
         """Find a column. Raises HanaError 260 if no source has it, 268 if more than one does."""
         scope: Scope | None = self
         while scope is not None:
-            found = scope._local(name, table, schema)
-            if found is not None:
-                return found
+            found: list[tuple[Source, SourceColumn]] = []
+            for source in scope.sources:
+                if (table or source.qualified) and not source.answers_to(table, schema):
+                    continue
+                entry = source.find(name)
+                if entry is not None:
+                    found.append((source, entry))
+            if len(found) > 1:
+                raise HanaError(268, f"column ambiguously defined: {name}")
+            for source, entry in found:
+                return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
             scope = scope.parent
         if not table and name in self.outputs:
             return self.outputs[name]
         raise invalid_column(f"{table}.{name}" if table else name)
-
-    def _local(self, name: str, table: str, schema: str) -> Bound | None:
-        found: list[tuple[Source, SourceColumn]] = []
-        for source in self.sources:
-            if (table or source.qualified) and not source.answers_to(table, schema):
-                continue
-            entry = source.find(name)
-            if entry is not None:
-                found.append((source, entry))
-        if len(found) > 1:
-            raise HanaError(268, f"column ambiguously defined: {name}")
-        return column_reference(*found[0]) if found else None
 
     def matching(self, table: str, schema: str = "") -> list[Source]:
         """The sources that `*` or `table.*` includes."""
@@ -151,10 +147,6 @@ class Scope:
         if not found:
             raise invalid_column(f"{table}.*" if table else "*")
         return found
-
-
-def column_reference(source: Source, entry: SourceColumn) -> Bound:
-    return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
 
 
 @dataclass(frozen=True, slots=True)

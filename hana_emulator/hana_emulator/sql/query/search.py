@@ -69,25 +69,20 @@ def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters
         return None
     alias = parts.scope.sources[0].alias
     assert column.column is not None
+    # `final` is the statement over the chosen rows, with each score looked up instead of computed.
+    where, parts.where = parts.where, f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{parameters + 1}))"
+    final = parts.render().replace(text, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
+    parts.where = where
     return SearchPlan(
         key=(relation.table_key, column.column.name),
         metric=_METRICS[str(call.this).upper()],
         descending=descending,
         query=step(f"SELECT {constant.sql}"),
         filter=step(f"SELECT {alias}.{_ROWID} FROM {parts.source} WHERE {parts.where}") if parts.where else None,
-        final=_final(parts, text, alias, parameters + 1),
+        final=final,
         limit=parts.limit,
         offset=parts.offset,
     )
-
-
-def _final(parts: SelectParts, call: str, alias: str, holder: int) -> str:
-    """The statement over the chosen rows, with each score looked up instead of computed."""
-    chosen = f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{holder}))"
-    where, parts.where = parts.where, chosen
-    text = parts.render().replace(call, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
-    parts.where = where
-    return text
 
 
 def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relation | None:
@@ -167,7 +162,9 @@ def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequenc
     best = _best(scores, plan.wanted(row), descending=plan.descending)
     chosen = rowids[best].tolist()
     scored = dict(zip(chosen, scores[best].tolist(), strict=True))
-    return Ranking(chosen + _needed_nulls(nulls, len(chosen), plan, row), scored)
+    # As in HANA, rows without a vector come last in descending order and first in ascending order.
+    needless = plan.descending and len(chosen) >= plan.wanted(row)
+    return Ranking(chosen if needless else chosen + nulls.tolist(), scored)
 
 
 def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDArray[np.intp]:
@@ -177,10 +174,3 @@ def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDAr
     if wanted <= 0:
         return np.zeros(0, np.intp)
     return np.flatnonzero(keys <= np.partition(keys, wanted - 1)[wanted - 1])
-
-
-def _needed_nulls(nulls: Rowids, scored: int, plan: SearchPlan, row: Sequence[Storage]) -> list[int]:
-    """As in HANA, rows without a vector come last in descending order and first in ascending order."""
-    if plan.descending and scored >= plan.wanted(row):
-        return []
-    return list(map(int, nulls))

@@ -144,13 +144,27 @@ def _fits(bound: Bound, column: TableColumn) -> bool:
 def bind_insert(binding: Binding, node: exp.Insert) -> WritePlan:
     target, columns = _insert_target(binding, node)
     source = expressions.unwrapped(node.expression)
-    if isinstance(source, exp.Values):
-        names, sql = _insert_values(target, columns, source)
-        one_row = True
+    one_row = isinstance(source, exp.Values)
+    if one_row:
+        if len(source.expressions) != 1:
+            raise syntax_error("INSERT takes one row of VALUES")
+        values = source.expressions[0]
+        nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
+        _check_count(len(nodes), len(columns))
+        scope = Scope(binding.outer)
+        sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
+        if scope.aggregates:
+            raise HanaError(275, "aggregate function not allowed in VALUES")
+        form = "VALUES ({})"
     else:
-        names, sql = _insert_query(target, columns, source)
-        one_row = False
-    text = f"INSERT INTO {target.relation.sqlite_name} ({', '.join(names)}) {sql}"
+        query = queries.bind_query(binding, source, binding.outer)
+        _check_count(len(query.columns), len(columns))
+        results = enumerate(zip(query.columns, columns, strict=True), 1)
+        sqls = [stored(Bound(f"c{index}", result.type), column) for index, (result, column) in results]
+        form = f"SELECT {{}} FROM ({query.sql.replace('{', '{{').replace('}', '}}')}) WHERE 1"
+    names, defaults = _defaults(target, columns)
+    names = [quoted(column.name) for column in columns] + names
+    text = f"INSERT INTO {target.relation.sqlite_name} ({', '.join(names)}) {form.format(', '.join(sqls + defaults))}"
     return WritePlan(
         FunctionCode.INSERT,
         target.relation,
@@ -191,20 +205,6 @@ def written_table(binding: Binding, node: exp.Expr, *, deleting: bool = False) -
     return writable(found or binding.catalog.relation(schema or binding.schema, name))
 
 
-def _insert_values(target: _Target, columns: Sequence[TableColumn], node: exp.Values) -> tuple[list[str], str]:
-    if len(node.expressions) != 1:
-        raise syntax_error("INSERT takes one row of VALUES")
-    values = node.expressions[0]
-    nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
-    _check_count(len(nodes), len(columns))
-    scope = Scope(target.binding.outer)
-    sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
-    if scope.aggregates:
-        raise HanaError(275, "aggregate function not allowed in VALUES")
-    names, defaults = _defaults(target, columns)
-    return [quoted(c.name) for c in columns] + names, f"VALUES ({', '.join(sqls + defaults)})"
-
-
 def _check_count(given: int, wanted: int) -> None:
     if given < wanted:
         raise HanaError(268, f"not enough values: {given} for {wanted} columns")
@@ -220,17 +220,6 @@ def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str],
     return [name for name, _ in kept], [sql for _, sql in kept]
 
 
-def _insert_query(target: _Target, columns: Sequence[TableColumn], node: exp.Expr) -> tuple[list[str], str]:
-    query = queries.bind_query(target.binding, node, target.binding.outer)
-    _check_count(len(query.columns), len(columns))
-    sqls = [
-        stored(Bound(f"c{index}", result.type), column)
-        for index, (result, column) in enumerate(zip(query.columns, columns, strict=True), 1)
-    ]
-    names, defaults = _defaults(target, columns)
-    return [quoted(c.name) for c in columns] + names, f"SELECT {', '.join(sqls + defaults)} FROM ({query.sql}) WHERE 1"
-
-
 def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_key: bool) -> WritePlan:
     """Bind UPSERT: by primary key (WITH PRIMARY KEY or a query), by a condition, or as a plain INSERT."""
     plan = bind_insert(binding, node)
@@ -239,12 +228,7 @@ def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_k
     if not by_key and plan.one_row:
         return plan
     _, columns = _insert_target(binding, node)
-    plan.steps = [step(f"{plan.steps[0].sql} {_on_conflict(plan.table, columns)}")]
-    return plan
-
-
-def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
-    key = relation.key
+    relation, key = plan.table, plan.table.key
     if not key:
         raise HanaError(
             7, f"feature not supported: UPSERT WITH PRIMARY KEY into {relation.name}, which has no primary key"
@@ -252,9 +236,10 @@ def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
     names = [quoted(column.name) for column in columns if column.name not in key] or [quoted(key[0])]
     names += [row_ids.COLUMN] if relation.next_row_id else []
     changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-    columns_sql = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
-    columns_sql += [quoted(name) for name in key]
-    return f"ON CONFLICT ({', '.join(columns_sql)}) DO UPDATE SET {changes}"
+    unique = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
+    unique += [quoted(name) for name in key]
+    plan.steps = [step(f"{plan.steps[0].sql} ON CONFLICT ({', '.join(unique)}) DO UPDATE SET {changes}")]
+    return plan
 
 
 def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: WritePlan) -> WritePlan:

@@ -126,17 +126,6 @@ def _rowid_name(table: str, columns: Sequence[str]) -> str:
     return free
 
 
-def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
-    """Name and text of each trigger of a table. An INSERT trigger would slow down loading an identity table."""
-    old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
-    bodies = {"DELETE": f"BEGIN {old} END", "UPDATE": f"BEGIN {old} {new if identity else ''} END"}
-    sqls = {}
-    for event, body in bodies.items():
-        name = f"{_TRIGGER} {event} {table}"
-        sqls[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} {body}"
-    return sqls
-
-
 def install_triggers(connection: sqlite3.Connection) -> None:
     """Create all tables' current triggers: after renames and rebuilds, and in files of older versions."""
     tables: dict[str, list[tuple[str, bool]]] = {}
@@ -148,7 +137,13 @@ def install_triggers(connection: sqlite3.Connection) -> None:
     wanted: dict[str, str] = {}
     for table, columns in tables.items():
         rowid = _rowid_name(table, [name for name, _ in columns])
-        wanted |= _trigger_sqls(table, rowid, identity=any(is_rowid for _, is_rowid in columns))
+        old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
+        if not any(is_rowid for _, is_rowid in columns):
+            new = ""
+        # An INSERT trigger would slow down loading an identity table.
+        for event, body in (("DELETE", old), ("UPDATE", f"{old} {new}")):
+            name = f"{_TRIGGER} {event} {table}"
+            wanted[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} BEGIN {body} END"
     found = dict(
         connection.execute(
             "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND substr(name, 1, ?) = ?",

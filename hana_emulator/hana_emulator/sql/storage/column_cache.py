@@ -48,7 +48,9 @@ class ColumnCache(Generic[C]):
 
     def at(self, key: Key, version: Version, read: Read) -> C:
         """The content of `key` at `version`; only one thread computes for a key at a time."""
-        with self._builder(key):
+        with self._lock:
+            builder = self._builders.setdefault(key, threading.Lock())
+        with builder:
             before, content = self._kept.get(key, (version, None))
             if content is None:
                 content = self._build(read(None))
@@ -69,10 +71,6 @@ class ColumnCache(Generic[C]):
     def nbytes(self) -> int:
         with self._lock:
             return sum(content.nbytes for _, content in self._kept.values())
-
-    def _builder(self, key: Key) -> threading.Lock:
-        with self._lock:
-            return self._builders.setdefault(key, threading.Lock())
 
     def _keep(self, key: Key, version: Version, content: C) -> None:
         with self._lock:

@@ -97,12 +97,8 @@ def _integrity(text: str) -> HanaError:
     if kind == "NOT NULL":
         return null_not_allowed(columns[0])
     if kind == "UNIQUE":
-        table = hana_identifier(decode(_table_of(places.split(", ")[0])))
-        return unique_violated(f"Table({table}), columns ({', '.join(columns)})")
+        # '~SCHEMA.TABLE.COLUMN'; dots inside names are escaped as '^.'.
+        parts = places.split(", ")[0].replace("^.", "\0").split(".")
+        table = parts[-2].replace("\0", "^.") if len(parts) > 1 else places
+        return unique_violated(f"Table({hana_identifier(decode(table))}), columns ({', '.join(columns)})")
     return HanaError(2, f"general error: {kind} constraint failed (in this emulator's SQLite)")
-
-
-def _table_of(place: str) -> str:
-    """The table in '~SCHEMA.TABLE.COLUMN'; dots inside names are escaped as '^.'."""
-    parts = place.replace("^.", "\0").split(".")
-    return parts[-2].replace("\0", "^.") if len(parts) > 1 else place

@@ -127,8 +127,11 @@ class LockTable:
         Raises HanaError 133 at once on a deadlock, 131 at `until`, and the errors of `check`.
         """
         with self._changed:
-            if _leads_to(holder, waiter):
-                raise deadlock()
+            node: Holder | None = holder
+            while node is not None and node is not waiter:
+                node = node.waits_for
+            if node is waiter:
+                raise HanaError(133, "transaction rolled back by detected deadlock")
             waiter.waits_for = holder
             try:
                 while not holder.ended:
@@ -139,14 +142,3 @@ class LockTable:
                     self._changed.wait(min(left, _POLL_SECONDS))
             finally:
                 waiter.waits_for = None
-
-
-def _leads_to(start: Holder, goal: Holder) -> bool:
-    node: Holder | None = start
-    while node is not None and node is not goal:
-        node = node.waits_for
-    return node is goal
-
-
-def deadlock() -> HanaError:
-    return HanaError(133, "transaction rolled back by detected deadlock")

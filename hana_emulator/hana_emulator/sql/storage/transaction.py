@@ -183,7 +183,10 @@ class Transaction(Holder):
         shapes = {table: self._shapes(table) for table in self._changes}
         layers = [self._image(shapes)]
         keys = self._keys(shapes, layers[0])
-        self._note_identities(shapes)
+        # Keep identity values that were used; as in HANA, a rollback does not return them.
+        for table in [table for table, shape in shapes.items() if shape.identity is not None]:
+            for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
+                self._identities[table] = max(value, self._identities.get(table, 0))
         for name in reversed(self._savepoints):
             self.connection.execute(f"ROLLBACK TO {name}")
             self.connection.execute(f"RELEASE {name}")
@@ -221,12 +224,6 @@ class Transaction(Holder):
                 rowids = rows.parent_rows(self.connection, parent, shape, image.values())
                 found.setdefault(parent.table, set()).update(rowids)
         return found
-
-    def _note_identities(self, shapes: Mapping[str, Shape]) -> None:
-        """Keep identity values that were used; as in HANA, a rollback does not return them."""
-        for table in [table for table, shape in shapes.items() if shape.identity is not None]:
-            for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
-                self._identities[table] = max(value, self._identities.get(table, 0))
 
     def resume(self) -> None:
         """Restore all rows. Other transactions may have changed and inserted other rows since."""

@@ -242,7 +242,8 @@ class Writer:
     ) -> None:
         """A conflicting unique key may become free: retry without the rows that others changed or deleted. Raises
         Blocked for the first transaction whose rows prevented the write."""
-        if not _is_unique_violation(error) or transaction.undone_by_sqlite:
+        unique = error.code == 301 if isinstance(error, HanaError) else "UNIQUE" in str(error)
+        if not unique or transaction.undone_by_sqlite:
             return
         connection = transaction.connection
         shape = self._database.shape(connection, table)
@@ -271,7 +272,12 @@ class Writer:
                 if transaction.lost is not None:
                     raise transaction.lost
                 if transaction.has_changes:
-                    self.commit_with(transaction, lambda: self._publish(transaction))
+
+                    def publish() -> None:
+                        for table in transaction.tables:
+                            self._database.versions.advance(table, partial(transaction.written, table))
+
+                    self.commit_with(transaction, publish)
                 else:
                     transaction.rollback()
                     self._end()
@@ -281,10 +287,6 @@ class Writer:
         except sqlite3.Error as error:
             self.rollback()
             raise failures.rolled_back(failures.translate(error, None)) from None
-
-    def _publish(self, transaction: Transaction) -> None:
-        for table in transaction.tables:
-            self._database.versions.advance(table, partial(transaction.written, table))
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
         """Commit, and publish what must become visible at the same time."""
@@ -319,12 +321,6 @@ class Writer:
         """Whether SQLite has rolled the transaction back."""
         with self.turn():
             return self.transaction is not None and self.transaction.undone_by_sqlite
-
-
-def _is_unique_violation(error: Exception) -> bool:
-    if isinstance(error, HanaError):
-        return error.code == 301
-    return "UNIQUE" in str(error)
 
 
 def _lost(error: Exception) -> HanaError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache
 from typing import Any
@@ -92,23 +92,21 @@ _READ = {
 
 @lru_cache(maxsize=128)
 def _reader(model: str) -> re.Pattern[str]:
-    try:
-        return re.compile("".join(_patterns(model)))
-    except re.error:
-        raise HanaError(306, "invalid format model: it names one part twice, or too many") from None
-
-
-def _patterns(model: str) -> Iterator[str]:
+    pattern = ""
     for element in _elements(model):
         name = element.upper()
         if name.startswith("FF"):
-            yield r"(?P<FF>\d{1,9})"
+            pattern += r"(?P<FF>\d{1,9})"
         elif name in _READ:
-            yield _READ[name]
+            pattern += _READ[name]
         elif name in _WRITE:
             raise HanaError(306, f"invalid format model: {name} cannot be read (by this emulator)")
         else:
-            yield re.escape(element.strip('"'))
+            pattern += re.escape(element.strip('"'))
+    try:
+        return re.compile(pattern)
+    except re.error:
+        raise HanaError(306, "invalid format model: it names one part twice, or too many") from None
 
 
 def read_moment(value: Any, model: Any) -> Moment:
@@ -117,8 +115,13 @@ def read_moment(value: Any, model: Any) -> Moment:
     if match is None:
         raise moments.bad_moment()
     found = {name: text for name, text in match.groupdict().items() if text is not None}
+    hour = int(found.get("HH24", 0))
+    if "HH12" in found:
+        if not 1 <= int(found["HH12"]) <= 12:
+            raise moments.bad_moment()
+        hour = int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
     clock = (
-        _hour(found),
+        hour,
         int(found.get("MI", 0)),
         int(found.get("SS", 0)),
         int(found.get("FF", "0").ljust(7, "0")[:7]),
@@ -146,14 +149,6 @@ def _month(found: dict[str, str]) -> int:
     return names.index(wanted)
 
 
-def _hour(found: dict[str, str]) -> int:
-    if "HH12" not in found:
-        return int(found.get("HH24", 0))
-    if not 1 <= int(found["HH12"]) <= 12:
-        raise moments.bad_moment()
-    return int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
-
-
 _NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
 
 
@@ -165,19 +160,13 @@ def write_number(value: Any, model: Any) -> str:
     whole, _, fraction = pattern.lstrip("Ss$").partition(".")
     found = Decimal(str(numbers.number(value))).quantize(Decimal(1).scaleb(-len(fraction)), rounding=ROUND_HALF_UP)
     digits, _, decimals = format(abs(found), "f").partition(".")
-    shown = _whole_part(digits.lstrip("0"), whole)
-    if shown is None:
+    remaining, shown = list(digits.lstrip("0")), ""
+    first = whole.find("0") if "0" in whole else len(whole)
+    for place in range(len(whole) - 1, -1, -1):  # the digits in the places of the model, right-aligned
+        if remaining or place >= first:
+            shown = ("," if whole[place] == "," else remaining.pop() if remaining else "0") + shown
+    if remaining:
         return "#" * (len(pattern) + 1)
+    shown = shown or "0"
     sign = "-" if found < 0 else "+" if pattern[:1] in "Ss" and pattern else ""
     return sign + ("$" if "$" in pattern else "") + shown + (f".{decimals}" if fraction else "")
-
-
-def _whole_part(digits: str, model: str) -> str | None:
-    """`digits` in the places of `model`, right-aligned; None if they do not fit."""
-    remaining, shown = list(digits), ""
-    must = [place for place in range(len(model)) if model[place] == "0"]
-    for place in range(len(model) - 1, -1, -1):
-        needed = bool(remaining) or (bool(must) and place >= must[0])
-        if needed:
-            shown = ("," if model[place] == "," else remaining.pop() if remaining else "0") + shown
-    return None if remaining else shown or "0"

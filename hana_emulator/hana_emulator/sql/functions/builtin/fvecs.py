@@ -82,12 +82,7 @@ def to_text(value: Any) -> str:
     values = decode(value)
     half = len(value) == 4 + 2 * values.size
     elements = values.astype(np.float16) if half else values
-    return "[" + ",".join(_shortest(element) for element in elements) + "]"
-
-
-def _shortest(element: np.floating[Any]) -> str:
-    whole = float(element)
-    return str(int(whole)) if whole.is_integer() and abs(whole) < 1e15 else str(element)
+    return "[" + ",".join(str(int(e)) if e == int(e) and abs(e) < 1e15 else str(e) for e in elements) + "]"
 
 
 def cardinality(value: Any) -> int:
