@@ -105,7 +105,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """The value of `key`, checked. Raises FaultRefused."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key == "match":
         try:

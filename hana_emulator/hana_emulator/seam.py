@@ -105,8 +105,6 @@ class SqlConnection(Protocol):
 
 
 class SqlDatabase(Protocol):
-    """The database behind a server, shared by its sessions."""
-
     def connect(self, user: str) -> SqlConnection: ...
 
     def password(self, user: str) -> str | None:

@@ -129,7 +129,15 @@ class Server:
                     self._open[thread] = session
                 thread.start()
         finally:
-            self._close()
+            self._listener.close()
+            with self._lock:
+                open_sessions = dict(self._open)
+            for session in open_sessions.values():
+                session.disconnect()
+            for thread in open_sessions:
+                thread.join(_JOIN_SECONDS)
+            self._wake_read.close()
+            self._wake_write.close()
 
     def stop(self) -> None:
         """End `serve`. Can be called from signal handlers and other threads."""
@@ -155,14 +163,3 @@ class Server:
             line.close()
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
-
-    def _close(self) -> None:
-        self._listener.close()
-        with self._lock:
-            open_sessions = dict(self._open)
-        for session in open_sessions.values():
-            session.disconnect()
-        for thread in open_sessions:
-            thread.join(_JOIN_SECONDS)
-        self._wake_read.close()
-        self._wake_write.close()

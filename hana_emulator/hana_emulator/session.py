@@ -15,7 +15,7 @@ from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
 from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
 from hana_emulator.line import Line
-from hana_emulator.protocol import authentication, clientinfo, lobs, metadata, packet, replies
+from hana_emulator.protocol import authentication, lobs, metadata, packet, replies
 from hana_emulator.protocol.codes import (
     DataFormat,
     MessageType,
@@ -26,7 +26,7 @@ from hana_emulator.protocol.codes import (
     TransactionFlag,
 )
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
-from hana_emulator.protocol.options import Option, option_part, parse_options
+from hana_emulator.protocol.options import Option, option_part, parse_client_info, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
 from hana_emulator.registry import Registry
@@ -50,8 +50,6 @@ class _Dropped(Exception):
 
 
 class Host(Protocol):
-    """The server's side that a session needs."""
-
     @property
     def database(self) -> SqlDatabase: ...
 
@@ -149,7 +147,6 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """Roll back open work. The server closes the line."""
         connection, self._connection = self._connection, None
         for results in self._results.values():
             results.close()
@@ -175,16 +172,16 @@ class Session:
             _log.debug("session %d was already disconnected", self.id)
 
     def _serve_request(self) -> None:
-        header = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
-        body = self._line.receive(header.length)
+        number, length = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
+        body = self._line.receive(length)
         self._line.begin()
         try:
             reply = self._answer(packet.parse_request(body))
         except ProtocolError as error:
             refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
-            self._line.send(packet.build_reply(self.id, header.packet_count, refusal))
+            self._line.send(packet.build_reply(self.id, number, refusal))
             raise
-        data = packet.build_reply(self.id, header.packet_count, reply)
+        data = packet.build_reply(self.id, number, reply)
         pace, self._pace = self._pace, None
         if pace is None:
             self._line.send(data)
@@ -200,7 +197,7 @@ class Session:
                 raise not_supported(f"message type {request.message_type}")
             part = request.find(PartKind.CLIENTINFO)
             if part is not None and self._connection is not None:
-                for name, value in clientinfo.parse(part).items():
+                for name, value in parse_client_info(part).items():
                     self._connection.set_variable(name, value)
             return handler(self, request)
         except (ProtocolError, _Dropped):
@@ -451,14 +448,14 @@ class Session:
         if (part := request.find(PartKind.READLOBREQUEST)) is not None:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
         outcome: list[Part] = []
-        for piece in lobs.parse_write_request(request.part(PartKind.WRITELOBREQUEST)):
-            lob = self._open_lobs.get(piece.locator)
+        for locator, data, last in lobs.parse_write_request(request.part(PartKind.WRITELOBREQUEST)):
+            lob = self._open_lobs.get(locator)
             if lob is None:
                 raise HanaError(2, "general error: LOB locator is unknown or closed by transaction end")
-            lob.value.data += piece.data
-            if not piece.last:
+            lob.value.data += data
+            if not last:
                 continue
-            del self._open_lobs[piece.locator]
+            del self._open_lobs[locator]
             execution, statement = lob.execution, lob.execution.prepared.statement
             execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
             execution.open_lobs -= 1

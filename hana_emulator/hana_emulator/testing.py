@@ -15,8 +15,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running emulator and its login."""
-
     process: subprocess.Popen[str]
     host: str
     port: int

@@ -110,8 +110,6 @@ DEFAULT_PARAMETER = HanaType(TypeCode.NVARCHAR, 5000)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A result column or a column of a table."""
-
     name: str
     type: HanaType
     nullable: bool = True

@@ -59,7 +59,6 @@ def encode(value: str | int | float) -> bytes:
 
 
 def decode(data: bytes) -> Decimal | None:
-    """The number, None for NULL."""
     number = int.from_bytes(data, "little")
     if data[15] & 0x70 == 0x70:
         return None

@@ -244,8 +244,6 @@ def _decoder(type_: HanaType) -> Reader:
 
 
 class ParameterDecoder:
-    """Decodes the rows of a PARAMETERS part for one statement."""
-
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._types = [parameter.type for parameter in parameters]
         self._decoders = [_decoder(type_) for type_ in self._types]

@@ -118,15 +118,9 @@ class LobInput:
     locator: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class LobPiece:
-    locator: bytes
-    data: bytes
-    last: bool
-
-
-def parse_write_request(part: Part) -> Iterator[LobPiece]:
-    """The pieces of a WRITELOBREQUEST part. Offsets are ignored: clients only append."""
+def parse_write_request(part: Part) -> Iterator[tuple[bytes, bytes, bool]]:
+    """Locator and data of each piece of a WRITELOBREQUEST part, and whether it is the last. Offsets are ignored:
+    clients only append."""
     position = 0
     for _ in range(part.count):
         try:
@@ -137,7 +131,7 @@ def parse_write_request(part: Part) -> Iterator[LobPiece]:
         position = start + length
         if length < 0 or position > len(part.data):
             raise ProtocolError("LOB piece ends after its part")
-        yield LobPiece(locator, part.data[start:position], bool(options & LobOption.LAST))
+        yield locator, part.data[start:position], bool(options & LobOption.LAST)
 
 
 def write_reply(locators: list[bytes]) -> Part:

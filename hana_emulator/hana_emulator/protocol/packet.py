@@ -26,14 +26,6 @@ _BIG_COUNT = 32_767
 
 
 @dataclass(frozen=True, slots=True)
-class PacketHeader:
-    session_id: int
-    packet_count: int
-    length: int
-    """Bytes that follow the header."""
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """`count` is the number of arguments in `data` (rows of a result set, entries of an option list ...)."""
 
@@ -76,15 +68,16 @@ def check_handshake(data: bytes) -> None:
         raise ProtocolError("no HANA handshake (is this a TLS or HTTP client?)")
 
 
-def parse_packet_header(data: bytes) -> PacketHeader:
-    session_id, packet_count, length, _size, segments, options, _compressed = _PACKET.unpack(data)
+def parse_packet_header(data: bytes) -> tuple[int, int]:
+    """The packet's number, and how many bytes follow the header."""
+    _session_id, packet_count, length, _size, segments, options, _compressed = _PACKET.unpack(data)
     if options & _COMPRESSED:
         raise ProtocolError("compressed packet, though compression was never agreed")
     if segments != 1:
         raise ProtocolError(f"{segments} segments in a packet, 1 expected")
     if length > MAX_PACKET:
         raise ProtocolError(f"packet of {length} bytes is longer than {MAX_PACKET}")
-    return PacketHeader(session_id, packet_count, length)
+    return packet_count, length
 
 
 def parse_request(body: bytes) -> Request:

@@ -24,8 +24,6 @@ _USERS = ("MEIERA", "OKAFORJ", "SCHMIDTT", "NOWAKP", "ROSSIL", "BATCHUSER")
 
 @dataclass(slots=True)
 class Rows:
-    """Rows by table name."""
-
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
     def add(self, table: str, *rows: Row) -> None:
@@ -33,7 +31,6 @@ class Rows:
 
 
 def text(name: str) -> str:
-    """The text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights, system_views
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.row_ids import RowIds
-from hana_emulator.sql.definition import accounts, objects, temporary
+from hana_emulator.sql.definition import accounts, objects, tables
 from hana_emulator.sql.functions import conversions
 from hana_emulator.sql.functions import registration as functions
 from hana_emulator.sql.functions.registration import Context
@@ -125,7 +125,7 @@ class Database:
             rights.appoint(connection, self._user)
             for schema in {self._user, self._schema} - known.schemas:
                 objects.add_schema(connection, schema, self._user)
-            temporary.sweep_all(connection, known)
+            tables.sweep_all(connection, known)
             explain.create_storage(connection, known)
 
             rights.record_owner(connection, self._user)

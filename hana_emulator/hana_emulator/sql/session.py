@@ -15,7 +15,7 @@ from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights
 from hana_emulator.sql.control import READ_COMMITTED
-from hana_emulator.sql.definition import definitions, temporary
+from hana_emulator.sql.definition import definitions, tables
 from hana_emulator.sql.definition.workbench import Workbench
 from hana_emulator.sql.functions.registration import Context
 from hana_emulator.sql.language.names import quoted as quoted_name
@@ -148,9 +148,9 @@ class Session:
         try:
             self.rollback()
             # Tables that cannot be dropped because of another transaction's lock are dropped at the next start.
-            if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+            if self._filled_temporary or tables.belongs_to(self._database.catalog, self.connection_id):
                 with suppress(HanaError, sqlite3.Error):
-                    self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
+                    self._define(DefinitionPlan(tables.sweep), self.context.schema, patience=NO_PATIENCE)
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
@@ -185,7 +185,6 @@ class Session:
         return error
 
     def _current(self, statement: Statement) -> Prepared:
-        """The statement, prepared again if the catalogue has changed."""
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
@@ -283,8 +282,8 @@ class Session:
         ranking = search.rank(plan, vectors, self._fetch, row)
         if ranking is None:
             return None
-        self._scores = ranking.scores
-        return self._fetch(plan.final, (*row, ranking.as_json))
+        rowids, self._scores = ranking
+        return self._fetch(plan.final, (*row, json.dumps(rowids)))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
         """Implements `word_index.HOLDERS_FUNCTION`. The session's uncommitted rows are read for each term."""

@@ -64,8 +64,6 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A primary key or a UNIQUE constraint."""
-
     name: str
     columns: tuple[str, ...]
     primary_key: bool
@@ -245,7 +243,6 @@ class Catalog:
 
 
 def writable(relation: Relation) -> Relation:
-    """Return the relation. Raises HanaError 7 for a view."""
     if relation.is_view:
         raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
     return relation
@@ -286,7 +283,6 @@ def create_storage(connection: sqlite3.Connection) -> None:
 
 
 def load(connection: sqlite3.Connection, version: int) -> Catalog:
-    """Read the catalogue as this connection sees it."""
     columns: dict[int, list[TableColumn]] = {}
     for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
         "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
@@ -402,7 +398,6 @@ def add_relation(connection: sqlite3.Connection, relation: Relation, comment: st
 
 
 def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
-    """Replace the columns and keys of a relation."""
     for table in ("owl_columns", "owl_constraints"):
         connection.execute(f"DELETE FROM {table} WHERE relation = ?", (relation.id,))
     for position, column in enumerate(relation.columns, 1):

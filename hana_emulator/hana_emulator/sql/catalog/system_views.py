@@ -469,8 +469,6 @@ def names() -> list[str]:
 
 
 def register(connection: sqlite3.Connection) -> None:
-    """Register the functions that the views use."""
-
     def record_count(schema: str, table: str) -> int:
         (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted_table(schema, table)}").fetchone()
         return int(count)

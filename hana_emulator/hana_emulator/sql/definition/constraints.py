@@ -19,7 +19,7 @@ from hana_emulator.sql.definition.workbench import Workbench
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import is_text
 from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
-from hana_emulator.sql.query import expressions, sequences
+from hana_emulator.sql.query import expressions
 from hana_emulator.sql.query.scope import Scope, Source, SourceColumn
 from hana_emulator.sql.query.writes import default_of
 from hana_emulator.sql.storage.changes import ENFORCING_FUNCTION, POSTPONE_FUNCTION
@@ -60,7 +60,7 @@ def check_reference(relation: Relation, parent: Relation, reference: Reference) 
 def check_condition(bench: Workbench, relation: Relation, check: Check) -> str:
     """The SQLite condition for a row named NEW. Raises HanaError 257 or 260, 7 for a subquery or a sequence."""
     tree = dialect.parse_condition(check.condition)
-    if tree.find(exp.Query) is not None or sequences.mentioned(tree):
+    if tree.find(exp.Query) is not None or expressions.mentions_sequence(tree):
         raise not_supported("a subquery or a sequence in a CHECK constraint")
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
     scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])

@@ -1,4 +1,4 @@
-"""Parse definitions of indexes, comments and schemas; they run on a `Workbench`."""
+"""Parse definitions of indexes, comments, schemas and synonyms; they run on a `Workbench`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from functools import partial
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import schema_objects
 from hana_emulator.sql.catalog.catalog import Catalog, Index
-from hana_emulator.sql.catalog.rights import touch
+from hana_emulator.sql.catalog.rights import PUBLIC, touch
 from hana_emulator.sql.definition import constraints
-from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
+from hana_emulator.sql.definition.workbench import (
+    Definition,
+    Workbench,
+    drop_table,
+    refuse_taken,
+    refuse_used_by_sessions,
+)
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.types import LOBS, VECTORS
@@ -20,18 +27,14 @@ from hana_emulator.types import LOBS, VECTORS
 # --- indexes ----------------------------------------------------------------------------------------------------------
 
 
-def _index_column(reader: TokenReader) -> tuple[str, bool]:
-    """A column and whether it is descending."""
-    name = reader.identifier()
-    return name, reader.take("DESC") or (reader.take("ASC") and False)
-
-
 def _create_index(unique: bool, reader: TokenReader) -> Definition:
     name = reader.name()
     reader.expect("ON")
     table = reader.name()
     reader.expect("(")
-    columns = reader.several(lambda: _index_column(reader))
+    columns = reader.several(
+        lambda: (reader.identifier(), reader.take("DESC") or (reader.take("ASC") and False))  # name, descending
+    )
     reader.expect(")")
 
     def run(bench: Workbench) -> None:
@@ -199,7 +202,6 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
 
 def holds_objects(catalog: Catalog, schema: str) -> bool:
-    """Whether the schema contains tables, views, sequences, synonyms or triggers."""
     named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
     return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
 
@@ -221,7 +223,46 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
                 bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 
+# --- synonyms: other names of tables and views, whose target need not exist yet ---------------------------------------
+
+
+def _create_synonym(public: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    reader.expect("FOR")
+    target = reader.name()
+
+    def run(bench: Workbench) -> None:
+        place = (PUBLIC, name.name) if public else bench.place(name)
+        encode(name.name)
+        if place in bench.catalog.objects.synonyms:
+            raise HanaError(330, f"cannot use duplicate synonym name: {hana_identifier(name.name)}")
+        if not public:
+            refuse_taken(bench, *place)
+        found = (target.schema or bench.schema, target.name)
+        schema_objects.add_synonym(bench.connection, place, found, bench.user)
+
+    return run
+
+
+def _drop_synonym(public: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    _ = reader.take("CASCADE") or reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        place = (PUBLIC, name.name) if public else bench.place(name)
+        target = bench.catalog.objects.synonyms.get(place)
+        if target is None or target[0] == "SYS":
+            raise HanaError(315, f"invalid synonym: {hana_identifier(name.name)}")
+        bench.connection.execute("DELETE FROM owl_synonyms WHERE schema = ? AND name = ?", place)
+
+    return run
+
+
 PARSERS |= {
     ("CREATE", "INDEX"): partial(_create_index, False),
     ("CREATE", "UNIQUE", "INDEX"): partial(_create_index, True),
+    ("CREATE", "SYNONYM"): partial(_create_synonym, False),
+    ("CREATE", "PUBLIC", "SYNONYM"): partial(_create_synonym, True),
+    ("DROP", "SYNONYM"): partial(_drop_synonym, False),
+    ("DROP", "PUBLIC", "SYNONYM"): partial(_drop_synonym, True),
 }

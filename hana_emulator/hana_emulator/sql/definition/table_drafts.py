@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog.catalog import Constraint, TableColumn
+from hana_emulator.sql.catalog.schema_objects import Check
 from hana_emulator.sql.language.names import encode
 from hana_emulator.sql.language.reader import Name, TokenReader
 from hana_emulator.types import INTEGERS, LOBS
@@ -34,12 +35,6 @@ class ReferenceDraft:
     on_update: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckDraft:
-    name: str
-    condition: str
-
-
 @dataclass(slots=True)
 class TableDraft:
     """Columns and constraints as written; an unnamed constraint has ''."""
@@ -47,7 +42,7 @@ class TableDraft:
     columns: list[TableColumn] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
     references: list[ReferenceDraft] = field(default_factory=list)
-    checks: list[CheckDraft] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     nullability: dict[str, bool] = field(default_factory=dict)
     """What was written of NULL and NOT NULL, by column."""
     identity_start: int = 1
@@ -83,7 +78,7 @@ def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
         reader.expect("REFERENCES")
         _references(reader, draft, columns, name)
     elif reader.peek("CHECK", "(") and reader.take("CHECK"):
-        draft.checks.append(CheckDraft(name, reader.enclosed()))
+        draft.checks.append(Check(name, reader.enclosed()))
     elif name:
         raise reader.error("PRIMARY KEY, UNIQUE, FOREIGN KEY or CHECK")
     else:
@@ -140,7 +135,7 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
     elif reader.take("REFERENCES"):
         _references(reader, draft, [column.name], name)
     elif reader.peek("CHECK", "(") and reader.take("CHECK"):
-        draft.checks.append(CheckDraft(name, reader.enclosed()))
+        draft.checks.append(Check(name, reader.enclosed()))
     elif name:
         raise reader.error("PRIMARY KEY, UNIQUE, REFERENCES or CHECK")
     else:

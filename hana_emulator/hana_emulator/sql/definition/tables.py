@@ -11,11 +11,11 @@ from itertools import count
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids, schema_objects
-from hana_emulator.sql.catalog.catalog import Relation, TableColumn
+from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
 from hana_emulator.sql.definition import constraints, views
-from hana_emulator.sql.definition.table_drafts import CheckDraft, ReferenceDraft, TableDraft, table_body
+from hana_emulator.sql.definition.table_drafts import ReferenceDraft, TableDraft, table_body
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import hana_identifier, quoted
@@ -178,13 +178,12 @@ def sqlite_table(relation: Relation, name: str) -> str:
 
 
 def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
-    """Make `number` the next identity value of a table."""
     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
     connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
 
 
 def attach(
-    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
+    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[Check]
 ) -> tuple[list[Reference], list[Check]]:
     """Write foreign keys and checks to the catalogue; `constraints.impose` activates them. Raises HanaError 257, 259,
     260, 266, 365, 366, 367, 457."""
@@ -278,3 +277,32 @@ PARSERS |= {
     for scope_words, scope in (((), ""), (("LOCAL", "TEMPORARY"), LOCAL), (("GLOBAL", "TEMPORARY"), GLOBAL))
     for store_words, store in (((), "COLUMN"), (("COLUMN",), "COLUMN"), (("ROW",), "ROW"))
 }
+
+
+# --- temporary tables at the end of a session, and at the next start --------------------------------------------------
+
+
+def belongs_to(catalog: Catalog, session: int) -> bool:
+    return any(entry.scope == LOCAL and entry.session == session for entry in catalog.objects.temporary.values())
+
+
+def sweep(bench: Workbench) -> None:
+    """Drop the session's local temporary tables and its rows in global ones, as a definition."""
+    for relation in bench.catalog.relations.values():
+        if relation.temporary is None:
+            continue
+        if relation.temporary.scope != LOCAL:
+            text = f"DELETE FROM {relation.sqlite_name} WHERE {SESSION_COLUMN} = ?"
+            bench.connection.execute(text, (bench.catalog.session,))
+        elif relation.temporary.session == bench.catalog.session:
+            drop_table(bench, relation)
+
+
+def sweep_all(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    """Clean up after all earlier sessions, inside a transaction."""
+    for relation in catalog.relations.values():
+        if relation.temporary is not None and relation.temporary.scope == LOCAL:
+            connection.execute(f"DROP TABLE {relation.sqlite_name}")
+            connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+        elif relation.temporary is not None:
+            connection.execute(f"DELETE FROM {relation.sqlite_name}")

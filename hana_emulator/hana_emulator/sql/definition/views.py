@@ -17,15 +17,11 @@ from hana_emulator.sql.query import queries
 from hana_emulator.sql.query.expressions import identifier
 
 
-def _view_column(reader: TokenReader) -> tuple[str, str | None]:
-    return reader.identifier(), reader.string() if reader.take("COMMENT") else None
-
-
 def _create_view(replacing: bool, reader: TokenReader) -> Definition:
     name = reader.name()
     listed = []
     if reader.take("("):
-        listed = reader.several(lambda: _view_column(reader))
+        listed = reader.several(lambda: (reader.identifier(), reader.string() if reader.take("COMMENT") else None))
         reader.expect(")")
     comment = reader.string() if reader.take("COMMENT") else None
     reader.expect("AS")

@@ -30,8 +30,6 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Context:
-    """A session's state that functions read, and their last error."""
-
     user: str = "OWL"
     schema: str = "OWL"
     connection_id: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,6 @@ from typing import Any
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.functions.builtin import (
-    conversion,
     formats,
     fulltext,
     fvecs,
@@ -68,13 +68,11 @@ class Signature:
     """Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart."""
 
     def parameter(self, position: int) -> HanaType | None:
-        """The type expected at a 0-based position; None for any."""
         if position < len(self.parameters):
             return self.parameters[position]
         return self.parameters[-1] if self.variadic and self.parameters else None
 
     def accepts(self, count: int) -> bool:
-        """Whether the function can be called with `count` arguments."""
         least = len(self.parameters) if self.required < 0 else self.required
         return least <= count and (self.variadic or count <= len(self.parameters))
 
@@ -82,7 +80,6 @@ class Signature:
         return self.result(arguments) if callable(self.result) else self.result
 
     def function(self, arguments: Sequence[HanaType]) -> str:
-        """The SQLite function for arguments of these types."""
         return self.by_type(arguments) if self.by_type else self.sqlite_name
 
 
@@ -154,8 +151,8 @@ def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
         return "hana_vector_text"
     if code in BINARIES:
         return "hana_bintohex"
-    if len(arguments) > 1 and arguments[1].code in STRINGS:
-        return "hana_moment_text" if code in DATETIMES else "hana_number_text"
+    if len(arguments) > 1 and arguments[1].code in STRINGS and code in DATETIMES:
+        return "hana_moment_text"
     return "hana_to_nvarchar"
 
 
@@ -208,9 +205,8 @@ SCALARS["hana_vector_text"] = Scalar(fvecs.to_text)
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 _EITHER: dict[str, Any] = {"required": 1, "by_type": _nvarchar_function}
-_define("TO_NVARCHAR TO_VARCHAR", conversion.to_nvarchar, (None, None), TEXT, **_EITHER)
+_define("TO_NVARCHAR TO_VARCHAR", formats.to_nvarchar, (None, None), TEXT, **_EITHER)
 SCALARS["hana_moment_text"] = Scalar(formats.write_moment)
-SCALARS["hana_number_text"] = Scalar(formats.write_number)
 _define("TO_NCLOB", texts.plain, (None,), NCLOB)
 _define("TO_CLOB", texts.plain, (None,), CLOB)
 for name, kind in (("TINYINT", TINYINT), ("SMALLINT", SMALLINT), ("INTEGER", INTEGER), ("BIGINT", BIGINT)):
@@ -219,10 +215,10 @@ _define("TO_INT", numbers.to_integer("INTEGER"), (None,), INTEGER)
 _define("TO_DOUBLE", numbers.to_double, (DOUBLE,), DOUBLE)
 _define("TO_REAL", numbers.to_real, (DOUBLE,), REAL)
 _define("TO_SMALLDECIMAL", numbers.to_decimal, (None,), FLOATING_DECIMAL.sized(16, FLOATING_DECIMAL.scale))
-_define("TO_DATE", conversion.to_date, (None, TEXT), DATE, required=1)
-_define("TO_TIME", conversion.to_time, (None, TEXT), TIME, required=1)
-_define("TO_SECONDDATE", conversion.to_seconddate, (None, TEXT), SECONDDATE, required=1)
-_define("TO_TIMESTAMP", conversion.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
+_define("TO_DATE", formats.to_date, (None, TEXT), DATE, required=1)
+_define("TO_TIME", formats.to_time, (None, TEXT), TIME, required=1)
+_define("TO_SECONDDATE", formats.to_seconddate, (None, TEXT), SECONDDATE, required=1)
+_define("TO_TIMESTAMP", formats.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
 _define("TO_DATS", moments.to_dats, (None,), nvarchar(8))
 _define("TO_BINARY TO_VARBINARY", texts.to_binary, (None,), VARBINARY)
 _define("TO_BLOB", texts.to_binary, (None,), BLOB)
@@ -279,7 +275,7 @@ _define("BINTOSTR BINTONSTR", texts.binary_to_text, (None,), TEXT)
 _define("STRTOBIN", texts.encoded, (TEXT, TEXT), VARBINARY, required=1)
 _define("HASH_SHA256", texts.hash_sha256, (VARBINARY,), VARBINARY.sized(32), variadic=True)
 _define("HASH_MD5", texts.hash_md5, (VARBINARY,), VARBINARY.sized(16), variadic=True)
-_define("SYSUUID NEWUID", conversion.sysuuid, (), VARBINARY.sized(16), pure=False)
+_define("SYSUUID NEWUID", lambda: uuid.uuid4().bytes, (), VARBINARY.sized(16), pure=False)
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from sqlglot import exp
@@ -17,8 +18,8 @@ from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.store import plain_decimal, to_decimal, utf16_length
 from hana_emulator.sql.language import datatypes
 from hana_emulator.sql.language.dialect import HanaCast, Score, parameter_number
-from hana_emulator.sql.language.names import literal
-from hana_emulator.sql.query import coercion, sequences
+from hana_emulator.sql.language.names import hana_identifier, literal
+from hana_emulator.sql.query import coercion
 from hana_emulator.sql.query.scope import Binding, Bound, Scope, typed_parameter
 from hana_emulator.sql.storage.word_index import HOLDERS_FUNCTION
 from hana_emulator.types import (
@@ -101,7 +102,6 @@ def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -
 
 
 def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
-    """Bind a WHERE, ON or HAVING condition."""
     bound = bind(binding, scope, node)
     if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
         raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
@@ -440,7 +440,34 @@ def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
     if not table and not node.this.quoted and name in NILADIC:
         return by_signature(name, [])
-    return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
+    return _sequence_value(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
+
+
+_PSEUDO_COLUMNS = ("NEXTVAL", "CURRVAL")
+
+
+def mentions_sequence(node: exp.Expr) -> bool:
+    """Whether `node` may contain NEXTVAL or CURRVAL."""
+    return any(column.name.upper() in _PSEUDO_COLUMNS and column.table for column in node.find_all(exp.Column))
+
+
+def _sequence_value(binding: Binding, scope: Scope, name: str, table: str, schema: str) -> Bound | None:
+    """Bind sequence.NEXTVAL or sequence.CURRVAL; None for other columns. Raises HanaError 313."""
+    if name not in _PSEUDO_COLUMNS or not table:
+        return None
+    with suppress(HanaError):
+        return scope.resolve(name, table, schema)
+    sequence = binding.catalog.objects.sequences.get((schema or binding.schema, table))
+    if sequence is None:
+        raise HanaError(313, f"invalid sequence: {hana_identifier(table)}")
+    label = literal(sequence.name)
+    if name == "CURRVAL":
+        return Bound(f"owl_currval({sequence.id}, {label})", BIGINT, nullable=False)
+    values = (
+        sequence.start, sequence.increment, sequence.minimum, sequence.maximum, int(sequence.cycles), sequence.version
+    )  # fmt: skip
+    text = ", ".join(map(str, values))
+    return Bound(f"owl_nextval({sequence.id}, {label}, {text})", BIGINT, nullable=False)
 
 
 @BINDERS(Score)

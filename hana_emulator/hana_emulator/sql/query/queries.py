@@ -36,8 +36,6 @@ _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EX
 
 @dataclass(slots=True)
 class SelectParts:
-    """The bound clauses of one SELECT."""
-
     scope: Scope
     items: list[Bound] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)

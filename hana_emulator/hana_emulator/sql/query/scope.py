@@ -76,7 +76,6 @@ class Source:
 
     @property
     def readable(self) -> tuple[SourceColumn, ...]:
-        """All columns that a statement can name."""
         return self.columns if self.row_id is None else (*self.columns, self.row_id)
 
     def answers_to(self, table: str, schema: str) -> bool:
@@ -101,8 +100,6 @@ class CommonTable:
 
 @dataclass(slots=True)
 class Scope:
-    """The names visible in one SELECT, UPDATE, DELETE or MERGE."""
-
     parent: Scope | None = None
     sources: list[Source] = field(default_factory=list)
     common: dict[str, CommonTable] = field(default_factory=dict)
@@ -142,7 +139,6 @@ class Scope:
         raise invalid_column(f"{table}.{name}" if table else name)
 
     def matching(self, table: str, schema: str = "") -> list[Source]:
-        """The sources that `*` or `table.*` includes."""
         found = [source for source in self.sources if not table or source.answers_to(table, schema)]
         if not found:
             raise invalid_column(f"{table}.*" if table else "*")
@@ -182,7 +178,6 @@ class Binding:
         limits.check_sources(self.sources)
 
     def alias(self, prefix: str = "t") -> str:
-        """A new alias for a source."""
         self.count(1)
         self._aliases += 1
         return f"{prefix}{self._aliases}"
@@ -198,7 +193,6 @@ class Binding:
 
 
 def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name: str = "") -> Bound:
-    """`bound` with the type `kind` if it is an untyped parameter."""
     if bound.parameter is None or bound.type is not None or kind is None:
         return bound
     binding.parameter(bound.parameter, kind, name)

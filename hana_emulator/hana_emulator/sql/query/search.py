@@ -6,7 +6,6 @@ statements call the scalar functions for each row, with the same result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ SCORE_FUNCTION = "owl_score"
 _ROWID = "_rowid_"
 _METRICS = {metric.value: metric for metric in Metric}
 Rowids = NDArray[np.int64]
+Ranking = tuple[list[int], dict[int, float]]
 Run = Callable[[str, Sequence[Storage]], list[tuple[Storage, ...]]]
 
 
@@ -133,20 +133,9 @@ def _operands(binding: Binding, parts: SelectParts, call: exp.Anonymous) -> tupl
     return column, constant
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The rows a search may return and their scores; a row without a vector has none."""
-
-    rowids: list[int]
-    scores: dict[int, float]
-
-    @property
-    def as_json(self) -> str:
-        return json.dumps(self.rowids)
-
-
 def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequence[Storage]) -> Ranking | None:
-    """Choose the best rows, including ties at the last place for further sort keys to decide.
+    """Choose the best rows and their scores, including ties at the last place for further sort keys to decide; a row
+    without a vector has no score.
     Return None for a NULL query vector; the scalar functions then score each row as NULL."""
     ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
     if not isinstance(query, bytes):
@@ -164,7 +153,7 @@ def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequenc
     scored = dict(zip(chosen, scores[best].tolist(), strict=True))
     # As in HANA, rows without a vector come last in descending order and first in ascending order.
     needless = plan.descending and len(chosen) >= plan.wanted(row)
-    return Ranking(chosen if needless else chosen + nulls.tolist(), scored)
+    return (chosen if needless else chosen + nulls.tolist()), scored
 
 
 def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDArray[np.intp]:

@@ -22,8 +22,6 @@ Read = Callable[[AbstractSet[int] | None], Rows]
 
 
 class Content(Protocol):
-    """Immutable content computed from a column."""
-
     @property
     def nbytes(self) -> int: ...
 

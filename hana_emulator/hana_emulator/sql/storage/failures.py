@@ -28,7 +28,6 @@ def serialization_failure() -> HanaError:
 
 
 def rolled_back(error: HanaError) -> HanaError:
-    """The same error with `rolls_back` set."""
     if error.rolls_back:
         return error
     return HanaError(error.code, f"{error.text}; the transaction was rolled back", rolls_back=True)

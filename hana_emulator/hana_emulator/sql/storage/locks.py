@@ -65,7 +65,6 @@ class LockTable:
                 del self._claims[table]
 
     def claims(self, table: str) -> Mapping[Holder, Claims]:
-        """The locks of all parked transactions in the table."""
         return self._claims.get(table, {})
 
     @property
@@ -73,19 +72,16 @@ class LockTable:
         return bool(self._claims)
 
     def check_open(self, table: str) -> None:
-        """Raise Blocked if another transaction has locked the whole table."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive:
                 raise Blocked(holder)
 
     def check_unused(self, tables: Iterable[str]) -> None:
-        """Raise Blocked if another transaction has any lock in the tables."""
         for table in tables:
             for holder in self.claims(table):
                 raise Blocked(holder)
 
     def check_rows(self, table: str, rowids: set[int]) -> None:
-        """Raise Blocked if another transaction has locked one of the rows."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids) or not claims.parents.isdisjoint(rowids):
                 raise Blocked(holder)
@@ -105,19 +101,16 @@ class LockTable:
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def end(self, holder: Holder) -> None:
-        """Release all locks and wake the waiting transactions."""
         self.withdraw(holder)
         with self._changed:
             holder.ended = True
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make waiting transactions check whether they are cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     def await_end(self, holder: Holder, seconds: float) -> None:
-        """Wait until `holder` has ended, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: holder.ended, seconds)
 

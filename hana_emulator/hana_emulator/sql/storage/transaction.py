@@ -70,7 +70,6 @@ class Transaction(Holder):
 
     @property
     def tables(self) -> set[str]:
-        """Tables whose rows the transaction has changed."""
         return set(self._changes)
 
     def written(self, table: str) -> set[int]:
@@ -216,7 +215,6 @@ class Transaction(Holder):
         return {table: shapes[table].keys_of(image.values()) for table, image in layer.items()}
 
     def _parents(self, shapes: Mapping[str, Shape], layer: Layer) -> dict[str, set[int]]:
-        """Committed rows that these rows refer to."""
         found: dict[str, set[int]] = {}
         for table, image in layer.items():
             for parent in shapes[table].parents:

@@ -26,8 +26,6 @@ _TINY = 1e-25
 
 
 class Metric(Enum):
-    """The two functions that HANA's clients use for search."""
-
     COSINE_SIMILARITY = "COSINE_SIMILARITY"
     L2DISTANCE = "L2DISTANCE"
 

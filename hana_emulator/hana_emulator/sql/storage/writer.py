@@ -318,7 +318,6 @@ class Writer:
         self._database.locks.end(transaction)
 
     def undone_by_sqlite(self) -> bool:
-        """Whether SQLite has rolled the transaction back."""
         with self.turn():
             return self.transaction is not None and self.transaction.undone_by_sqlite
 

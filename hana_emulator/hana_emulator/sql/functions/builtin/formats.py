@@ -1,19 +1,18 @@
-"""Read and write dates and numbers by the format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP."""
+"""Read and write dates by the format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP."""
 
 from __future__ import annotations
 
 import calendar
 import re
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache
 from typing import Any
 
 from hana_emulator.errors import HanaError
 
-from . import moments, numbers
+from . import fvecs, moments
 from .moments import Moment
-from .texts import plain
+from .texts import left, plain
 
 _ELEMENTS = re.compile(
     r'"[^"]*"|HH24|HH12|HH|SSSSS|FF[1-7]?|YYYY|YY|MONTH|MON|MM|MI|DDD|DAY|DD|DY|D|SS|AM|PM|WW|Q|[^A-Z"]', re.IGNORECASE
@@ -149,24 +148,35 @@ def _month(found: dict[str, str]) -> int:
     return names.index(wanted)
 
 
-_NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
+_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}([ T].*)?|\d{2}:\d{2}:\d{2}|\d{8}")
 
 
-def write_number(value: Any, model: Any) -> str:
-    """Format a number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Overflow gives ####."""
-    pattern = plain(model)
-    if not _NUMBER_MODEL.fullmatch(pattern):
-        raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this emulator)")
-    whole, _, fraction = pattern.lstrip("Ss$").partition(".")
-    found = Decimal(str(numbers.number(value))).quantize(Decimal(1).scaleb(-len(fraction)), rounding=ROUND_HALF_UP)
-    digits, _, decimals = format(abs(found), "f").partition(".")
-    remaining, shown = list(digits.lstrip("0")), ""
-    first = whole.find("0") if "0" in whole else len(whole)
-    for place in range(len(whole) - 1, -1, -1):  # the digits in the places of the model, right-aligned
-        if remaining or place >= first:
-            shown = ("," if whole[place] == "," else remaining.pop() if remaining else "0") + shown
-    if remaining:
-        return "#" * (len(pattern) + 1)
-    shown = shown or "0"
-    sign = "-" if found < 0 else "+" if pattern[:1] in "Ss" and pattern else ""
-    return sign + ("$" if "$" in pattern else "") + shown + (f".{decimals}" if fraction else "")
+def to_nvarchar(value: Any, second: Any = None) -> str:
+    """Convert any value to text. `second` is a format model of dates or a maximum length."""
+    if isinstance(second, int):
+        return left(value, second)
+    if second is None:
+        # Bytes that look like a vector are shown as one; values of known type use a typed function.
+        if not isinstance(value, bytes):
+            return plain(value)
+        count = int.from_bytes(value[:4], "little")
+        return fvecs.to_text(value) if count and len(value) in (4 + 4 * count, 4 + 2 * count) else plain(value)
+    if isinstance(value, str) and _MOMENT.fullmatch(value):
+        return write_moment(value, second)
+    raise HanaError(7, "feature not supported: format models of numbers (by this emulator)")
+
+
+def to_date(value: Any, model: Any = None) -> str:
+    return moments.to_date(value) if model is None else read_moment(value, model).date()
+
+
+def to_time(value: Any, model: Any = None) -> str:
+    return moments.to_time(value) if model is None else read_moment(value, model).time()
+
+
+def to_seconddate(value: Any, model: Any = None) -> str:
+    return moments.to_seconddate(value) if model is None else read_moment(value, model).seconddate()
+
+
+def to_timestamp(value: Any, model: Any = None) -> str:
+    return moments.to_timestamp(value) if model is None else read_moment(value, model).timestamp()

@@ -42,7 +42,6 @@ class Moment:
 
     @property
     def whole(self) -> datetime:
-        """The date and time without the fraction of a second."""
         try:
             return _EPOCH + timedelta(seconds=self.ticks // TICKS)
         except OverflowError:
@@ -163,7 +162,6 @@ def _between(start: Any, end: Any, unit: int) -> int:
 
 
 def months_between(start: Any, end: Any) -> int:
-    """Full months between two dates."""
     first, second = moment(start), moment(end)
     if second.ticks < first.ticks:
         return -months_between(end, start)
@@ -179,7 +177,6 @@ def years_between(start: Any, end: Any) -> int:
 
 
 def part(read: Callable[[datetime], int | str]) -> Callable[[Any], int | str]:
-    """A function that reads one part of a date or time."""
     return lambda value: read(moment(value).whole)
 
 
