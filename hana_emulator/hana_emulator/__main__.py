@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hana_emulator.tls import Tls
 
 _PARENT_CHECK_SECONDS = 0.5
+# In the data folder while it is served: the first line again, for those who know the folder only
 _GREETING = "connection.json"
-"""In the data folder while it is served: the first line again, for those who know the folder only."""
 
 
 def _fault(document: str) -> Fault:

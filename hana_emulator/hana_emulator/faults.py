@@ -22,18 +22,12 @@ ACCEPT, CONNECT, FETCH, COMMIT, ROLLBACK = "ACCEPT", "CONNECT", "FETCH", "COMMIT
 class Action(StrEnum):
     """The actions of faults. `_KEYS` lists the keys of each besides `match`, `skip` and `count`."""
 
-    ERROR = "error"
-    """Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back."""
-    DROP_BEFORE = "drop_before"
-    """The connection is reset before anything is executed; what was open is rolled back."""
-    DROP_AFTER = "drop_after"
-    """Executed, committed if autocommit or a COMMIT asked for it; then reset without a reply."""
-    DELAY = "delay"
-    """Executed after `seconds`; a cancel in the meantime ends it with 139."""
-    REFUSE = "refuse"
-    """The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)."""
-    SLOW = "slow"
-    """The reply comes in pieces of `bytes`, one every `seconds`."""
+    ERROR = "error"  # Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back.
+    DROP_BEFORE = "drop_before"  # The connection is reset before anything is executed; what was open is rolled back
+    DROP_AFTER = "drop_after"  # Executed, committed if autocommit or a COMMIT asked for it; then reset without a reply
+    DELAY = "delay"  # Executed after `seconds`; a cancel in the meantime ends it with 139
+    REFUSE = "refuse"  # The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)
+    SLOW = "slow"  # The reply comes in pieces of `bytes`, one every `seconds`
 
 
 _KEYS = {

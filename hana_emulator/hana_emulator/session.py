@@ -33,15 +33,14 @@ from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (emulator)"
-_FORMAT_OPTIONS = (23, 12)
-"""Connect options with the client's data format; the first one that it sends counts."""
+_FORMAT_OPTIONS = (23, 12)  # Connect options with the client's data format; the first one that it sends counts
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
 _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d{1,18})'[\s;]*", re.IGNORECASE)
+# A statement of this emulator's own; HANA has nothing like it
 _FAULT_COMMAND = re.compile(
     r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
-"""A statement of this emulator's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
 
 
@@ -125,8 +124,7 @@ class Session:
         self._last_id = 0
         self._data_format: int = DataFormat.LATEST
         self._ended = False
-        self._pace: Fault | None = None
-        """How slowly the next reply is to be sent."""
+        self._pace: Fault | None = None  # How slowly the next reply is to be sent
 
     # --- life of the connection
 

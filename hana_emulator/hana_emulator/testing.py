@@ -21,8 +21,7 @@ class Emulator:
     user: str
     password: str
     schema: str
-    trust_store: str | None = None
-    """PEM file of its certificate authority, when it speaks TLS."""
+    trust_store: str | None = None  # PEM file of its certificate authority, when it speaks TLS
 
     @property
     def tls(self) -> dict[str, Any]:

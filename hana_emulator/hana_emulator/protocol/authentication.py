@@ -13,12 +13,11 @@ from hana_emulator.protocol.codes import ProtocolError
 
 SCRAM_PBKDF2 = b"SCRAMPBKDF2SHA256"
 SCRAM = b"SCRAMSHA256"
-ITERATIONS = 15_000
-"""hdbcli refuses fewer ("Number of iterations is too small")."""
+ITERATIONS = 15_000  # hdbcli refuses fewer ("Number of iterations is too small")
 _SALT_SIZE, _NONCE_SIZE, _PROOF_SIZE = 16, 48, 32
 _LONGEST_SHORT_FIELD = 245
+# Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second
 _WIDE_LENGTHS = {246: "<H", 255: ">H"}
-"""Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second."""
 
 
 def parse_fields(data: bytes) -> list[bytes]:

@@ -32,11 +32,10 @@ from hana_emulator.types import (
     TypeCode,
 )
 
+# (part data, position after the type byte) -> (value, position after it)
 Reader = Callable[[bytes, int], tuple[Any, int]]
-"""(part data, position after the type byte) -> (value, position after it)."""
 Converter = Callable[[Any, HanaType], Storage]
-ParameterRow = list[Any]
-"""Storage values, and a `LobInput` wherever a LOB has not arrived whole yet."""
+ParameterRow = list[Any]  # Storage values, and a `LobInput` wherever a LOB has not arrived whole yet
 
 _NULL = 0x80
 _U16 = struct.Struct("<H")
@@ -141,13 +140,13 @@ _READERS |= {
     FirstFormatCode.TIME: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_time_text),
     FirstFormatCode.TIMESTAMP: _read_first_format(2 * temporal.FIRST_FORMAT_SIZE, temporal.first_format_timestamp_text),
 }
+# For each declared type the wire codes whose readers return the storage value; others are converted
 _STRAIGHT: dict[TypeCode, frozenset[int]] = {
     **{code: frozenset({code}) for code in (*DATETIMES, TypeCode.BOOLEAN)},
     **{code: frozenset(codes) for codes in (INTEGERS, FLOATS, LOBS) for code in codes},
     **dict.fromkeys(STRINGS, _TEXT_CODES),
     **dict.fromkeys(BINARIES, _BINARY_CODES),
 }
-"""For each declared type the wire codes whose readers return the storage value; others are converted."""
 
 
 @_CONVERTERS(*INTEGERS)

@@ -11,10 +11,9 @@ from hana_emulator.errors import HanaError
 from hana_emulator.protocol.codes import LobOption, PartKind, ProtocolError
 from hana_emulator.protocol.packet import Part
 
-INLINE = 4096
-"""Units of a LOB that travel in the row itself; the rest is read piece by piece."""
+INLINE = 4096  # Units of a LOB that travel in the row itself; the rest is read piece by piece
+# Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)
 KEPT_BYTES = 256 * 1024 * 1024
-"""Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)."""
 
 _READ_REQUEST = struct.Struct("<8sqi")
 _READ_REPLY = struct.Struct("<8sBi3x")

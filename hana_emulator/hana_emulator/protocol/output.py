@@ -21,8 +21,7 @@ FieldEncoder = Callable[[Any], bytes]
 RowEncoder = Callable[[StorageRow], bytes]
 
 PAGE_BYTES = 256 * 1024
-PAGE_LOB_BYTES = 32 * 1024 * 1024
-"""A page also ends when the LOBs its locators hold in memory reach this."""
+PAGE_LOB_BYTES = 32 * 1024 * 1024  # A page also ends when the LOBs its locators hold in memory reach this
 
 _MISTYPED = (struct.error, TypeError, ValueError, AttributeError, ArithmeticError)
 _NULL_FLAG = b"\x00"

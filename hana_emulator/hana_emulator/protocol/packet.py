@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
 
 HANDSHAKE_REQUEST_SIZE = 14
+# Product version, protocol version, filler: the answer all of SAP's clients accept
 HANDSHAKE_REPLY = bytes([0x04, 0x14, 0x00, 0x04, 0x01, 0x00, 0x00, 0x00])
-"""Product version, protocol version, filler: the answer all of SAP's clients accept."""
 
 PACKET_HEADER_SIZE = 32
+# Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)
 MAX_PACKET = 256 * 1024 * 1024
-"""Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)."""
 
 _PACKET = struct.Struct("<qiIIhBxI4x")
 _REQUEST_SEGMENT = struct.Struct("<iihhbbbB8x")

@@ -12,8 +12,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-Row = tuple[str | None, ...]
-"""Storage values in the order of the table's fields; DECIMAL as text."""
+Row = tuple[str | None, ...]  # Storage values in the order of the table's fields; DECIMAL as text
 
 PRODUCTIVE, TEST = "100", "200"
 INITIAL_DATE = "00000000"

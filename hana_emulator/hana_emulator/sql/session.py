@@ -37,13 +37,12 @@ from hana_emulator.sql.storage.writer import NO_PATIENCE, Writer
 if TYPE_CHECKING:
     from hana_emulator.sql.database import Database
 
-_FIRST_ROWS = 4_096
-"""Results up to this long are read at once; longer ones stay open on a connection of their own."""
+_FIRST_ROWS = 4_096  # Results up to this long are read at once; longer ones stay open on a connection of their own
 _NEXT_ROWS = 2_048
 BATCH_ERRORS = (HanaError, sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError)
 _CHANGING = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
+# SQLite's authoriser names the table of these in its second argument
 _CHANGING_SECOND = frozenset({sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_INDEX})
-"""SQLite's authoriser names the table of these in its second argument."""
 
 
 def _note_changed(changed: set[str], action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -66,8 +65,8 @@ class Session:
         self.context = Context(user=user, schema=schema, connection_id=connection_id)
         self._database = database
         self._scores: dict[int, float] = {}
+        # While a statement searches: by table, what its snapshot is, where that is a committed state
         self._versions: dict[str, Version] = {}
-        """While a statement searches: by table, what its snapshot is, where that is a committed state."""
         self._writer = Writer(database)
         self._connection = self._open()
         self._spare: list[sqlite3.Connection] = []
@@ -75,8 +74,7 @@ class Session:
         self._autocommit = False
         self._read_only = False
         self._closed = False
-        self._filled_temporary = False
-        """Whether a global temporary table may have rows of this session."""
+        self._filled_temporary = False  # Whether a global temporary table may have rows of this session
 
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context, self._writer)

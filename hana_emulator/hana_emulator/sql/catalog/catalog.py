@@ -79,10 +79,9 @@ class Index:
     kind: str
     columns: tuple[str, ...]
     unique: bool = False
+    # Written with the index; a snapshot of the catalogue does not read it back
     descending: frozenset[str] = frozenset()
-    """Written with the index; a snapshot of the catalogue does not read it back."""
-    similarity: str | None = None
-    """The function that an HNSW index is for; read back from its options."""
+    similarity: str | None = None  # The function that an HNSW index is for; read back from its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +178,9 @@ class Catalog:
     users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     rights: Rights = field(default_factory=Rights)
     objects: SchemaObjects = field(default_factory=SchemaObjects)
-    session: int = 0
-    """Whose local temporary tables are found."""
+    session: int = 0  # Whose local temporary tables are found
+    # By the SQLite key of a table: the other tables into which its triggers may insert, directly or not
     fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By the SQLite key of a table: the other tables into which its triggers may insert, directly or not."""
 
     def seen_by(self, session: int) -> Catalog:
         return replace(self, session=session)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 LOCAL, GLOBAL = "LOCAL", "GLOBAL"
+# The column of a global temporary table that says whose a row is; no encoded name has lower-case letters
 SESSION_COLUMN = "owl_session"
-"""The column of a global temporary table that says whose a row is; no encoded name has lower-case letters."""
 
+# `owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by
 STORAGE = """
 CREATE TABLE IF NOT EXISTS owl_references(
   relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
@@ -50,7 +51,6 @@ CREATE VIEW owl_visible AS
   FROM owl_relations r LEFT JOIN owl_temporary t ON t.relation = r.id
   WHERE r.schema <> 'SYS' AND (t.session IS NULL OR t.session IN (0, hana_current_connection()));
 """
-"""`owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Trigger:
     definition_schema: str
     owner: str
     enabled: bool = True
+    # The tables that its body writes, each with whether it inserts there; found out when it is compiled
     writes: tuple[tuple[int, bool], ...] = ()
-    """The tables that its body writes, each with whether it inserts there; found out when it is compiled."""
 
 
 @dataclass(frozen=True, slots=True)

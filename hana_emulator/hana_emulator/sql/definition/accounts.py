@@ -161,8 +161,7 @@ def _known_role(catalog: Catalog, name: str) -> str:
 # --- grants -----------------------------------------------------------------------------------------------------------
 
 
-Grants = list[tuple[Grant, Touch | None]]
-"""Grants, each with the privilege that its grantor needs (None: a role)."""
+Grants = list[tuple[Grant, Touch | None]]  # Grants, each with the privilege that its grantor needs (None: a role)
 
 
 def _clause(reader: TokenReader, stop: str) -> Callable[[Workbench, bool], Grants]:

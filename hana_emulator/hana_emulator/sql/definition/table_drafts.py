@@ -43,8 +43,7 @@ class TableDraft:
     constraints: list[Constraint] = field(default_factory=list)
     references: list[ReferenceDraft] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    nullability: dict[str, bool] = field(default_factory=dict)
-    """What was written of NULL and NOT NULL, by column."""
+    nullability: dict[str, bool] = field(default_factory=dict)  # What was written of NULL and NOT NULL, by column
     identity_start: int = 1
 
     def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:

@@ -15,10 +15,9 @@ from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.reader import TokenReader, is_word
 from hana_emulator.sql.query import expressions
 
+# Characters; with the other two it bounds the conditions that are repeated for each statement of an IF
 LONGEST_BODY = 50_000
-"""Characters; with the other two it bounds the conditions that are repeated for each statement of an IF."""
-_MOST_PARTS = 200
-"""Statements and conditions of one body."""
+_MOST_PARTS = 200  # Statements and conditions of one body
 _DEEPEST = 16
 _STATEMENTS = ("INSERT", "UPDATE", "DELETE")
 _LONGEST_QUOTED = 20

@@ -30,8 +30,7 @@ from hana_emulator.sql.storage.failures import ERROR_MARK
 
 _PREFIX = "owl fired "
 _EVENTS = ("INSERT", "UPDATE", "DELETE")
-_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}
-"""Which form of the row an event does not have."""
+_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}  # Which form of the row an event does not have
 _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
     exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
     exp.Update: writes.bind_update,  # type: ignore[dict-item]

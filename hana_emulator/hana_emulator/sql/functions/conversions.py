@@ -100,6 +100,7 @@ def _converting(kind: HanaType) -> Callable[[Storage], Storage]:
     return store.converter(kind, _EXPRESSION)
 
 
+# All of them give NULL as soon as an argument is NULL
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_integer": (1, _converting(_BIGINT)),
     "owl_double": (1, _converting(DOUBLE)),
@@ -123,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_ceil": (3, _rounding("ceil")),
     "owl_abs": (3, _absolute),
 }
-"""All of them give NULL as soon as an argument is NULL."""
 
 
 def register(connection: sqlite3.Connection, report: Report) -> None:

@@ -37,11 +37,10 @@ class Context:
     clock: Callable[[], datetime] = utc_now
     last_identity: int | None = None
     error: HanaError | None = None
+    # The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call
     statement_time: datetime | None = None
-    """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call."""
     session_variables: dict[str, str] = field(default_factory=dict)
-    current_numbers: dict[int, int] = field(default_factory=dict)
-    """CURRVAL of each sequence, by its id."""
+    current_numbers: dict[int, int] = field(default_factory=dict)  # CURRVAL of each sequence, by its id
     memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     def begin_statement(self) -> None:
@@ -73,8 +72,7 @@ _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().ti
 _define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
 SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
 
-SESSION_VARIABLES = "owl_session_variables"
-"""SQLite function: the session's variables as a JSON object."""
+SESSION_VARIABLES = "owl_session_variables"  # SQLite function: the session's variables as a JSON object
 
 
 # ------------------------------------------------------------------------------------------------------- registration

@@ -64,8 +64,8 @@ class Signature:
     result: HanaType | ResultRule
     variadic: bool = False
     required: int = -1
+    # Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart
     by_type: Callable[[Sequence[HanaType]], str] | None = None
-    """Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart."""
 
     def parameter(self, position: int) -> HanaType | None:
         if position < len(self.parameters):

@@ -22,8 +22,8 @@ from hana_emulator.registry import Registry
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 """It logs the text of statements that it only half understands, literals and all."""
 _LONGEST_QUOTED = 40
+# What sqlglot's parser raises here and there at text that is no SQL
 _STUMBLES = (TypeError, AttributeError, ValueError, LookupError)
-"""What sqlglot's parser raises here and there at text that is no SQL."""
 PARAMETER_PREFIX = "P__"
 _PARAMETER_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _CLOCK_TOKENS = {
@@ -68,8 +68,7 @@ class LikeRegexpr(exp.Expression, exp.Predicate):
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "expression": True, "flag": False}
 
 
-_FUNCTION_PARSERS: Registry[str, Callable[[Any], exp.Expr]] = Registry()
-"""Calls with clauses between their arguments."""
+_FUNCTION_PARSERS: Registry[str, Callable[[Any], exp.Expr]] = Registry()  # Calls with clauses between their arguments
 
 
 @_FUNCTION_PARSERS("CAST")
@@ -124,8 +123,8 @@ class Hana(Dialect):
     NORMALIZATION_STRATEGY = NormalizationStrategy.UPPERCASE
 
     class Tokenizer(tokens.Tokenizer):
+        # sqlglot would take what follows RENAME, CALL and the like as one string
         COMMANDS: ClassVar[set[TokenType]] = set()
-        """sqlglot would take what follows RENAME, CALL and the like as one string."""
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             **{
@@ -137,10 +136,10 @@ class Hana(Dialect):
             "MINUS": TokenType.EXCEPT,
             "LIKE_REGEXPR": TokenType.RLIKE,
         }
+        # A # belongs to a name, and begins that of a local temporary table
         SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
             sign: kind for sign, kind in tokens.Tokenizer.SINGLE_TOKENS.items() if sign != "#"
         }
-        """A # belongs to a name, and begins that of a local temporary table."""
         VAR_SINGLE_TOKENS: ClassVar[set[str]] = {"#", "$"}
 
     class Parser(SqlParser):

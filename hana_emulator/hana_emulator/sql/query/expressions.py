@@ -65,8 +65,7 @@ NILADIC = frozenset(
         "SYSUUID",
     }
 )
-_LONGEST_NUMBER = 4_000
-"""Digits of a literal; Python converts no more than 4,300."""
+_LONGEST_NUMBER = 4_000  # Digits of a literal; Python converts no more than 4,300
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]

@@ -28,8 +28,8 @@ from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
+# What is raised where a table, a column, a sequence or a schema does not exist any more
 _GONE = frozenset({259, 260, 313, 362})
-"""What is raised where a table, a column, a sequence or a schema does not exist any more."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 

@@ -29,8 +29,7 @@ class Bound:
     nullable: bool = True
     column: Column | None = None
     parameter: int | None = None
-    constant: bool = False
-    """True when no column takes part, so that it can be evaluated once."""
+    constant: bool = False  # True when no column takes part, so that it can be evaluated once
 
     def typed(self, kind: HanaType | None) -> Bound:
         return replace(self, type=kind)
@@ -59,12 +58,10 @@ class Source:
     name: str
     schema: str
     columns: tuple[SourceColumn, ...]
-    row_id: SourceColumn | None = None
-    """The pseudo-column `"$rowid$"`, which `*` does not include."""
-    table: str = ""
-    """The key of the stored table whose rows it gives, each at most once and with its `_rowid_`."""
+    row_id: SourceColumn | None = None  # The pseudo-column `"$rowid$"`, which `*` does not include
+    table: str = ""  # The key of the stored table whose rows it gives, each at most once and with its `_rowid_`
+    # Whether its columns are found only with its name before them, as those of a trigger's rows are
     qualified: bool = False
-    """Whether its columns are found only with its name before them, as those of a trigger's rows are."""
 
     def find(self, name: str) -> SourceColumn | None:
         found = [entry for entry in self.columns if entry.column.name == name]
@@ -94,8 +91,7 @@ class CommonTable:
 
     alias: str
     columns: tuple[Column, ...]
-    sources: int = 1
-    """How many tables, views and subqueries it reads, with those of the entries that it reads."""
+    sources: int = 1  # How many tables, views and subqueries it reads, with those of the entries that it reads
 
 
 @dataclass(slots=True)
@@ -103,12 +99,10 @@ class Scope:
     parent: Scope | None = None
     sources: list[Source] = field(default_factory=list)
     common: dict[str, CommonTable] = field(default_factory=dict)
-    outputs: dict[str, Bound] = field(default_factory=dict)
-    """Select aliases, readable in ORDER BY only."""
-    aggregates: bool = False
-    """Set as soon as an aggregate function is bound here."""
+    outputs: dict[str, Bound] = field(default_factory=dict)  # Select aliases, readable in ORDER BY only
+    aggregates: bool = False  # Set as soon as an aggregate function is bound here
+    # The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with
     trace: dict[int, str] = field(default_factory=dict)
-    """The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with."""
 
     def common_table(self, name: str) -> CommonTable | None:
         scope: Scope | None = self
@@ -161,15 +155,14 @@ class Binding:
     schema: str
     bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
+    # What the statement needs privileges for; a view is one object; its tables need no privileges
     touches: set[Touch] = field(default_factory=set)
-    """What the statement needs privileges for; a view is one object; its tables need no privileges."""
-    word_indexes: set[str] = field(default_factory=set)
-    """Tables whose texts the statement searches by their words."""
+    word_indexes: set[str] = field(default_factory=set)  # Tables whose texts the statement searches by their words
     view_depth: int = 0
+    # In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias.
     outer: Scope | None = None
-    """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""
+    # How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again
     sources: int = 0
-    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again."""
     _aliases: int = 0
 
     def count(self, sources: int) -> None:

@@ -58,10 +58,9 @@ class WritePlan:
     fallback: Step | None = None
     collect: Step | None = None
     insert_collected: str = ""
+    # True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call.
     one_row: bool = False
-    """True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call."""
-    chosen_identity: str = ""
-    """The identity column, ready for SQLite, when inserted rows are given a value for it."""
+    chosen_identity: str = ""  # The identity column, ready for SQLite, when inserted rows are given a value for it
 
     @property
     def inserts(self) -> bool:

@@ -16,21 +16,19 @@ from hana_emulator.sql.language.names import literal
 from hana_emulator.sql.storage.locks import Key
 
 TOUCH_FUNCTION = "owl_touch"
+# For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back
 ENFORCING_FUNCTION = "owl_enforcing"
-"""For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back."""
+# For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
+# (see `failures.ERROR_MARK`) if it does, and its parameters
 POSTPONE_FUNCTION = "owl_postpone"
-"""For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
-(see `failures.ERROR_MARK`) if it does, and its parameters."""
 _TRIGGER = "owl_touched"
 _CHUNK = 20_000
 _ROWID_NAMES = ("_rowid_", "rowid", "oid")
 Row = tuple[object, ...]
-Image = dict[int, Row]
-"""Rows by rowid, with the values of all stored columns in the order of `Shape.columns`."""
+Image = dict[int, Row]  # Rows by rowid, with the values of all stored columns in the order of `Shape.columns`
 
 
-ForeignKey = tuple[str, Sequence[str], Sequence[str]]
-"""The table referred to, the own columns, and its columns."""
+ForeignKey = tuple[str, Sequence[str], Sequence[str]]  # The table referred to, the own columns, and its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +49,8 @@ class Shape:
     columns: tuple[str, ...]
     keys: tuple[tuple[int, ...], ...]
     parents: tuple[Parent, ...]
+    # The place of the column that is the rowid: then rowids have a meaning, and rows may be inserted anywhere
     identity: int | None
-    """The place of the column that is the rowid: then rowids have a meaning, and rows may be inserted anywhere."""
 
     @property
     def name(self) -> str:

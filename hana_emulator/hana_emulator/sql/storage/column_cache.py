@@ -13,12 +13,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from hana_emulator.sql.storage.row_versions import RowVersions, Version
 
-Key = tuple[str, str]
-"""(table, column), in the spelling that the caller always uses."""
-Rows = Iterable[tuple[int, Any]]
-"""(rowid, value), ascending or not."""
+Key = tuple[str, str]  # (table, column), in the spelling that the caller always uses
+Rows = Iterable[tuple[int, Any]]  # (rowid, value), ascending or not
+# Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None
 Read = Callable[[AbstractSet[int] | None], Rows]
-"""Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None."""
 
 
 class Content(Protocol):

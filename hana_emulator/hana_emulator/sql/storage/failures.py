@@ -15,8 +15,7 @@ from hana_emulator.errors import (
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.language.names import decode, hana_identifier
 
-ERROR_MARK = "owl-error:"
-"""What triggers raise begins with it: 'owl-error:CODE:message'."""
+ERROR_MARK = "owl-error:"  # What triggers raise begins with it: 'owl-error:CODE:message'
 
 
 def cancelled() -> HanaError:

@@ -16,8 +16,7 @@ from hana_emulator.sql.storage import changes as rows
 from hana_emulator.sql.storage.changes import Changes, Image, Shape
 from hana_emulator.sql.storage.locks import Claims, Holder, Key
 
-STATEMENT = "owl_statement"
-"""The savepoint of a running statement; no savepoint of HANA's is spelt in lower case here."""
+STATEMENT = "owl_statement"  # The savepoint of a running statement; no savepoint of HANA's is spelt in lower case here
 Shapes = Callable[[str], Shape]
 Layer = Mapping[str, Image]
 
@@ -36,14 +35,12 @@ class Transaction(Holder):
     def __init__(self, connection: sqlite3.Connection, shapes: Shapes, identities: dict[str, int]) -> None:
         super().__init__()
         self.connection = connection
+        # Where the triggers report to; None while no statement collects them
         self.touched: dict[str, set[int]] | None = None
-        """Where the triggers report to; None while no statement collects them."""
+        # Whether rows are being put back: constraints have been looked at already, when they were written
         self.restoring = False
-        """Whether rows are being put back: constraints have been looked at already, when they were written."""
-        self.weight = 0
-        """How many rows it has written, more or less."""
-        self.lost: HanaError | None = None
-        """Why it could not be parked. It has been rolled back."""
+        self.weight = 0  # How many rows it has written, more or less
+        self.lost: HanaError | None = None  # Why it could not be parked. It has been rolled back.
         self._shapes = shapes
         self._identities = identities
         self._changes: dict[str, Changes] = {}

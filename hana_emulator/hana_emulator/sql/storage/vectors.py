@@ -19,10 +19,8 @@ from hana_emulator.sql.storage.row_versions import Rowids
 Scores = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
-MOST_BYTES = 1 << 30
-"""Of the vectors of all columns that are kept for searches."""
-_TINY = 1e-25
-"""Below this length products of float32 elements lose digits, or vanish."""
+MOST_BYTES = 1 << 30  # Of the vectors of all columns that are kept for searches
+_TINY = 1e-25  # Below this length products of float32 elements lose digits, or vanish
 
 
 class Metric(Enum):

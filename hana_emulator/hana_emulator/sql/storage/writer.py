@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _LIGHT, _SECONDS_PER_ROW, _LONGEST_SECONDS = 1_000, 2e-5, 1.0
-NO_PATIENCE = 0.0
-"""NOWAIT."""
+NO_PATIENCE = 0.0  # NOWAIT
 Result = TypeVar("Result")
 
 
@@ -33,14 +32,11 @@ class Writer:
         self.lock_timeout = database.lock_timeout
         self.transaction: Transaction | None = None
         self.cancelled = False
-        self.repeatable = False
-        """REPEATABLE READ and SERIALIZABLE: see `open_snapshot`."""
-        self.snapshot: int | None = None
-        """How many commits the open snapshot knows."""
+        self.repeatable = False  # REPEATABLE READ and SERIALIZABLE: see `open_snapshot`
+        self.snapshot: int | None = None  # How many commits the open snapshot knows
+        # Queries and their parameters, each with the error if it finds a row
         self._postponed: dict[tuple[str, tuple[object, ...]], str] = {}
-        """Queries and their parameters, each with the error if it finds a row."""
-        self._turns = 0
-        """How often this session has the turn, which it can take again inside."""
+        self._turns = 0  # How often this session has the turn, which it can take again inside
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:

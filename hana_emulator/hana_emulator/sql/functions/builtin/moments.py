@@ -15,8 +15,7 @@ from hana_emulator.errors import HanaError
 from . import numbers
 from .texts import plain
 
-TICKS = 10_000_000
-"""Ticks of 100 ns in a second: what HANA's TIMESTAMP resolves."""
+TICKS = 10_000_000  # Ticks of 100 ns in a second: what HANA's TIMESTAMP resolves
 _EPOCH = datetime(1, 1, 1)
 _MOMENT = re.compile(
     r"(?P<y>\d{4})-?(?P<m>\d{2})-?(?P<d>\d{2})"
