@@ -6,6 +6,8 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 
 LOCAL, GLOBAL = "LOCAL", "GLOBAL"
@@ -145,6 +147,14 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
         "SELECT relation, name, condition FROM owl_checks ORDER BY relation, name"
     ):
         checks[relation] = (*checks.get(relation, ()), Check(name, condition))
+    references: dict[int, tuple[Reference, ...]] = {}
+    columns = connection.execute(
+        "SELECT relation, name, parent, on_delete, on_update, column_name, parent_column FROM owl_references"
+        " ORDER BY relation, name, position"
+    )
+    for (relation, name, parent, *actions), rows in groupby(columns, itemgetter(0, 1, 2, 3, 4)):
+        own, others = zip(*(row[5:] for row in rows), strict=True)
+        references[relation] = (*references.get(relation, ()), Reference(name, own, parent, others, *actions))
     written: dict[int, tuple[tuple[int, bool], ...]] = {}
     for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
         written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
@@ -157,7 +167,7 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
         values = (*row[:5], *lists, *row[7:], written.get(row[0], ()))
         triggers[row[1:3]] = Trigger(*values)
     return SchemaObjects(
-        references=MappingProxyType(_load_references(connection)),
+        references=MappingProxyType(references),
         checks=MappingProxyType(checks),
         temporary=MappingProxyType(
             {
@@ -211,22 +221,6 @@ def put_writes(connection: sqlite3.Connection, trigger: int, writes: Mapping[int
         "INSERT INTO owl_trigger_writes VALUES (?,?,?)",
         [(trigger, relation, inserts) for relation, inserts in writes.items()],
     )
-
-
-def _load_references(connection: sqlite3.Connection) -> dict[int, tuple[Reference, ...]]:
-    grouped: dict[tuple[int, str, int, str, str], list[tuple[str, str]]] = {}
-    for *key, column, parent_column in connection.execute(
-        "SELECT relation, name, parent, on_delete, on_update, column_name, parent_column FROM owl_references"
-        " ORDER BY relation, name, position"
-    ):
-        relation, name, parent, on_delete, on_update = key
-        grouped.setdefault((relation, name, parent, on_delete, on_update), []).append((column, parent_column))
-    found: dict[int, tuple[Reference, ...]] = {}
-    for (relation, name, parent, on_delete, on_update), pairs in grouped.items():
-        columns, parent_columns = zip(*pairs, strict=True)
-        reference = Reference(name, columns, parent, parent_columns, on_delete, on_update)
-        found[relation] = (*found.get(relation, ()), reference)
-    return found
 
 
 def add_reference(connection: sqlite3.Connection, relation: int, reference: Reference) -> None:
