@@ -64,8 +64,7 @@ from app.src.core.backends.torch.process import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
-from app.src.core.measuring.clocks import clock_of  # noqa: E402
-from app.src.core.measuring.sustained import Sampler, driver_of  # noqa: E402
+from app.src.core.measuring import Sampler, clock_of  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
 
 PACKAGED = "all-MiniLM-L6-v2"
@@ -361,14 +360,14 @@ def of_model(name: str, bench: Bench, given: argparse.Namespace, report: Report)
                 OURS: wall(partial(engine.embed, texts)),
                 ENCODE: wall(partial(peer.encode, texts, size)),
             }
-            with Sampler(*driver_of(profile)) as sampler:
+            with Sampler(profile) as sampler:
                 rounds = interleaved(works, given.rounds)
             label, tokens = f"{name}, {load}", sum(lengths)
             for side, more in ((OURS, {}), (ENCODE, {"batch_size": size, "precision": peer.precision})):
                 about = {"texts": len(texts), "tokens_per_second": significant(tokens / rounds.median(side))} | more
                 rates = [len(texts) / took for took in rounds.took[side]]
                 yield Figure(f"{label}: {side}", rates, "texts/s", more=about)
-            faster, card = goal(profile, FASTER if load == "mixed" else None), asdict(sampler.conditions)
+            faster, card = goal(profile, FASTER if load == "mixed" else None), sampler.conditions
             yield rounds.ratio(f"{label}: ours / encode", ENCODE, OURS, faster, card=card)
             needed = shape.operations(lengths)
             full = [bare.operations / took for took in rounds.took[PRODUCTS]]

@@ -5,7 +5,6 @@
 
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
-    int8     against sentence-transformers and ONNX Runtime in int8
     memory   MB of resident memory after 50,000 embedded rows above those after 1,000
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
@@ -35,21 +34,19 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
 
 ANCHOR = "sentence-transformers"
-Precision = Literal["fp32", "auto", "int8"]
+Precision = Literal["fp32", "auto"]
 PEERS: dict[Precision, tuple[str, ...]] = {
     "fp32": (ANCHOR, "infinity", "onnx"),
     "auto": (ANCHOR, "openvino", "onnx-int8"),
-    "int8": (ANCHOR, "onnx-int8"),
 }
 TARGETS = {
     "fp32, short: sentence-transformers / ours": at_least(1.75, floor=1.6),
     "fp32, skewed: sentence-transformers / ours": at_least(1.85, floor=1.6),
     **{f"bf16, {load}: sentence-transformers / ours": at_least(3.1, floor=2.8) for load in ("short", "skewed")},
     **{f"bf16, {load}: openvino / ours": at_least(1) for load in ("short", "skewed")},
-    **{f"int8, {load}: sentence-transformers / ours": at_least(4.5) for load in ("short", "skewed")},
 }
 COSINE = {"fp32": at_least(0.99999)}
-OVERLAP = {"bf16": at_least(0.985), "int8": at_least(0.92)}
+OVERLAP = {"bf16": at_least(0.985)}
 FEW, MANY, WINDOW = 1000, 50_000, 1000  # rows after which memory is read, and rows per call
 
 

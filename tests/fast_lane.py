@@ -35,6 +35,12 @@ OWN_FILES = (
     "hana_emulator/hana_emulator/pytest_plugin.py",
     "owl_sap_client/tests/",
 )
+# Collected only where named on the command line: nearly all of their tests are slow, and importing them takes seconds.
+# The emulator is a distribution of its own; `./scripts/test fast hana_emulator/tests` is its fast lane.
+LEFT_OUT = (
+    *("hana_emulator/tests", "tests/adversity", "tests/console", "tests/e2e"),
+    *("tests/training/test_trainer.py", "tests/api/test_schemathesis.py", "tests/client/test_langchain.py"),
+)
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"})
 # Python asks these programs where libraries are and which machine this is, the benchmarks ask git for the version.
 HARMLESS = ("git", "ldconfig", "gcc", "cc", "ld", "uname", "lsb_release", "objdump")
@@ -105,6 +111,11 @@ def needs_more_than_this_process(item: pytest.Function) -> bool:
 
 def with_few_examples(chosen: Any) -> Any:
     return settings(chosen, max_examples=min(EXAMPLES_MAX, chosen.max_examples), stateful_step_count=15)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = f"{collection_path}/".startswith(tuple(f"{ROOT}/{path}/" for path in LEFT_OUT))
+    return True if left_out and config.args_source is not pytest.Config.ArgsSource.ARGS else None
 
 
 @pytest.hookimpl(tryfirst=True)

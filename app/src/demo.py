@@ -1,6 +1,4 @@
-"""The demo: a HANA emulator with sample data as a child process, synced and searched through the real driver. The
-command line prints what the methods return.
-"""
+"""The demo: a HANA emulator with sample data as a child process, synced and searched through the real driver."""
 
 from __future__ import annotations
 
@@ -13,14 +11,12 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
 
 from app.src.access.principal import OPERATOR
-from app.src.service.search import FoundHit
 from app.src.service.service import Service
 from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
@@ -31,43 +27,6 @@ TOP = 3
 _STEPS = {"page_rows": 64, "window": 64}  # small, so that the progress bar moves
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class DemoQuery:
-    """`expect`: keys, any of which must be among the first `TOP` hits."""
-
-    collection: str
-    text: str
-    expect: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The first hits of a query; `rank` of the first expected one, counted from 1, or None."""
-
-    query: DemoQuery
-    hits: Sequence[FoundHit]
-    rank: int | None
-    milliseconds: float
-
-    @property
-    def found(self) -> bool:
-        return self.rank is not None
-
-    def expected(self, hit: FoundHit) -> bool:
-        return tuple(hit.key.values()) in self.query.expect
-
-    def as_dict(self) -> dict[str, Any]:
-        hits = [hit.as_dict() | {"expected": self.expected(hit)} for hit in self.hits]
-        return {
-            "collection": self.query.collection,
-            "query": self.query.text,
-            "rank": self.rank,
-            "found": self.found,
-            "milliseconds": self.milliseconds,
-            "hits": hits,
-        }
 
 
 class Demo:
@@ -82,10 +41,8 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
-        self.queries = [
-            DemoQuery(block["collection"], block["text"], tuple(tuple(key) for key in block["expect"]))
-            for block in document["queries"]
-        ]
+        # `collection`, `text` and `expect`: keys, any of which must be among the first `TOP` hits.
+        self.queries: list[dict[str, Any]] = document["queries"]
 
     def __enter__(self) -> Demo:
         with ExitStack() as held:
@@ -105,12 +62,21 @@ class Demo:
     def names(self) -> list[str]:
         return self.service.collections.names
 
-    def ask(self, query: DemoQuery) -> Answer:
+    def ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first hits; `rank`: of the first expected one, counted from 1, or None."""
         start = time.perf_counter()
-        hits = self.service.search.run(query.collection, query.text, TOP, principal=OPERATOR).hits
+        found = self.service.search.run(query["collection"], query["text"], TOP, principal=OPERATOR).hits
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
-        ranks = [rank for rank, hit in enumerate(hits, 1) if tuple(hit.key.values()) in query.expect]
-        return Answer(query, hits, ranks[0] if ranks else None, milliseconds)
+        hits = [hit.as_dict() | {"expected": list(hit.key.values()) in query["expect"]} for hit in found]
+        rank = next((rank for rank, hit in enumerate(hits, 1) if hit["expected"]), None)
+        return {
+            "collection": query["collection"],
+            "query": query["text"],
+            "rank": rank,
+            "found": rank is not None,
+            "milliseconds": milliseconds,
+            "hits": hits,
+        }
 
 
 def demo_settings(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
-from app.src.access.rows import MOST_VALUES, Nothing, RowsRefused, check_every_row, visible
+from app.src.access.rows import MOST_VALUES, Nothing, Rights, RowsRefused, visible
+from app.src.settings import CollectionSettings, Settings
 from connector.stores.filters import matches, narrowed
 
 RIGHTS = {"MANDT": ("mandt",)}
@@ -114,8 +115,13 @@ def test_a_row_is_seen_only_if_its_value_is_claimed(claim: Any, held: Any) -> No
         assert (str(held).lower() if isinstance(held, bool) else str(held)) in claimed
 
 
-def test_what_shows_rows_whoever_they_belong_to_takes_every_row() -> None:
-    check_every_row("orders", {}, LOOPBACK)
-    check_every_row("orders", RIGHTS, OPERATOR)
-    with pytest.raises(RowsRefused, match='"orders" has row rights'):
-        check_every_row("orders", RIGHTS, asking(mandt="100"))
+def test_requests_that_show_rows_of_all_owners_need_every_row() -> None:
+    free = {"name": "free", "source": "S.T", "template": "{X}"}
+    bound = free | {"name": "orders", "metadata": ["MANDT"], "row_rights": RIGHTS}
+    collections = {each["name"]: CollectionSettings.model_validate(each) for each in (free, bound)}
+    rights = Rights(Settings(collections=tuple(collections.values())), collections.__getitem__)
+    rights.check_every_row(LOOPBACK, "free")
+    rights.check_every_row(OPERATOR, "orders")
+    for name in ("orders", None):
+        with pytest.raises(RowsRefused, match='"orders" has row rights'):
+            rights.check_every_row(asking(mandt="100"), name)

@@ -372,14 +372,11 @@ def at(patch: pytest.MonkeyPatch, seconds: float) -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b"[]", b'{"keys": []}', b'{"keys": {"a": 1}}', b"{" * 100, b" " * 300_000]
 )
-def test_a_key_set_that_is_none_ends_the_start(
-    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_set_that_is_none_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
     shown = tmp_path / "jwks.json"
     if content is not None:
         shown.write_bytes(content)
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
-    monkeypatch.setattr(module, "LOOKS", 1)
     with pytest.raises(AccessUnusable, match="jwks_path"):
         Authentication(AccessSettings.model_validate({"jwt": settings})).open()
 
@@ -387,16 +384,6 @@ def test_a_key_set_that_is_none_ends_the_start(
 def from_file(path: Path) -> Authentication:
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": path}
     return Authentication(AccessSettings.model_validate({"jwt": settings}))
-
-
-def test_a_key_set_that_is_just_being_written_does_not_end_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = tmp_path / "jwks.json"
-    monkeypatch.setattr("time.sleep", lambda _: shown.write_bytes(SHOWN))
-    made = from_file(shown)
-    made.open()
-    assert asyncio.run(made.principal(signed(claims(), RSA))).name == "somebody"
 
 
 def test_a_key_set_that_could_not_be_read_for_a_moment_is_read_again(

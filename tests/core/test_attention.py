@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from app.src.core.backends.torch import packed
 from app.src.core.backends.torch.packed import (
-    Bias,
     EqualRuns,
     Layout,
     MemoryEfficient,
@@ -46,33 +45,29 @@ def test_a_layout_says_where_sequences_begin_and_end() -> None:
     assert (layout.cumulative.tolist(), layout.cumulative.dtype, layout.longest) == ([0, 3, 4, 5], torch.int32, 3)
 
 
-def by_definition(qkv: torch.Tensor, lengths: list[int], bias: Bias | None = None) -> torch.Tensor:
+def by_definition(qkv: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     parts = []
     for rows in torch.split(qkv.double(), lengths):
         query, key, value = rows.view(len(rows), 3, HEADS, -1).permute(1, 2, 0, 3)
         scores = query @ key.transpose(1, 2) / (WIDTH // HEADS) ** 0.5
-        added = bias(len(rows)) if bias else None
-        weights = torch.softmax(scores if added is None else scores + added.double(), dim=-1)
+        weights = torch.softmax(scores, dim=-1)
         parts.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
     return torch.cat(parts)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**31 - 1), st.booleans())
-def test_each_way_is_attention_by_its_definition(lengths: list[int], seed: int, biased: bool) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**31 - 1))
+def test_runs_are_attention_by_its_definition(lengths: list[int], seed: int) -> None:
     qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(seed))
-    table = torch.randn(HEADS, 40, 40, generator=torch.Generator().manual_seed(seed + 1))
-    bias = (lambda length: table[:, :length, :length]) if biased else None
-    wanted = by_definition(qkv, lengths, bias)
-    found = EqualRuns(HEADS)(qkv, layout_of(lengths, qkv.device), bias)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    found = EqualRuns(HEADS)(qkv, layout_of(lengths, qkv.device))
+    torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- what card, which
 
 
-def names(card: str, dtype: torch.dtype, *, biased: bool = False) -> list[str]:
-    return [make.name for make in candidates(DeviceProfile.of_card(card), dtype, biased=biased)]
+def names(card: str, dtype: torch.dtype) -> list[str]:
+    return [make.name for make in candidates(DeviceProfile.of_card(card), dtype)]
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -87,14 +82,13 @@ def test_a_t4_tries_the_memory_efficient_kernel_first() -> None:
     assert names("Tesla T4", torch.float16)[0] == names("Tesla P4", torch.float32)[0] == "memory-efficient attention"
 
 
-def test_with_a_bias_and_on_a_cpu_there_are_runs() -> None:
-    assert names("NVIDIA H200", torch.float16, biased=True)[0] == "runs of equal length"
-    assert candidates(CPU, torch.float32, biased=False)[0] is EqualRuns
+def test_on_a_cpu_there_are_runs() -> None:
+    assert candidates(CPU, torch.float32) == [EqualRuns]
 
 
 def test_the_choice_says_what_was_tried_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of cards do not run on a CPU: so each fails its trial, and what works is taken."""
-    monkeypatch.setattr(packed, "candidates", lambda *_a, **_b: [Varlen, MemoryEfficient, Wrong, EqualRuns])
+    monkeypatch.setattr(packed, "candidates", lambda *_: [Varlen, MemoryEfficient, Wrong, EqualRuns])
     chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
     assert type(chosen) is EqualRuns
     tried = reason.split("; ")
@@ -108,9 +102,9 @@ class Wrong(EqualRuns):
 
     name = "wrong"
 
-    def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         first, second, *others = [run.length for run in layout.runs for _ in range(run.count)]
-        return super().__call__(qkv, layout_of([first + second, *others], qkv.device), bias)
+        return super().__call__(qkv, layout_of([first + second, *others], qkv.device))
 
 
 # ----------------------------------------------------------------------------------------- what is sent to the kernels

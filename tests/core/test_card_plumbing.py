@@ -546,7 +546,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
             return torch.ones(len(batch), 3)
 
         def staged(self, batch: TokenBatch) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
-            return [np.zeros(sum(map(len, batch)), dtype=np.int32)] * 3
+            return [np.zeros(sum(map(len, batch)), dtype=np.int32)] * 2
 
         def compute(self, inputs: Any) -> torch.Tensor:
             return torch.ones(len(inputs.layout.cumulative) - 1, 3)

@@ -41,7 +41,7 @@ def rewrite(file: Path, change: Callable[[Any], Any]) -> None:
 def test_packaged_name(minilm_folder: Path) -> None:
     assert (minilm_folder / "modules.json").is_file()
     folder = read_folder(minilm_folder, MINILM)
-    assert (folder.pooling, folder.normalizes, folder.max_length, folder.lower_case) == ("mean", True, 256, False)
+    assert (folder.pooling, folder.max_length, folder.lower_case) == ("mean", 256, False)
     assert (folder.shape.hidden, folder.shape.intermediate, folder.shape.heads) == (384, 1536, 12)
     assert check_files(folder) == PACKAGED[MINILM].sha256["model.safetensors"]
 

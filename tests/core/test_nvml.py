@@ -226,36 +226,25 @@ def test_the_fake_answers_what_the_package_can_be_asked() -> None:
     asked = {name for name in vars(Driver) if name.startswith("nvml")}
     assert {name for name in asked if not hasattr(pynvml, name)} == set()
     numbers = {
-        "NVML_TEMPERATURE_GPU": nvml._SENSOR_GPU,
-        "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN": nvml._SLOWDOWN_THRESHOLD,
-        "NVML_CLOCK_SM": nvml._CLOCK_SM,
-        "NVML_CLOCK_MEM": nvml._CLOCK_MEMORY,
-        "NVML_PCIE_UTIL_TX_BYTES": nvml._PCIE_SENT,
-        "NVML_PCIE_UTIL_RX_BYTES": nvml._PCIE_RECEIVED,
-        "NVML_MEMORY_ERROR_TYPE_CORRECTED": nvml._CORRECTED,
-        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": nvml._UNCORRECTED,
-        "NVML_VOLATILE_ECC": nvml._VOLATILE,
-        "NVML_AGGREGATE_ECC": nvml._AGGREGATE,
-        "NVML_PSTATE_UNKNOWN": nvml._STATE_UNKNOWN,
-        "NVML_ERROR_NO_PERMISSION": nvml._NO_PERMISSION,
-        "NVML_ERROR_DRIVER_NOT_LOADED": nvml._DRIVER_NOT_LOADED,
-        "NVML_ERROR_LIBRARY_NOT_FOUND": nvml._LIBRARY_NOT_FOUND,
-        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": nvml._VERSIONS_DIFFER,
+        "temperature_celsius": ["NVML_TEMPERATURE_GPU"],
+        "temperature_slowdown_celsius": ["NVML_TEMPERATURE_THRESHOLD_SLOWDOWN"],
+        "sm_clock_mhz": ["NVML_CLOCK_SM"],
+        "memory_clock_mhz": ["NVML_CLOCK_MEM"],
+        "pcie_sent_bytes_per_second": ["NVML_PCIE_UTIL_TX_BYTES"],
+        "pcie_received_bytes_per_second": ["NVML_PCIE_UTIL_RX_BYTES"],
+        "ecc_corrected_errors": ["NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"],
+        "ecc_uncorrected_errors_lifetime": ["NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_AGGREGATE_ECC"],
     }
-    assert {name: getattr(pynvml, name) for name in numbers} == numbers
-    causes = [
-        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-    ]
-    assert causes == list(nvml._RETIRED_FOR)
+    for field, names in numbers.items():
+        assert [getattr(pynvml, name) for name in names] == list(nvml._QUERIES[field][2:]), field
 
 
 def test_the_bits_are_nvmls_own() -> None:
     pynvml = pytest.importorskip("pynvml")
     for bit, reason in nvml.THROTTLE_REASONS.items():
-        name = reason.name.title().replace("_", "")
+        name = reason.reason.title().replace("_", "")
         known = [f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}"]
-        assert bit in [getattr(pynvml, each, None) for each in known], reason.name
+        assert bit in [getattr(pynvml, each, None) for each in known], reason.reason
 
 
 @pytest.mark.parametrize(

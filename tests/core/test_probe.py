@@ -82,14 +82,14 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_emulation_is_found_by_a_small_product_and_no_large_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def product(rows: int, _wide: int, _dtype: object) -> object:
-        sizes.append(rows)
-        return lambda: None
+    def product(layer: linears.Affine) -> object:
+        sizes.append(len(layer.weight))
+        return lambda _x: None
 
-    monkeypatch.setattr(linears, "_product", product)
+    monkeypatch.setattr(linears, "prepacked", product)
     monkeypatch.setattr(linears, "gain", lambda *_works: 0.01)
     assert linears.bf16_gain() == 0.01
-    assert sizes == [32, 32]
+    assert sizes == [384, 384]
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -96,14 +96,13 @@ def alerts_table() -> str:
 
 def cards_table() -> str:
     rates = ("fp32", "fp16", "int8", "fp8")
-    head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", *rates, "GB/s", "sustained")
+    head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", *rates, "GB/s")
     lines = _head(head)
     for profile in _cards():
         cores = " ".join(profile.tensor_core_formats) or "nothing"
         cells = [_rate(profile.name, kind) for kind in rates]
-        told = ", ".join(f"{kind} {found.rate:g}" for kind, found in profile.sustained.items())
         chosen = choose_precision(profile)[0]
-        lines.append(_row(profile.name, _dotted(profile), chosen, cores, *cells, f"{profile.bandwidth:g}", told))
+        lines.append(_row(profile.name, _dotted(profile), chosen, cores, *cells, f"{profile.bandwidth:g}"))
     return "\n".join(lines)
 
 

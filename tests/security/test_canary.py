@@ -32,6 +32,8 @@ from hana_emulator.testing import Emulator
 from tests.api.conftest import serving
 from tests.security.canaries import Canary
 
+pytestmark = pytest.mark.xdist_group("canary")  # one worker makes the outputs
+
 PASSWORD = Canary("the password of HANA", "Pw1-cAnAry\"ä'+/=?& x")
 OTHER_PASSWORD = Canary("the password of the store's HANA", "Pw2-oTheR'cAnArY")
 USER = Canary("the user of HANA", "CANARY_USER_7QX", frozenset({"config", "settings", "cli", "service"}))

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from app.src.cli import app
 from app.src.cli.application import PANELS, subcommands, verb
-from app.src.cli.collections import _paused
+from app.src.cli.collections import _is_paused
 from connector.sync.run import SyncReport
 from tests.surface.conftest import environment
 
@@ -362,8 +362,11 @@ def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: 
         (0, 0, "too many stored rows became blank"),
     ],
 )
-def test_what_the_brake_kept_is_told_as_it_is(gone: int, deleted: int, said: str) -> None:
+def test_what_the_brake_kept_is_told_as_it_is(
+    gone: int, deleted: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run by log meets the entries one after the other, and some of them before the brake."""
-    told = _paused("m", "m", SyncReport("m", paused="max_deletes", to_delete=gone, deleted=deleted))
+    assert _is_paused("m", SyncReport("m", paused="max_deletes", to_delete=gone, deleted=deleted))
+    told = capsys.readouterr().err
     assert said in told
-    assert told.endswith("owl-sap sync m --full --max-deletes 1")
+    assert told.endswith("owl-sap sync m --full --max-deletes 1\n")

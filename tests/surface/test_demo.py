@@ -18,10 +18,9 @@ import pytest
 
 from app.src import demo
 from app.src.api.openapi import BASE
-from app.src.cli.demo import DemoReport
+from app.src.cli.demo import sync_all
 from app.src.cli.interrupts import interruptible
-from app.src.demo import Answer, Demo, DemoQuery, demo_settings
-from app.src.service.search import FoundHit
+from app.src.demo import Demo, demo_settings
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import emulator_command
@@ -48,22 +47,13 @@ def test_settings_of_the_demo_replace_the_database_and_keep_the_engine() -> None
 def test_the_demo_asks_eight_queries_of_two_collections() -> None:
     prepared = Demo(Settings())
     assert len(prepared.queries) == 8
-    assert len({query.collection for query in prepared.queries}) == 2
-    assert all(query.expect for query in prepared.queries)
+    assert len({query["collection"] for query in prepared.queries}) == 2
+    assert all(query["expect"] for query in prepared.queries)
 
 
 def test_the_test_embedder_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="real model"):
         Demo(Settings.model_validate({"embedding": {"model": "hash:8"}}))
-
-
-def test_an_answer_knows_its_expected_row() -> None:
-    query = DemoQuery("c", "text", (("100", "7"),))
-    hits = [FoundHit("i", {"MANDT": "100", "MATNR": key}, 0.5, "t", {}) for key in ("6", "7")]
-    answer = Answer(query, hits, 2, 1.0)
-    assert answer.found
-    assert [hit["expected"] for hit in answer.as_dict()["hits"]] == [False, True]
-    assert not Answer(query, hits[:1], None, 1.0).found
 
 
 @pytest.mark.not_fast
@@ -136,6 +126,6 @@ def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> N
 
     running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=SimpleNamespace(run=sync)))
     with interruptible() as interrupted:
-        DemoReport(running, json=True).sync(interrupted)  # type: ignore[arg-type]
+        sync_all(running, interrupted)  # type: ignore[arg-type]
     assert synced == ["first"]
     assert interrupted.code == 130

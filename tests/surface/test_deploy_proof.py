@@ -24,6 +24,8 @@ from app.src.access.rows import Nothing, visible
 from tests.adversity.scene import Scene
 from tests.surface.conftest import environment
 
+pytestmark = pytest.mark.xdist_group("deploy_proof")  # one worker makes the outputs
+
 ROOT = Path(__file__).parents[2]
 PARTS = ROOT / "scripts/lib/deploy"
 KEY = "owl_canary_key"

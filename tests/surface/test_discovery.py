@@ -206,8 +206,7 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     (line,) = run.out.splitlines()  # into a pipe, one object a collection: the document
     assert len(json.loads(line)["samples"]) == 2
     tables = cli("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
-    assert all(title in tables for title in ("a sync would do", "Lengths", "Texts as they"))
-    assert "█" in tables
+    assert all(title in tables for title in ("a sync would do", "Texts as they"))
     narrow = cli("--output", "table", "plan", "notifications", **hana | {"COLUMNS": "80"})
     assert re.search(r"about [\d.]+ s \([\d.]+ s to [\d.]+ s\), without writing \(reading took", narrow.err), narrow.err
     assert "a sync would run without a pause" in narrow.err

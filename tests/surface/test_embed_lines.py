@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.cli.exits import UsageFault
-from app.src.cli.search import Sink, lines_of
+from app.src.cli.search import lines_of, write_vectors
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.service.embedder import EngineEmbedder
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
 ENGINE = load_engine(EngineOptions("hash:16"))
@@ -89,30 +90,28 @@ TEXTS = ["steel", "", "Öl 🦉", "steel", "w " * 300]
 VECTORS = ENGINE.embed(TEXTS)
 
 
-def given_to(sink: Sink, texts: list[str], batch: int = 2) -> None:
-    for start in range(0, len(texts), batch):
-        part = texts[start : start + batch]
-        sink.add(ENGINE.embed(part), ENGINE.max_tokens, ENGINE.count_tokens(part))
-    sink.close(ENGINE.dimension)
+def given_to(file: Path | None, json: bool, texts: list[str], batch: int = 2) -> None:
+    batches = (texts[start : start + batch] for start in range(0, len(texts), batch))
+    write_vectors(EngineEmbedder(ENGINE), batches, file, json)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_json_lines(capfdbinary: pytest.CaptureFixture[bytes], batch: int) -> None:
-    given_to(Sink(None, False), TEXTS, batch)
+    given_to(None, False, TEXTS, batch)
     out, errors = capfdbinary.readouterr()
     np.testing.assert_array_equal(np.array([json.loads(line) for line in out.splitlines()], dtype=np.float32), VECTORS)
     assert b"1 texts exceed the model's limit" in errors
 
 
 def test_one_document(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    given_to(Sink(None, True), TEXTS)
+    given_to(None, True, TEXTS)
     out, _ = capfdbinary.readouterr()
     np.testing.assert_array_equal(np.array(json.loads(out), dtype=np.float32), VECTORS)
 
 
 @pytest.mark.parametrize("texts", [TEXTS, ["one"], []])
 def test_a_file_of_numpy(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]) -> None:
-    given_to(Sink(tmp_path / "v.npy", False), texts)
+    given_to(tmp_path / "v.npy", False, texts)
     stored = np.load(tmp_path / "v.npy")
     assert (stored.dtype, stored.shape) == (np.float32, (len(texts), 16))
     np.testing.assert_array_equal(stored, VECTORS[: len(texts)] if texts != ["one"] else ENGINE.embed(texts))
@@ -122,7 +121,7 @@ def test_a_file_of_numpy(tmp_path: Path, capfdbinary: pytest.CaptureFixture[byte
 
 
 def test_nothing_in_one_document(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    given_to(Sink(None, True), [])
+    given_to(None, True, [])
     assert capfdbinary.readouterr() == (b"[]\n", b"")
 
 

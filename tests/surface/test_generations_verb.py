@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from app.src.cli.collections import chosen_action
-from app.src.cli.exits import UsageFault
+from app.src.cli import app
 from tests.adversity.scene import Scene
 
 pytest.importorskip("hdbcli")
@@ -100,15 +99,13 @@ def test_refusals(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"drop": True}, "--drop N"),
-        ({"rollback": True, "number": 3}, "a number goes with"),
-        ({"force": True}, "--force goes with"),
-        ({"queries": Path("q.txt")}, "--queries with --compare"),
-        ({"compare": True, "rollback": True}, "give only one of: --compare or --rollback"),
+        (["--drop"], "--drop N"),
+        (["3", "--rollback"], "a number goes with"),
+        (["--force"], "--force goes with"),
+        (["--queries", "q.txt"], "--queries with --compare"),
+        (["--compare", "--rollback"], "give only one of: --compare or --rollback"),
     ],
 )
-def test_words_that_do_not_go_together(arguments: dict[str, Any], why: str) -> None:
-    flags = ("build", "compare", "switch", "rollback", "drop", "force")
-    given = dict.fromkeys(flags, False) | {"number": None, "queries": None} | arguments
-    with pytest.raises(UsageFault, match=why):
-        chosen_action(**given)
+def test_options_that_exclude_each_other(arguments: list[str], why: str) -> None:
+    run = CliRunner().invoke(app, ["generations", "rows", *arguments])
+    assert (run.exit_code, why in run.stderr) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
 from app.src.cli import output
 from app.src.jobs import JobOptions, Jobs, Run
@@ -198,21 +196,3 @@ def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
     assert run.returncode == 4
     assert "No space left on device" in run.stderr
     assert run.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("told", "names"),
-    [
-        ([(3, 6), (6, 6)], ["m", "m: finishing"]),
-        ([(6, 6)], ["m: finishing"]),  # all of them on the first page
-        ([(3, 3), (6, 6), (9, 9)], ["m: finishing", "m", "m"]),  # by a watermark: nobody knows how many there are
-    ],
-)
-def test_a_bar_says_finishing_only_when_all_rows_are_read(told: list[tuple[int, int]], names: list[str]) -> None:
-    bars = Progress(console=Console(file=io.StringIO()))
-    bar = output.Watch("m", "rows", bars)
-    seen = []
-    for done, total in told:
-        bar.progress(done, total)
-        seen.append(bars.tasks[0].description)
-    assert seen == names

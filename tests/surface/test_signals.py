@@ -71,8 +71,7 @@ def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: sig
     assert (done, rest["unchanged"]) == (0, report["upserted"]), "at once: the lease was given back"
 
 
-@pytest.mark.parametrize("repair", [[], ["--repair"]])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code", "repair"), [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--repair"])])
 def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, code: int, repair: list[str]) -> None:
     assert scene.cli("sync", NAME)[0] == 0
     with scene.spawn("verify", NAME, "--json", *repair, env=SLOW) as process:

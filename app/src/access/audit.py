@@ -39,9 +39,8 @@ class AuditLog:
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
         self._warned = -_WARN_EVERY
         self._torn = False  # the last line was written only partly
-        self._file: int | None = None
         try:
-            self._opened()
+            self._write(b"")
         except OSError as error:
             raise ConfigurationError(
                 f"access.audit: {path} cannot be opened for appending ({error.strerror}); name a file in a folder "
@@ -66,44 +65,28 @@ class AuditLog:
     def _work(self) -> None:
         while (entry := self._waiting.get()) is not None:
             self._append(entry)
-        self._shut()
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        """Write an entry as one ASCII line, in one write, so that processes sharing the file do not mix their lines."""
-        line = json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
         try:
-            file = self._opened()
+            self._write(json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n")
+        except OSError as error:
+            self._fail(error.strerror or type(error).__name__)
+
+    def _write(self, line: bytes) -> None:
+        """Write in one call, so that processes sharing the file do not mix their lines. Opens the file each time,
+        because logrotate may have renamed it."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = _STDERR_FD if self._path is None else os.open(self._path, flags, 0o600)
+        try:
             if self._torn:
                 os.write(file, b"\n")
                 self._torn = False
-            written = os.write(file, line)
-            if written < len(line):
+            if os.write(file, line) < len(line):
                 self._torn = True
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._fail(error.strerror or type(error).__name__)
-            self._shut()
-
-    def _opened(self) -> int:
-        """Open the file again if it was renamed or removed."""
-        if self._path is None:
-            return _STDERR_FD
-        if self._file is not None:
-            try:
-                current = os.path.samestat(os.fstat(self._file), os.stat(self._path))
-            except FileNotFoundError:
-                current = False
-            if current:
-                return self._file
-            self._shut()
-            self._torn = False
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._file
-
-    def _shut(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        finally:
+            if self._path is not None:
+                os.close(file)
 
     def _fail(self, why: str) -> None:
         self._lost(1)

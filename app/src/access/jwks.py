@@ -33,7 +33,6 @@ LONGEST = 3600.0
 COOLDOWN = 30.0
 RETRY = 5.0  # the same, while no valid key is cached
 _LOOK_AGAIN = 0.5  # least seconds between two checks of the file
-LOOKS = 3  # attempts to read an unusable file before the start fails
 _PUBLIC = ("kty", "crv", "n", "e", "x", "y", "kid")
 _log = logging.getLogger(__name__)
 Keys = Mapping[tuple[str, str], PyJWK]  # by key id and algorithm
@@ -41,10 +40,6 @@ Keys = Mapping[tuple[str, str], PyJWK]  # by key id and algorithm
 
 class NotHad(Exception):
     """The keys could not be read; the message says why and contains nothing secret."""
-
-
-class NoKeys(NotHad):
-    """The key set is readable but has no usable key: the issuer has withdrawn the last one."""
 
 
 def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
@@ -65,8 +60,7 @@ def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Return the keys with a kid for these algorithms. Raises NoKeys if there is none, NotHad for an invalid key
-    set."""
+    """Return the keys with a kid for these algorithms. Raises NotHad for an invalid key set."""
     if len(content) > _MOST_BYTES:
         raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
     try:
@@ -90,13 +84,12 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
                 keys.setdefault((entry["kid"], algorithm), PyJWK(public, algorithm))
             except (PyJWTError, ValueError, TypeError):  # a key of another type
                 continue
-    if not keys:
-        raise NoKeys(f"it has no key with a kid that signs with {', '.join(algorithms)}")
     return keys
 
 
 class KeySet:
-    """The cached keys of an address or a file, and when to fetch them again. Thread-safe."""
+    """The cached keys of an address or a file, and when to fetch them again. `fault`: why there is no key, or why the
+    last fetch failed. Thread-safe."""
 
     def __init__(self, source: str | Path, algorithms: Sequence[str]) -> None:
         self.source = source
@@ -107,7 +100,6 @@ class KeySet:
         self._fetching, self._starting = threading.Lock(), threading.Lock()
         self._refreshing: Future[None] | None = None
         self.fault: str | None = None
-        """Why the last fetch failed; None: it did not, or there was none."""
 
     @property
     def believed(self) -> bool:
@@ -128,17 +120,12 @@ class KeySet:
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that an invalid one stops the start. Retries, because the file may be half written. An
-        address is fetched when needed. Raises AccessUnusable."""
-        if not isinstance(self.source, Path):
-            return
-        for attempt in range(LOOKS):
-            if attempt:
-                time.sleep(_LOOK_AGAIN)
+        """Read a file now, so that an invalid one stops the start. An address is fetched when needed. Raises
+        AccessUnusable."""
+        if isinstance(self.source, Path):
             self.fetch()
-            if self.fault is None:
-                return
-        raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
+            if self.fault is not None:
+                raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
 
     @property
     def under_way(self) -> bool:
@@ -164,18 +151,19 @@ class KeySet:
         """Fetch the keys and wait for them. A failure keeps the cached keys and sets `fault`; a set without keys
         removes them."""
         with self._fetching:
+            fault = None
             try:
                 self._keys = parse(self._read(), self._algorithms)
-                self._had, self.fault = time.monotonic(), None
+                self._had = time.monotonic()
+                if not self._keys:  # the issuer has withdrawn the last one
+                    fault = f"no key with a kid signs with {', '.join(self._algorithms)}"
             except NotHad as error:
-                fault = f"{self.source}: the issuer's keys are unavailable: {error}"
+                fault = str(error)
+            if fault is not None:
+                fault = f"{self.source}: the issuer's keys are unavailable: {fault}"
                 if fault != self.fault:  # log once, not at each attempt
                     _log.warning("%s", fault)
-                self.fault = fault
-                if isinstance(error, NoKeys):
-                    self._keys = {}
-            finally:
-                self._tried = time.monotonic()
+            self.fault, self._tried = fault, time.monotonic()
 
     def _read(self) -> bytes:
         if isinstance(self.source, str):

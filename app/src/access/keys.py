@@ -16,23 +16,21 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import limits
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from app.src.access.files import edition, write_private
 from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
-from app.src.settings.access import UNLIMITED
+from app.src.settings.access import Rate, check_rate
 
 _log = logging.getLogger(__name__)
 PREFIX = "owl_"
-_ID_BYTES, _SECRET_BYTES = 6, 32
 _LONGEST_KEY = 128
 _MOST_BYTES = 4 << 20
 _LOOK_AGAIN = 0.5  # least seconds between two checks whether the file has changed
@@ -41,21 +39,11 @@ _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
 # Kept by a rotation.
 _RIGHTS = ("name", "scopes", "claims", "every_row", "rate", "concurrency")
-
-
-def check_rate(rate: str | None) -> str | None:
-    """Return the rate unchanged. Raises ValueError for an invalid one."""
-    if rate not in (None, UNLIMITED):
-        try:
-            limits.parse(rate)
-        except ValueError:
-            raise ValueError(f'{rate!r} is not a rate; write it like "600/minute", or "unlimited"') from None
-    return rate
+Deliver = Callable[[str], object]  # gets a new key before it is stored; if it raises, nothing changes
 
 
 class Key(BaseModel):
-    """The record of one key, without the key itself. `rate`: "600/minute" or "unlimited"; `concurrency`: concurrent
-    requests, 0: unlimited."""
+    """The record of one key, without the key itself. `concurrency`: concurrent requests, 0: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -68,7 +56,7 @@ class Key(BaseModel):
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
-    rate: Annotated[str | None, AfterValidator(check_rate)] = None
+    rate: Rate | None = None
     concurrency: int | None = Field(default=None, ge=0)
 
     def state(self, now: datetime) -> str:
@@ -156,7 +144,7 @@ def _changing(path: Path) -> Iterator[list[Key]]:
         os.close(folder)
 
 
-def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, str]:
+def create(path: Path, grant: Grant, now: datetime | None = None, deliver: Deliver | None = None) -> tuple[Key, str]:
     """Create a key; return its record and the key itself, which is stored nowhere. Raises ValueError for an invalid or
     used name, AccessUnusable."""
     now = now or datetime.now(UTC)
@@ -164,51 +152,47 @@ def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, 
         raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
     if not grant.scopes:
         raise ValueError("a key needs a scope; give --scope")
-    check_rate(grant.rate)
+    if grant.rate is not None:
+        check_rate(grant.rate)
     with _changing(path) as keys:
         if any(key.name == grant.name and key.state(now) == "active" for key in keys):
             raise ValueError(f'an active key named "{grant.name}" exists; rotate or revoke it, or choose another name')
-        key, secret = _made(now, grant.lifetime, {name: getattr(grant, name) for name in _RIGHTS})
-        keys.append(key)
-    return key, secret
+        return _add(keys, now, grant.lifetime, {name: getattr(grant, name) for name in _RIGHTS}, deliver)
 
 
-def _made(now: datetime, lifetime: float | None, rights: Mapping[str, Any]) -> tuple[Key, str]:
-    identifier = secrets.token_hex(_ID_BYTES)
-    secret = f"{PREFIX}{identifier}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+def _add(
+    keys: list[Key], now: datetime, lifetime: float | None, rights: Mapping[str, Any], deliver: Deliver | None
+) -> tuple[Key, str]:
+    identifier = secrets.token_hex(6)
+    secret = f"{PREFIX}{identifier}_{secrets.token_urlsafe(32)}"
     expires = None if lifetime is None else now + timedelta(seconds=lifetime)
-    return Key(id=identifier, sha256=_digest(secret), created=now, expires=expires, **rights), secret
+    keys.append(Key(id=identifier, sha256=_digest(secret), created=now, expires=expires, **rights))
+    if deliver is not None:
+        deliver(secret)
+    return keys[-1], secret
 
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def take_back(path: Path, key: Key, before: Sequence[Key]) -> None:
-    """Revoke a key that could not be delivered. Keys that its rotation shortened get their end from `before` again;
-    other changes stay."""
-    lived = {each.id: each.expires for each in before}
-    with _changing(path) as keys:
-        for place, each in enumerate(keys):
-            if each.id == key.id:
-                keys[place] = each.model_copy(update={"revoked": datetime.now(UTC)})
-            elif each.id in lived:
-                keys[place] = each.model_copy(update={"expires": lived[each.id]})
-
-
 def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:
     """Revoke the active keys with this id or name and return them. Raises ValueError when there is none."""
     now = now or datetime.now(UTC)
-    gone = []
     with _changing(path) as keys:
-        for place in _active(keys, which, now):
+        places = _active(keys, which, now)
+        for place in places:
             keys[place] = keys[place].model_copy(update={"revoked": now})
-            gone.append(keys[place])
-    return gone
+        return [keys[place] for place in places]
 
 
 def rotate(
-    path: Path, which: str, overlap: float, lifetime: float | None = None, now: datetime | None = None
+    path: Path,
+    which: str,
+    overlap: float,
+    lifetime: float | None = None,
+    now: datetime | None = None,
+    deliver: Deliver | None = None,
 ) -> tuple[Key, str]:
     """Replace a key by a new one with the same rights; the old one stays valid for `overlap` seconds. `lifetime` of the
     new key defaults to the old one's. Raises ValueError unless exactly one active key has this id or name."""
@@ -223,11 +207,9 @@ def rotate(
         old = keys[places[0]]
         if lifetime is None and old.expires is not None:
             lifetime = (old.expires - old.created).total_seconds()
-        key, secret = _made(now, lifetime, {name: getattr(old, name) for name in _RIGHTS})
         until = now + timedelta(seconds=overlap)
         keys[places[0]] = old.model_copy(update={"expires": until if old.expires is None else min(old.expires, until)})
-        keys.append(key)
-    return key, secret
+        return _add(keys, now, lifetime, {name: getattr(old, name) for name in _RIGHTS}, deliver)
 
 
 def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
@@ -235,13 +217,13 @@ def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
     active = [place for place in named if keys[place].state(now) == "active"]
     if not active:
         missing = "does not exist; owl-sap keys list shows the keys"
-        state = f"is already {keys[named[-1]].state(now)}" if named else missing
-        raise ValueError(f'the key "{which}" {state}')
+        raise ValueError(f'the key "{which}" {f"is already {keys[named[-1]].state(now)}" if named else missing}')
     return active
 
 
 class KeyRing:
-    """The keys in memory, read again when the file changes. Thread-safe."""
+    """The keys in memory, read again when the file changes. Thread-safe. `fault`: why the present file is unusable;
+    its last good content stays in force."""
 
     def __init__(self, path: Path) -> None:
         """Read no file; `open` does."""
@@ -251,7 +233,6 @@ class KeyRing:
         self._looked = float("-inf")
         self._lock = threading.Lock()
         self.fault: str | None = None
-        """Why the present file is unusable; its last good content stays in force."""
 
     def open(self) -> None:
         """Read the file. Raises AccessUnusable."""

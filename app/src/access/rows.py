@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from app.src.access.audit import shape_of
 from app.src.access.principal import Principal
@@ -86,12 +86,7 @@ def _values(claim: Any) -> list[str] | str:
     return list(texts)
 
 
-class _Described(Protocol):
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-
-
-Row = TypeVar("Row", bound=_Described)
+Row = TypeVar("Row", bound=Any)  # has `metadata`
 
 
 def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
@@ -105,14 +100,6 @@ def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
     if len(kept) < len(given):
         _log.error("the store gave %d rows outside the caller's row rights; they are not shown", len(given) - len(kept))
     return kept
-
-
-def check_every_row(collection: str, rights: Mapping[str, ClaimPath], principal: Principal) -> None:
-    """Raise RowsRefused if `principal` may not see every row of the collection."""
-    if rights and not principal.every_row:
-        raise RowsRefused(
-            f'"{collection}" has row rights, and this request shows rows of all owners: it needs a key with every_row'
-        )
 
 
 class Rights:
@@ -133,7 +120,11 @@ class Rights:
     def check_every_row(self, principal: Principal, name: str | None = None) -> None:
         """Raise RowsRefused unless the principal may see every row of the collection (None: of any table)."""
         for block in self._settings.collections if name is None else [self._block(name)]:
-            check_every_row(block.name, block.row_rights, principal)
+            if block.row_rights and not principal.every_row:
+                raise RowsRefused(
+                    f'"{block.name}" has row rights, and this request shows rows of all owners: it needs a key with '
+                    "every_row"
+                )
 
     def filter_shape(self, name: str, where: Filter | None) -> Any:
         """Return the filter's shape for the audit log."""

@@ -24,7 +24,6 @@ from app.src.access.jwks import KeySet
 from app.src.access.principal import SCOPES, Principal, Unauthenticated
 from app.src.settings import JwtSettings
 
-EVERY_ROW = "every_row"
 _ATTRIBUTES = "xs.user.attributes"
 # Characters. XSUAA tokens with many attributes come near 8 KiB.
 LONGEST_TOKEN = 16 << 10
@@ -120,28 +119,26 @@ class Tokens:
         return kid, algorithm
 
     def _principal(self, payload: Mapping[str, Any]) -> Principal:
-        tenant, subject_claim = self._settings.tenant, self._settings.subject_claim
+        tenant = self._settings.tenant
         if tenant is not None:
             named = next((payload[claim] for claim in self._tenants if claim in payload), None)
             if named != tenant:
                 raise Unauthenticated("the token is of another tenant", "tenant")
-        subject = payload.get(subject_claim)
+        subject = payload.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
-            raise Unauthenticated(f"the token has no valid subject ({subject_claim})", "incomplete_token")
+            raise Unauthenticated("the token has no valid subject (sub)", "incomplete_token")
         means = {self._scopes[name] for name in _names(payload, self._scope_claim) if name in self._scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)
-        claims = with_attributes(payload) if self._settings.preset == "xsuaa" else payload
-        return Principal(subject, scopes, claims, EVERY_ROW in means, credential="token")
-
-
-def with_attributes(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Move SAP's user attributes to the top level as `xs.user.attributes.Country`, so that row rights can name them."""
-    # At the top level, or in ext_cxt in the newer layout.
-    inside = payload.get("ext_cxt")
-    held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
-    lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
-    # A top-level claim with such a name is not the issuer's attribute.
-    return {name: value for name, value in payload.items() if not name.startswith(f"{_ATTRIBUTES}.")} | lifted
+        claims = payload
+        if self._settings.preset == "xsuaa":
+            # Row rights name SAP's user attributes at the top level, as `xs.user.attributes.Country`. The newer layout
+            # has them in ext_cxt. A top-level claim with such a name is not the issuer's attribute.
+            inside = payload.get("ext_cxt")
+            held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
+            lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
+            own = {name: value for name, value in payload.items() if not name.startswith(f"{_ATTRIBUTES}.")}
+            claims = own | lifted
+        return Principal(subject, scopes, claims, "every_row" in means, credential="token")
 
 
 def _names(payload: Mapping[str, Any], claim: str) -> list[str]:

@@ -21,7 +21,7 @@ from app.src.cli.application import (
     verb,
 )
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
-from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
 from app.src.settings import no_collections
 
@@ -35,9 +35,6 @@ _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last
 _MOMENTS = ("last_sync", "next_sync", "stale_since")
 _SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
 _VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
-
-
-# --------------------------------------------------------------------------------------------------------- collections
 
 
 @verb(app, "sync")
@@ -56,26 +53,39 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
 ) -> int:
     """Update collections: read rows, embed what changed, delete what is gone."""
     from app.src.service.sync import SyncRequest
+    from connector.sync.run import SyncReport
 
+    reports: list[dict[str, Any]] = []
+    failed: dict[str, Exception] = {}
+    code = OK
     with opened() as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
         request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}", accept_schema=accept_schema)
-        run = _SyncRun(service, request, interrupted, strict)
         for name in chosen:
-            if not interrupted():
-                run.one(name)
+            if interrupted():
+                break
+            try:
+                with watched(name) as observer:
+                    report = service.sync.run(name, request, observer, interrupted)
+            except Exception as caught:  # the other collections are still synced
+                report, failed[name] = SyncReport(name, complete=False), caught
+                code = max(code, exit_code(caught))
+            reports.append(report.as_dict() | {"error": message(failed[name]) if name in failed else None})
+            if _is_paused(name, report) or (strict and report.quarantined):
+                code = max(code, FAILED)
+    done = [report for report in reports if report["error"] is None]
     if json:
-        output.write_json(run.reports)
-    elif done := [report for report in run.reports if report["error"] is None]:  # errors of the others follow
+        output.write_json(reports)
+    elif done:
         states = ["stopped" if each["stopped"] else "PAUSED" if each["paused"] else "done" for each in done]
         rows = [each | {"outcome": state} for each, state in zip(done, states, strict=True)]
         output.data(done, "Synced", _SYNC_COLUMNS, json=False, rows=rows)
-    for name, error in run.errors:
+    for name, error in failed.items():  # last, so that no table hides them
         report_error(error, subject=f"{name}: ")
     if interrupted.code is not None:
         output.say(f"stopped on request; continue with: owl-sap sync {' '.join(chosen)}")
         return interrupted.code
-    return run.code
+    return code
 
 
 def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
@@ -91,58 +101,28 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
     return chosen
 
 
-class _SyncRun:
-    """Syncs collections one by one; a failure does not stop the others, and the highest exit code counts."""
-
-    def __init__(self, service: Service, request: Any, interrupted: Interrupted, strict: bool) -> None:
-        self._service = service
-        self._request = request
-        self._interrupted = interrupted
-        self._strict = strict
-        self.reports: list[dict[str, Any]] = []
-        # By collection. Printed after all reports, so that no table hides them.
-        self.errors: list[tuple[str, Exception]] = []
-        self.code = OK
-
-    def one(self, name: str) -> None:
-        from connector.sync.run import SyncReport
-
-        try:
-            with watched(name) as observer:
-                report = self._service.sync.run(name, self._request, observer, self._interrupted)
-            error = None
-        except Exception as caught:
-            report, error = SyncReport(name, complete=False), message(caught)
-            self.errors.append((name, caught))
-            self.code = max(self.code, exit_code(caught))
-        for note in report.notes:
-            output.say(f"{name}: {note}")
-        self.reports.append(report.as_dict() | {"error": error})
-        if report.paused:
-            output.say(_paused(name, name, report))
-        if report.quarantined:
-            output.say(f"{name}: {report.quarantined} rows are in quarantine; see owl-sap quarantine list {name}")
-        kept_up = getattr(report, "serving", None)
-        if kept_up is not None and kept_up.paused:
-            output.say(_paused(name, f"{name}, active generation", kept_up))
-            self.code = max(self.code, FAILED)
-        if report.paused or (self._strict and report.quarantined):
-            self.code = max(self.code, FAILED)
-
-
-def _paused(collection: str, subject: str, report: SyncReport) -> str:
-    """Return the message for a paused sync. `subject`: its beginning; the command in it names the collection."""
-    if report.paused != "max_deletes":
-        return f"{subject}: paused ({report.paused})"
-    gone = report.to_delete
-    what = f"{gone} stored rows are no longer in the source" if gone else "too many stored rows became blank"
-    kept = "nothing was deleted"
-    if report.deleted:
-        kept = f"{report.deleted} of them were deleted before the limit was reached, the others were kept"
-    return (
-        f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
-        f"owl-sap sync {collection} --full --max-deletes 1"
-    )
+def _is_paused(name: str, report: SyncReport) -> bool:
+    """Print what to know of a sync; return whether it, or that of the active generation beside it, was paused."""
+    output.notes(name, report.notes)
+    if report.quarantined:
+        output.say(f"{name}: {report.quarantined} rows are in quarantine; see owl-sap quarantine list {name}")
+    active = getattr(report, "serving", None)
+    both = ((name, report), (f"{name}, active generation", active))
+    paused = [(subject, each) for subject, each in both if each is not None and each.paused]
+    for subject, each in paused:
+        if each.paused != "max_deletes":
+            output.say(f"{subject}: paused ({each.paused})")
+            continue
+        gone = each.to_delete
+        what = f"{gone} stored rows are no longer in the source" if gone else "too many stored rows became blank"
+        kept = "nothing was deleted"
+        if each.deleted:
+            kept = f"{each.deleted} of them were deleted before the limit was reached, the others were kept"
+        output.say(
+            f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
+            f"owl-sap sync {name} --full --max-deletes 1"
+        )
+    return bool(paused)
 
 
 @verb(app, "verify")
@@ -223,13 +203,11 @@ def quarantine_show(name: Name, keys: KeyArguments = None, json: JsonFlag = Fals
     """Show entries in full. Never shows the row's text."""
     with opened() as service:
         rows = [entry.as_dict() for entry in service.quarantine.entries(name, _wanted_keys(service, name, keys))]
-    if json:
-        output.write_json(rows)
-    elif not rows:
-        output.say(f"{name}: no rows in quarantine")
-    for row in [] if json else rows:
-        lines = [{"": column, " ": output.shown(row[column])} for column in _QUARANTINE_COLUMNS]
-        output.data(row, name, json=False, rows=lines, columns=("", " "), whole=False)
+    if json or not rows or not output.for_people():
+        output.data(rows, f"{name}: rows in quarantine", json=json)
+        return
+    for row in rows:
+        output.fields(name, row, _QUARANTINE_COLUMNS)
 
 
 @verb(quarantine_app, "retry")
@@ -298,7 +276,6 @@ _COMPARED = (
     *("overlap_at_10", "rank_biased_overlap", "same_first"),
 )
 _BUILT = ("collection", "generation", "read", "upserted", "unchanged", "empty", "quarantined", "seconds")
-_NUMBERED = ("compare", "switch", "drop")
 
 
 @verb(app, "generations")
@@ -328,63 +305,46 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Change model or template without downtime. Without an action it lists the generations of a collection."""
-    action = chosen_action(
-        number, queries, build=build, compare=compare, switch=switch, rollback=rollback, drop=drop, force=force
-    )
+    from app.src.service.sync import SyncRequest
+
+    actions = {"build": build, "compare": compare, "switch": switch, "rollback": rollback, "drop": drop}
+    asked = [action for action, wanted in actions.items() if wanted]
+    if (force and not switch) or (queries is not None and not compare):
+        raise UsageFault("--force goes with --switch, --queries with --compare")
+    if len(asked) > 1:
+        raise UsageFault(f"give only one of: {' or '.join(f'--{action}' for action in asked)}")
+    if number is not None and not (compare or switch or drop):
+        raise UsageFault("a number goes with --compare, --switch or --drop")
+    if number is None and drop:
+        raise UsageFault("--drop needs a number: --drop N")
     lines = [] if queries is None else file_text(queries).splitlines()
     texts = [line.strip() for line in lines if line.strip()]
     with opened() as service:
-        if action == "build":
-            return _build_generation(service, name, json)
-        if action is None:
+        if build:
+            with interruptible() as interrupted, watched(name) as observer:
+                report = service.sync.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
+            output.data(report.as_dict(), f"{name}: built", _BUILT, json=json)
+            output.notes(name, report.notes)
+            if interrupted.code is not None and report.stopped:
+                return interrupted.code
+            return FAILED if report.paused or report.stopped else OK
+        if compare:
+            compared = service.generations.compare(name, number, texts, sample).as_dict()
+            output.data(compared, f"{name}: compared", _COMPARED, json=json)
+        elif drop:
+            assert number is not None
+            service.generations.drop(name, number)
+            output.data({"collection": name, "dropped": number}, f"{name}: dropped", ("dropped",), json=json)
+        elif switch or rollback:
+            chosen = service.generations
+            switched = chosen.rollback(name) if rollback else chosen.switch(name, number, force=force)
+            output.data(switched.as_dict(), f"{name}: switched", ("generation", "retired"), json=json)
+            output.notes(name, switched.notes)
+        else:
             rows = service.generations.shown(name)
             if not rows and not json:
                 output.say(f"{name}: never synced, so there are no generations; run: owl-sap sync {name}")
                 return OK
             shown = [row | {moment: output.minute(row[moment]) for moment in ("last_sync", "created")} for row in rows]
             output.data(rows, f"{name}: generations", _GENERATION_COLUMNS, json=json, rows=shown)
-        elif action == "compare":
-            compared = service.generations.compare(name, number, texts, sample).as_dict()
-            output.data(compared, f"{name}: compared", _COMPARED, json=json)
-        elif action == "drop":
-            assert number is not None
-            service.generations.drop(name, number)
-            output.data({"collection": name, "dropped": number}, f"{name}: dropped", ("dropped",), json=json)
-        else:
-            switched = (
-                service.generations.rollback(name)
-                if rollback
-                else service.generations.switch(name, number, force=force)
-            )
-            output.data(switched.as_dict(), f"{name}: switched", ("generation", "retired"), json=json)
-            for note in switched.notes:
-                output.say(f"{name}: {note}")
     return OK
-
-
-def chosen_action(number: int | None, queries: Path | None, *, force: bool, **actions: bool) -> str | None:
-    """Return the chosen action; None: list. Raises UsageFault for options that exclude each other."""
-    if (force and not actions["switch"]) or (queries is not None and not actions["compare"]):
-        raise UsageFault("--force goes with --switch, --queries with --compare")
-    asked = [action for action, wanted in actions.items() if wanted]
-    if len(asked) > 1:
-        raise UsageFault(f"give only one of: {' or '.join(f'--{action}' for action in asked)}")
-    action = asked[0] if asked else None
-    if number is not None and action not in _NUMBERED:
-        raise UsageFault("a number goes with --compare, --switch or --drop")
-    if number is None and action == "drop":
-        raise UsageFault("--drop needs a number: --drop N")
-    return action
-
-
-def _build_generation(service: Service, name: str, json: bool) -> int:
-    from app.src.service.sync import SyncRequest
-
-    with interruptible() as interrupted, watched(name) as observer:
-        report = service.sync.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
-    output.data(report.as_dict(), f"{name}: built", _BUILT, json=json)
-    for note in report.notes:
-        output.say(f"{name}: {note}")
-    if interrupted.code is not None and report.stopped:
-        return interrupted.code
-    return FAILED if report.paused or report.stopped else OK

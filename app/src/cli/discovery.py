@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, opened, verb
-from app.src.cli.exits import UsageFault
+from app.src.cli.exits import refusals
 from app.src.cli.output import watched
 from connector.model import TableRef
 
@@ -18,7 +18,6 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
-_BAR = 32  # characters of the longest bar: it fits into 80 columns with its figures
 _METHODS = {
     "full": "full comparison",
     "hash": "row hashes computed by HANA",
@@ -26,7 +25,6 @@ _METHODS = {
     "log": "change log",
     "rowid": "row ids",
 }
-_SHOWN = 300  # characters of a sample in a table; --json shows all
 
 
 @verb(app, "tables")
@@ -59,10 +57,8 @@ def introspect(
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view. Prints TOML for owl-sap.toml with a reason for each choice."""
-    try:
+    with refusals():
         ref = TableRef.parse(table)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
     with opened() as service:
         proposed = service.catalog.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
     if json:
@@ -87,59 +83,42 @@ def plan(
     if json:
         return
     if output.for_people() and planned.samples:  # the line for programs has them all
-        shown = [{"": number, "text": output.shorten(text, _SHOWN)} for number, text in enumerate(planned.samples, 1)]
+        shown = [{"": number, "text": output.shorten(text, 300)} for number, text in enumerate(planned.samples, 1)]
         output.table("Texts as they would be embedded", shown, whole=False)
-    if output.for_people() and any(planned.token_histogram.values()):
-        _show_lengths(planned.token_histogram)
-    _advise(document)
+    output.notes(name, (*_advice(document), *planned.notes))
 
 
-def _show_lengths(histogram: Mapping[str, int]) -> None:
-    """Print the buckets from the first to the last non-empty one as bars."""
-    filled = [number for number, count in enumerate(histogram.values()) if count]
-    most, total = max(histogram.values()), sum(histogram.values())
-    rows = [
-        {"tokens": bucket, "texts": count, "share": f"{count / total:.0%}", "": "█" * -(-_BAR * count // most)}
-        for bucket, count in list(histogram.items())[filled[0] : filled[-1] + 1]
-    ]
-    output.table("Lengths of the texts to embed", rows)
-
-
-def _advise(plan: Mapping[str, Any]) -> None:
+def _advice(plan: Mapping[str, Any]) -> Iterator[str]:
     name = plan["collection"]
     why = f" ({plan['reason']})" if plan["reason"] else ""
-    lines = [f"change detection: {_METHODS.get(plan['method'], plan['method'])}{why}"]
+    yield f"change detection: {_METHODS.get(plan['method'], plan['method'])}{why}"
     if plan["estimated_seconds"] is not None:
-        low, high = plan["estimated_range"] or (plan["estimated_seconds"],) * 2
-        between = f" ({_time(low)} to {_time(high)})" if _time(low) != _time(high) else ""
+        low, high = map(_time, plan["estimated_range"] or (plan["estimated_seconds"],) * 2)
+        between = f" ({low} to {high})" if low != high else ""
         speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
         reading = f"without writing (reading took {_time(plan['seconds'])}{speed})"
-        lines.append(f"about {_time(plan['estimated_seconds'])}{between}, {reading}")
+        yield f"about {_time(plan['estimated_seconds'])}{between}, {reading}"
     if plan["duplicates"]:
-        lines.append(f"{plan['duplicates']:,} rows have the same text as another row; each text is embedded once")
+        yield f"{plan['duplicates']:,} rows have the same text as another row; each text is embedded once"
     if plan["truncated"]:
-        lines.append(f"{plan['truncated']:,} texts exceed the model's limit and would be truncated")
+        yield f"{plan['truncated']:,} texts exceed the model's limit and would be truncated"
     elif plan["chunked"]:
-        lines.append(f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated")
-    elif plan["new"] + plan["changed"] - plan["metadata_only"]:
-        lines.append("no text exceeds the model's limit")
+        yield f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
     if plan["paused"] == "schema_changed":
-        lines.append(
+        yield (
             "a sync would pause: a column in use changed its type since the last sync. If this is expected: "
             f"owl-sap sync {name} --accept-schema"
         )
     elif plan["paused"]:
-        lines.append(
+        yield (
             f"a sync would pause and delete nothing: {plan['deleted']} stored rows are no longer in the source "
             f"or became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
             "--max-deletes 1"
         )
     else:
-        lines.append("a sync would run without a pause")
+        yield "a sync would run without a pause"
     if plan["unreadable"]:
-        lines.append(f"{plan['unreadable']} rows cannot be rendered and would go to quarantine")
-    for line in (*lines, *plan["notes"]):
-        output.say(f"{name}: {line}")
+        yield f"{plan['unreadable']} rows cannot be rendered and would go to quarantine"
 
 
 def _time(seconds: float) -> str:

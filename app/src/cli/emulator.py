@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as json_
 import os
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +21,12 @@ from connector.extras import emulator_command
 
 if TYPE_CHECKING:
     from connector.hana.connection import ConnectionOptions
-    from connector.hana.prompt import Answer
 
 
 emulator_app = subcommands("emulator", "The HANA emulator, and SQL for it.", no_args_is_help=False)
 
-_CONNECTION = "connection.json"  # the first line of a running emulator, kept in its data folder
-_STANDARD = {"host": "127.0.0.1", "user": "OWL", "password": "Owl-Stand-in-1"}
-_CERTIFIED_NAME = "localhost"  # the driver never matches an IP address with a certificate
+_MOST_ROWS = 1000  # of one result
+_LOGIN = {"user": "OWL", "password": "Owl-Stand-in-1"}  # the emulator's own
 
 
 @emulator_app.callback(invoke_without_command=True)
@@ -55,48 +54,43 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
             raise UsageFault(f"options of sql come after its name: owl-sap emulator {ctx.invoked_subcommand} ...")
         return
     command = [*emulator_command(), "--port", str(port), "--schema", schema]
-    command += ["--data", str(data)] if data is not None else []
-    command += ["--sample"] if sample else []
-    command += ["--tls"] if tls else []
-    command += ["--tls-host", tls_host] if tls_host is not None else []
-    command += ["--tls-expired"] if tls_expired else []
-    for order in fault or []:
-        command += ["--fault", order]
+    for name, value in (("--data", data), ("--tls-host", tls_host), *(("--fault", order) for order in fault or [])):
+        command += [] if value is None else [name, str(value)]
+    flags = {"--sample": sample, "--tls": tls, "--tls-expired": tls_expired}
+    command += [name for name, given in flags.items() if given]
     # Not a child process: a SIGTERM must reach the emulator itself.
     sys.stdout.flush()
     os.execv(sys.executable, command)  # nosec B606 # this Python, no shell
 
 
 @verb(emulator_app, "sql")
-def sql(  # noqa: PLR0913 - as above
+def sql(
     statements: Annotated[list[str] | None, typer.Argument(metavar="STATEMENT...", help="Default: from stdin.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data folder of a running emulator.")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Default: of the folder, or of the section hana.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Default: 127.0.0.1; loopback only.")] = None,
-    user: Annotated[str | None, typer.Option(help="Default: OWL, as in the emulator.")] = None,
-    password: Annotated[str | None, typer.Option(help="Default: the emulator's own.")] = None,
-    tls_trust: Annotated[Path | None, typer.Option(metavar="PEM", help="Speak TLS and trust this authority.")] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of one result.")] = 1000,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Its port; default: of the section hana.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Run SQL in an emulator. Takes statements from the arguments or from stdin."""
     from connector.hana.prompt import Prompt, StatementRefused, is_blank, split
 
-    flags = {"port": port, "host": host, "user": user, "password": password}
-    flags["trust_store"] = None if tls_trust is None else str(tls_trust)
     if not statements and sys.stdin.isatty():
         raise UsageFault("give statements, or pipe them: owl-sap emulator sql < statements.sql")
-    prompt = Prompt(_options(data, {name: value for name, value in flags.items() if value is not None}))
-    answers: list[Answer] = []
+    prompt = Prompt(_options(data, port))
+    documents: list[dict[str, Any]] = []
     code = OK
     try:
         for text in statements or [sys.stdin.read()]:
             found, rest = split(text)
             for statement in (*found, *([] if is_blank(rest) else [rest.strip()])):
-                answers.append(prompt.run(statement, max_rows))
-                _show(answers[-1], max_rows, json)
+                answer = prompt.run(statement, _MOST_ROWS)
+                rows = [list(map(_plain, row)) for row in answer.rows]
+                documents.append({"columns": answer.columns, "rows": rows, "affected": answer.affected})
+                if answer.more:
+                    output.say(f"only the first {_MOST_ROWS} rows")
+                if answer.columns and not json:
+                    records = [dict(zip(_numbered(answer.columns), row, strict=True)) for row in rows]
+                    shown = [{name: _brief(value) for name, value in record.items()} for record in records]
+                    output.data(records, f"rows: {len(rows)}", json=False, rows=shown, whole=False)
     except (ConnectorError, StatementRefused) as error:
         output.fail(str(error))
         if isinstance(error, StatementRefused):
@@ -107,86 +101,69 @@ def sql(  # noqa: PLR0913 - as above
     finally:
         prompt.close()
     if json:
-        output.write_json(
-            [
-                {"columns": each.columns, "rows": list(map(_plain, each.rows)), "affected": each.affected}
-                for each in answers
-            ]
-        )
-    elif changed := [answer.affected for answer in answers if not answer.columns]:
+        output.write_json(documents)
+    elif changed := [document["affected"] for document in documents if not document["columns"]]:
         output.say(f"{len(changed):,} statements done, {sum(changed):,} rows affected")
     return code
 
 
-def _options(data: Path | None, flags: Mapping[str, Any]) -> ConnectionOptions:
-    """Return the options from the data folder, or the defaults with --port, or [hana] if it is on this machine; flags
-    win."""
+def _options(data: Path | None, port: int | None) -> ConnectionOptions:
+    """Return the options from the data folder, else the given port, else [hana] if it is on this machine."""
     from connector.hana.connection import ConnectionOptions
 
+    found: dict[str, Any] = {"host": "127.0.0.1", "port": port, **_LOGIN}
     if data is not None:
+        file = data / "connection.json"  # the first line of a running emulator
         try:
-            found: Mapping[str, Any] = json_.loads((data / _CONNECTION).read_text(encoding="utf-8"))
+            found |= json_.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UsageFault(
                 f"no emulator is serving the folder {data}; start one: owl-sap emulator --data {data}"
             ) from None
         except (OSError, ValueError) as error:
-            raise UsageFault(f"{data / _CONNECTION} cannot be read ({type(error).__name__}); give --port") from None
-    elif "port" in flags:
-        found = _STANDARD
-    else:
+            raise UsageFault(f"{file} cannot be read ({type(error).__name__}); give --port") from None
+    elif port is None:
         hana = read_settings().settings.hana
         if not hana.host:
             raise UsageFault("no emulator named: give --port, or --data with its folder (or set HANA_HOST, HANA_PORT)")
-        found = {
-            "host": hana.host,
-            "port": hana.port,
-            "user": hana.user or _STANDARD["user"],
-            "password": _STANDARD["password"] if hana.password is None else hana.password.get_secret_value(),
-            "trust_store": hana.trust_store if hana.encrypt else None,
-            "host_name_in_certificate": hana.host_name_in_certificate,
-        }
-    wanted = {**found, **flags}
-    if not is_loopback(wanted["host"]):  # statements meant for test data must not reach a real HANA
-        raise UsageFault(
-            f"SQL runs only in an emulator on this machine, and {wanted['host']} is not; give --port (and --host "
-            "127.0.0.1)"
-        )
-    trust_store = wanted.get("trust_store") or ""
+        found |= {"host": hana.host, "port": hana.port, "user": hana.user or _LOGIN["user"]}
+        if hana.password is not None:
+            found["password"] = hana.password.get_secret_value()
+        if hana.encrypt and hana.trust_store:
+            found |= {"trust_store": hana.trust_store, "certified": hana.host_name_in_certificate}
+    if not is_loopback(found["host"]):  # statements meant for test data must not reach a real HANA
+        raise UsageFault(f"SQL runs only in an emulator on this machine, and {found['host']} is not; give --port")
+    trust_store = found.get("trust_store") or ""
     return ConnectionOptions(
-        host=wanted["host"],
-        port=wanted["port"],
-        user=wanted["user"],
-        password=wanted["password"],
+        host=found["host"],
+        port=found["port"],
+        user=found["user"],
+        password=found["password"],
         encrypt=bool(trust_store),
         trust_store=trust_store,
-        host_name_in_certificate=wanted.get("host_name_in_certificate") or (_CERTIFIED_NAME if trust_store else ""),
+        # The driver never matches an IP address with a certificate.
+        host_name_in_certificate=found.get("certified") or ("localhost" if trust_store else ""),
         application="owl-sap emulator sql",
     )
 
 
-def _show(answer: Answer, most_rows: int, json: bool) -> None:
-    if answer.more:
-        output.say(f"only the first {most_rows} rows; --max-rows shows more")
-    if json or not answer.columns:
-        return
-    names: list[str] = []
-    for name in answer.columns:  # repeated names get a number
-        count = sum(each == name or each.startswith(f"{name} (") for each in names)
-        names.append(f"{name} ({count + 1})" if count else name)
-    records = [dict(zip(names, _plain(row), strict=True)) for row in answer.rows]
-    rows = [{name: _shortened(value) for name, value in record.items()} for record in records]
-    output.data(records, "1 row" if len(rows) == 1 else f"{len(rows)} rows", names, json=False, rows=rows, whole=False)
+def _numbered(columns: Sequence[str]) -> list[str]:
+    """Return the names, numbered where one is repeated."""
+    before = Counter[str]()
+    names = []
+    for name in columns:
+        before[name] += 1
+        names.append(f"{name} ({before[name]})" if before[name] > 1 else name)
+    return names
 
 
-def _plain(row: tuple[Any, ...]) -> list[Any]:
-    """Return values for JSON: bytes in hexadecimal."""
-    return [bytes(value).hex() if isinstance(value, bytes | bytearray | memoryview) else value for value in row]
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: bytes in hexadecimal."""
+    return bytes(value).hex() if isinstance(value, bytes | bytearray | memoryview) else value
 
 
-def _shortened(value: Any) -> str:
+def _brief(value: Any) -> str:
     if isinstance(value, list):
         head = ", ".join(f"{number:g}" for number in value[:4])
         return f"[{head}{', …' if len(value) > 4 else ''}] ({len(value)})"
-    text = "NULL" if value is None else str(value)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return "NULL" if value is None else output.shorten(str(value), 200)

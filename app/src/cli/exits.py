@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.explaining import UnknownCode
@@ -59,7 +61,8 @@ def exit_code(error: BaseException) -> int:
 
 def message(error: BaseException) -> str:
     """Return the message for an error. An unexpected error's text may hold row data, so only its class is named."""
-    if exit_code(error) == UNEXPECTED and not isinstance(error, errors.ConnectorError) and not _of_engine(error):
+    of_engine = any(kind.__name__ == "EngineError" for kind in type(error).__mro__)
+    if exit_code(error) == UNEXPECTED and not isinstance(error, errors.ConnectorError) and not of_engine:
         what = type(error).__name__
         if isinstance(error, OSError) and error.errno:
             what += f": {os.strerror(error.errno)}"
@@ -67,5 +70,10 @@ def message(error: BaseException) -> str:
     return str(error)
 
 
-def _of_engine(error: BaseException) -> bool:
-    return any(kind.__name__ == "EngineError" for kind in type(error).__mro__)
+@contextmanager
+def refusals(subject: str = "") -> Iterator[None]:
+    """Turn a ValueError into a usage error."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageFault(f"{subject}{error}") from None

@@ -3,7 +3,7 @@ digest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from app.src.access.files import write_private
-from app.src.access.principal import SCOPES, AccessUnusable, Scope
+from app.src.access.principal import SCOPES, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, read_settings, verb
-from app.src.cli.exits import UsageFault
+from app.src.cli.exits import UsageFault, refusals
 from app.src.settings import seconds
 
 if TYPE_CHECKING:
-    from app.src.access.keys import Key
+    from app.src.access.keys import Deliver, Key
 
 _COLUMNS = ("id", "name", "state", "scopes", "claims", "every_row", "created", "expires", "rate", "concurrency")
 Which = Annotated[str, typer.Argument(help="Its id or its name.", metavar="KEY")]
@@ -49,15 +49,17 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
 
     if unknown := [each for each in scope if each not in SCOPES]:
         raise UsageFault(f"unknown scope {unknown[0]!r}; use one of: {', '.join(SCOPES)}")
+    claims: dict[str, Any] = {}
+    for each in claim or ():
+        key, separator, value = each.partition("=")
+        if not (separator and key and value):
+            raise UsageFault("a claim is written NAME=VALUE")
+        before = claims.get(key)
+        claims[key] = value if before is None else [*before, value] if isinstance(before, list) else [before, value]
     scopes = cast("list[Scope]", list(dict.fromkeys(scope)))
-    grant = keys.Grant(name, scopes, _claims(claim or ()), every_row, _lifetime(expires), rate, concurrency)
-    path = _path()
-    _check_target(out)
-    try:
-        key, secret = keys.create(path, grant)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-    _hand_over(path, key, secret, out, json)
+    lifetime = None if expires is None else _seconds(expires, "--expires")
+    grant = keys.Grant(name, scopes, claims, every_row, lifetime, rate, concurrency)
+    _make(lambda path, deliver: keys.create(path, grant, deliver=deliver), out, json)
 
 
 @verb(keys_app, "list")
@@ -76,13 +78,10 @@ def revoke(which: Which, json: JsonFlag = False) -> None:
     """Revoke a key. A name revokes all active keys of that name."""
     from app.src.access import keys
 
-    try:
+    with refusals():
         gone = keys.revoke(_path(), which)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-    now = datetime.now(UTC)
     if json:
-        output.write_json([key.shown(now) for key in gone])
+        output.write_json([key.shown(datetime.now(UTC)) for key in gone])
     else:
         output.say(f"revoked: {', '.join(f'{key.id} ({key.name})' for key in gone)}")
 
@@ -98,15 +97,9 @@ def rotate(
     """Replace a key by a new one with the same rights. The old one ends after the overlap."""
     from app.src.access import keys
 
-    _check_target(out)
-    lifetime = _lifetime(expires)
-    path = _path()
-    before = keys.read(path) if path.exists() else ()
-    try:
-        key, secret = keys.rotate(path, which, _seconds(overlap, "--overlap"), lifetime)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-    _hand_over(path, key, secret, out, json, before)
+    kept = _seconds(overlap, "--overlap", zero=True)
+    lifetime = None if expires is None else _seconds(expires, "--expires")
+    _make(lambda path, deliver: keys.rotate(path, which, kept, lifetime, deliver=deliver), out, json)
     output.say(f"the old key stays valid for {overlap}")
 
 
@@ -117,68 +110,40 @@ def _path() -> Path:
     return path
 
 
-def _check_target(out: Path | None) -> None:
-    """Check the file before the key is created."""
-    if out is None:
-        return
-    if not out.parent.is_dir():
-        raise UsageFault(f"{out.parent}: folder not found; create it: mkdir -m 700 {out.parent}")
-    if out.exists() and not out.is_file():
-        raise UsageFault(f"{out}: not a regular file; without --out the key goes to stdout")
-
-
-def _hand_over(path: Path, key: Key, secret: str, out: Path | None, json: bool, before: Sequence[Key] = ()) -> None:
-    """Write or print the new key. `before`: the keys before the change, to restore their ends if that fails."""
-    from app.src.access import keys
-
-    document: dict[str, Any] = key.shown(datetime.now(UTC))
+def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | None, json: bool) -> None:
+    """Make a key and write or print it. With `out` it is stored only after it was written there."""
+    path, deliver = _path(), None
     if out is not None:
-        try:
-            write_private(out, secret.encode())
-        except AccessUnusable:
-            keys.take_back(path, key, before)  # the key could not be delivered
-            raise
-        document["file"] = str(out)
-    else:
-        document["key"] = secret
+        file = out
+        if not file.parent.is_dir():
+            raise UsageFault(f"{file.parent}: folder not found; create it: mkdir -m 700 {file.parent}")
+        if file.exists() and not file.is_file():
+            raise UsageFault(f"{file}: not a regular file; without --out the key goes to stdout")
+
+        def deliver(secret: str) -> None:
+            write_private(file, secret.encode())
+
+    with refusals():
+        key, secret = make(path, deliver)
+    document = key.shown(datetime.now(UTC)) | ({"key": secret} if out is None else {"file": str(out)})
     if json:
         output.write_json(document)
     elif out is None:
         typer.echo(secret)
     where = f"is in {out}" if out is not None else "is shown this once"
-    until = f", until {_day(document['expires'])} UTC" if document["expires"] else ""
-    may = ", ".join(key.scopes)
-    output.say(f"key {key.id} ({key.name}) may: {may}{until}; it {where}, and stored as a digest only")
+    may = ", ".join(key.scopes) + (f", until {_day(key.expires)} UTC" if key.expires else "")
+    output.say(f"key {key.id} ({key.name}) may: {may}; it {where}, and stored as a digest only")
 
 
-def _claims(given: Sequence[str]) -> dict[str, Any]:
-    claims: dict[str, Any] = {}
-    for each in given:
-        name, separator, value = each.partition("=")
-        if not (separator and name and value):
-            raise UsageFault("a claim is written NAME=VALUE")
-        before = claims.get(name)
-        claims[name] = value if before is None else [*before, value] if isinstance(before, list) else [before, value]
-    return claims
-
-
-def _seconds(text: str, option: str) -> float:
+def _seconds(text: str, option: str, *, zero: bool = False) -> float:
     """Parse a duration with a unit: a bare 90 would mean seconds, where users mean days."""
     number = text.strip()
     if number.replace(".", "", 1).isdecimal():
         raise UsageFault(f"{option} {number} needs a unit: write {number}d for days, {number}h for hours")
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-
-
-def _lifetime(text: str | None) -> float | None:
-    if text is None:
-        return None
-    length = _seconds(text, "--expires")
-    if length <= 0:
-        raise UsageFault("--expires must be above 0")
+    with refusals():
+        length = seconds(text)
+    if not length and not zero:
+        raise UsageFault(f"{option} must be above 0")
     return length
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -120,24 +120,29 @@ def data(
 def table(title: str, rows: Sequence[Record], columns: Sequence[str] | None = None, *, whole: bool = True) -> None:
     """Print rows under headings, numbers to the right. Values are never parsed as markup."""
     screen, names = console(), list(columns or rows[0])
-    drawn = _drawn(title, rows, names)
-    unlimited = screen.options.update(width=10_000)
-    if not whole or screen.measure(drawn, options=unlimited).maximum <= screen.width:
-        screen.print(drawn)
-        return
-    for row in rows:
-        lines = [{"": name.replace("_", " "), " ": shown(row.get(name))} for name in names]
-        screen.print(_drawn(title, lines, ["", " "]))
-
-
-def _drawn(title: str, rows: Sequence[Record], names: Sequence[str]) -> Table:
     drawn = Table(title=literal(title), title_justify="left", title_style="bold", header_style="bold")
     for name in names:
         numeric = all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows)
         drawn.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*(literal(shown(row.get(name))) for name in names))
-    return drawn
+    unlimited = screen.options.update(width=10_000)
+    if not whole or screen.measure(drawn, options=unlimited).maximum <= screen.width:
+        screen.print(drawn)
+        return
+    for row in rows:
+        fields(title, row, names)
+
+
+def fields(title: str, row: Record, names: Sequence[str] | None = None) -> None:
+    """Print one record, a line for each field."""
+    lines = [{"": name.replace("_", " "), " ": shown(row.get(name))} for name in names or row]
+    table(title, lines, ("", " "), whole=False)
+
+
+def notes(name: str, texts: Iterable[str]) -> None:
+    for text in texts:
+        say(f"{name}: {text}")
 
 
 def shown(value: Any) -> str:
@@ -172,7 +177,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 class Watch:
-    """A `connector.model.Observer` that shows progress."""
+    """A `connector.model.Observer` that shows progress: on a bar, or every few seconds as a line."""
 
     def __init__(self, collection: str, unit: str, bars: Progress | None = None) -> None:
         self._collection = collection
@@ -181,8 +186,6 @@ class Watch:
         self._task = None if bars is None else bars.add_task(collection, total=None, rate="-")
         self._start = time.monotonic()
         self._next = 0.0
-        self._total: int | None = None
-        self._grows = False
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         return
@@ -197,10 +200,7 @@ class Watch:
         rate = done / max(now - self._start, 1e-3)
         rate = round(rate) if rate >= 10 else round(rate, 1)
         if self._bars is not None and self._task is not None:
-            self._grows = self._grows or (self._total is not None and total > self._total)
-            self._total = total
-            name = self._collection if done < total or self._grows else f"{self._collection}: finishing"
-            self._bars.update(self._task, completed=done, total=total, rate=f"{rate:,}", description=name)
+            self._bars.update(self._task, completed=done, total=total, rate=f"{rate:,}")
         elif now >= self._next:  # at the first row, then every few seconds
             self._next = now + _PROGRESS_SECONDS
             if for_people(stderr=True):  # also in a file with --output table

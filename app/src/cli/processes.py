@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +31,7 @@ from app.src.observe.health import Heartbeat, forget
 from app.src.settings import no_collections
 
 if TYPE_CHECKING:
-    from app.src.jobs import Event, Job, Jobs
+    from app.src.jobs import Job
     from app.src.service.service import Service
 
 
@@ -214,36 +214,31 @@ def jobs_cancel(job_id: JobId, json: JsonFlag = False) -> None:
 def jobs_watch(job_id: JobId, json: JsonFlag = False) -> int:
     """Follow a job to its end, on stderr; then show it. Exit 1 when it failed or was cancelled."""
     with opened() as service:
-        for event in _job_events(service.jobs, job_id):
-            if event.name == "state":
-                output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
-            elif event.name == "progress":
-                output.say(f"{event.data['done']:,} of {event.data['total']:,} rows")
+        after, last = 0, ""
+        for polls in count():
+            if polls % _SETTLE_POLLS == 0:
+                service.jobs.get(job_id)  # queues the job of a dead process again; raises UnknownJob
+            for event in service.jobs.events(job_id, after):
+                after, last = event.id, event.name
+                if last == "state":
+                    output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
+                elif last == "progress":
+                    output.say(f"{event.data['done']:,} of {event.data['total']:,} rows")
+            if last == "result":
+                break
+            time.sleep(_POLL)
         job = service.jobs.get(job_id)
     _print_job(job, json)
     return OK if job.state == "succeeded" else FAILED
 
 
-def _job_events(jobs: Jobs, job_id: str) -> Iterator[Event]:
-    """Yield the job's events until its last."""
-    after, polls = 0, 0
-    while True:
-        if polls % _SETTLE_POLLS == 0:
-            jobs.get(job_id)  # queues the job of a dead process again; raises UnknownJob
-        polls += 1
-        for event in jobs.events(job_id, after):
-            after = event.id
-            yield event
-            if event.name == "result":
-                return
-        time.sleep(_POLL)
-
-
 def _print_job(job: Job, json: bool) -> None:
+    if json or not output.for_people():
+        output.data(job.as_dict(), "", json=json)
+        return
     tried = None if job.next_try is None else _moment(job.next_try)
-    shown = _job_row(job) | {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
-    lines = [{"": name, " ": output.shown(value)} for name, value in shown.items()]
-    output.data(job.as_dict(), f"Job {job.id}", ("", " "), json=json, rows=lines, whole=False)
+    more = {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
+    output.fields(f"Job {job.id}", _job_row(job) | more)
 
 
 def _job_row(job: Job) -> dict[str, Any]:

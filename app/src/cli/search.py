@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ import typer
 from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, file_text, opened, read_settings, verb
-from app.src.cli.exits import OK, UsageFault
+from app.src.cli.exits import OK, UsageFault, refusals
 from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
 from app.src.settings import no_collections
@@ -24,9 +23,7 @@ from connector.errors import UnknownRow
 from connector.extras import install_command
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from app.src.service.embedder import EngineEmbedder
     from app.src.service.service import Service
 
 
@@ -77,13 +74,18 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     if like is None and not (text or "").strip():
         raise UsageFault("the search text is empty")
     asked: Any = text if like is None else Like(like)
-    where = None if filter_ is None else _parsed_filter(filter_)
+    where = None
+    if filter_ is not None:
+        with refusals("--filter is not JSON: "):
+            where = orjson.loads(filter_)
+        if not isinstance(where, dict):
+            raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
     chosen = next((known for known in MODES if known == mode), None)
     if mode is not None and chosen is None:
         raise UsageFault(f"--mode {mode}: use {_MODES}")
-    with _refusals():
+    with refusals():
         options = SearchOptions(chosen, min_score, mmr, passages=passages, explain=explain, rerank=rerank)
-    with opened() as service, _refusals():
+    with opened() as service, refusals():
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
         except UnknownRow as error:
@@ -113,15 +115,6 @@ def _shown_text(hit: dict[str, Any]) -> str:
     return "\n".join(f"{each['score']:.3f} {output.shorten(each['text'])}" for each in passages)
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn the service's ValueError into a usage error."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageFault(str(error)) from None
-
-
 @verb(app, "rows")
 def rows(
     name: Name,
@@ -129,25 +122,14 @@ def rows(
     json: JsonFlag = False,
 ) -> None:
     """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
-    with opened() as service, _refusals():
+    with opened() as service, refusals():
         found = service.browse.rows(name, ids, principal=OPERATOR)
         missing = len(set(ids)) - len(found)
         if missing:
-            how = _how_ids_look(service, name)
-            output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; {how}")
+            output.say(f"{missing} of the ids are not in {name}; {_how_ids_look(service, name)}")
     records = [row.as_dict() for row in found]
     shown = [record | {"chunks": len(record["chunks"])} for record in records]
     output.data(records, name, ("key", "text", "metadata", "chunks"), json=json, rows=shown, whole=False)
-
-
-def _parsed_filter(text: str) -> dict[str, Any]:
-    try:
-        parsed = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise UsageFault(f'--filter is not JSON, such as \'{{"MTART": "FERT"}}\': {error}') from None
-    if not isinstance(parsed, dict):
-        raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
-    return parsed
 
 
 _ALL = "all"
@@ -179,19 +161,28 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
         typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
     ] = None,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
     from app.src.evaluation.run import MODES, EvaluationRequest, check_earlier, differences
 
     if recall == (queries is not None):
         raise UsageFault("give a FILE of labelled queries, or --recall")
     if queries is None:
-        return _evaluate_recall(name, sample, k, json)
+        with opened() as service, watched(name, "queries") as observer, refusals(f"{name}: "):
+            found = service.evaluation.index_recall(name, sample, k, observer.progress).as_dict()
+        output.data(found, f"{name}: usual search against exact search", _RECALL, json=json)
+        if not json:
+            output.notes(name, (str(found["index_detail"]), str(found["proposal"])))
+        return
     modes = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
     if not modes:
         raise UsageFault(f"--mode {mode}: use {', '.join(MODES)} or {_ALL}")
-    earlier = None if against is None else _earlier_report(against)
-    if earlier is not None:
+    earlier = None
+    if against is not None:
+        with suppress(orjson.JSONDecodeError):
+            earlier = orjson.loads(file_text(against))
+        if not isinstance(earlier, dict):
+            raise UsageFault(f"{against} is not a report of owl-sap evaluate --save")
         check_earlier(earlier, k)
     with opened() as service, watched(name, "queries") as observer:
         report = service.evaluation.evaluate(
@@ -202,43 +193,14 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
             save.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
         except OSError as error:
             raise UsageFault(f"{save} cannot be written: {error.strerror}") from None
-    modes_only = {
-        each: {name: value for name, value in figures.items() if name != "outcomes"}
-        for each, figures in report["modes"].items()
-    }
-    brief = {**report, "modes": modes_only}
-    if earlier is not None:
-        brief["differences"] = differences(earlier, report)
+    changes = {} if earlier is None else {"differences": differences(earlier, report)}
+    for figures in report["modes"].values():
+        del figures["outcomes"]
     if json:
-        output.write_json(brief)
+        output.write_json(report | changes)
     else:
-        _show_evaluation(name, brief)
-    for note in report["notes"]:
-        output.say(f"{name}: {note}")
-    return OK
-
-
-def _evaluate_recall(name: str, queries: int, k: int, json: bool) -> int:
-    with opened() as service, watched(name, "queries") as observer:
-        try:
-            report = service.evaluation.index_recall(name, queries, k, observer.progress).as_dict()
-        except ValueError as error:
-            raise UsageFault(f"{name}: {error}") from None
-    output.data(report, f"{name}: usual search against exact search", _RECALL, json=json)
-    if not json:
-        output.say(f"{name}: {report['index_detail']}")
-        output.say(f"{name}: {report['proposal']}")
-    return OK
-
-
-def _earlier_report(file: Path) -> dict[str, Any]:
-    try:
-        report = orjson.loads(file_text(file))
-    except orjson.JSONDecodeError:
-        report = None
-    if not isinstance(report, dict):
-        raise UsageFault(f"{file} is not a report of owl-sap evaluate --save")
-    return report
+        _show_evaluation(name, report | changes)
+    output.notes(name, report["notes"])
 
 
 def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
@@ -247,17 +209,19 @@ def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
         for mode, figures in report["modes"].items()
         for group, summary in {_ALL: figures["all"], **figures["groups"]}.items()
     ]
-    output.data(rows, f"{name}: {report['queries']} queries, k = {report['k']}", _FIGURES, json=False, whole=False)
     worst = [{"mode": mode, **each} for mode, figures in report["modes"].items() for each in figures["worst"]]
-    if worst:
-        output.data(worst, f"{name}: found late or not at all", _WORST, json=False, whole=False)
     changed = [
         {"mode": mode, "measure": measure, **difference}
         for mode, measures in report.get("differences", {}).items()
         for measure, difference in measures.items()
     ]
-    if changed:
-        output.data(changed, f"{name}: now minus before", _DIFFERENCES, json=False, whole=False)
+    for title, records, columns in (
+        (f"{report['queries']} queries, k = {report['k']}", rows, _FIGURES),
+        ("found late or not at all", worst, _WORST),
+        ("now minus before", changed, _DIFFERENCES),
+    ):
+        if records:
+            output.data(records, f"{name}: {title}", columns, json=False, whole=False)
 
 
 @verb(app, "embed")
@@ -268,13 +232,15 @@ def embed(
 ) -> None:
     """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
     file with --out."""
-    check_target(out)
+    if out is not None:  # before computing anything
+        if out.suffix != ".npy":
+            raise UsageFault(f"--out {out}: only .npy files are written")
+        if not out.parent.is_dir():
+            raise UsageFault(f"--out {out}: folder {out.parent} not found")
+        if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+            raise UsageFault(f"--out {out}: cannot be written")
     with opened() as service:
-        sink = Sink(out, json)
-        for texts in lines_of(file):
-            embedder = service.parts.embedder
-            sink.add(embedder.embed(texts), embedder.max_tokens, embedder.count_tokens(texts))
-        sink.close(service.parts.engine.dimension)
+        write_vectors(service.parts.embedder, lines_of(file), out, json)
 
 
 _BATCH = 4096
@@ -295,53 +261,30 @@ def lines_of(file: Path | None) -> Iterator[list[str]]:
         raise UsageFault(f"{file or 'stdin'}: not UTF-8 text") from None
 
 
-def check_target(out: Path | None) -> None:
-    """Raise UsageFault for a file that cannot be written, before computing anything."""
-    if out is None:
-        return
-    if out.suffix != ".npy":
-        raise UsageFault(f"--out {out}: only .npy files are written")
-    if not out.parent.is_dir():
-        raise UsageFault(f"--out {out}: folder {out.parent} not found")
-    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise UsageFault(f"--out {out}: cannot be written")
+def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: Path | None, json: bool) -> None:
+    """Write vectors as JSON lines at once, or all of them as one JSON document or an .npy file. With both, the document
+    describes the file."""
+    import numpy as np
 
-
-class Sink:
-    """Writes vectors as JSON lines at once, or collects them for one JSON document or an .npy file. With both, the
-    document describes the file."""
-
-    def __init__(self, file: Path | None, json: bool) -> None:
-        self._file = file
-        self._json = json
-        self._whole = json or file is not None
-        self._blocks: list[NDArray[np.float32]] = []
-        self._count = 0
-        self._cut = 0
-
-    def add(self, vectors: NDArray[np.float32], limit: int, tokens: Sequence[int]) -> None:
-        self._count += len(vectors)
-        self._cut += sum(count > limit for count in tokens)
-        if self._whole:
-            self._blocks.append(vectors)
-            return
-        for vector in vectors:
-            sys.stdout.buffer.write(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-
-    def close(self, dimension: int) -> None:
-        import numpy as np
-
-        sys.stdout.buffer.flush()
-        vectors = np.concatenate([np.empty((0, dimension), dtype=np.float32), *self._blocks])
-        if self._file is not None:
-            np.save(self._file, vectors)
-            output.say(f"{self._count} vectors of {dimension} numbers in {self._file}")
-            if self._json:
-                output.write_json({"file": str(self._file), "vectors": self._count, "dimension": dimension})
-        elif self._json:
-            output.write_json(vectors)
-        if self._cut:
-            output.say(f"{self._cut} texts exceed the model's limit and were truncated")
+    blocks = [np.empty((0, embedder.dimension), dtype=np.float32)]
+    cut = 0
+    for texts in batches:
+        vectors = embedder.embed(texts)
+        cut += sum(count > embedder.max_tokens for count in embedder.count_tokens(texts))
+        if json or file is not None:
+            blocks.append(vectors)
+        else:
+            output.write_json(*vectors)
+    vectors = np.concatenate(blocks)
+    if file is not None:
+        np.save(file, vectors)
+        output.say(f"{len(vectors)} vectors of {embedder.dimension} numbers in {file}")
+        if json:
+            output.write_json({"file": str(file), "vectors": len(vectors), "dimension": embedder.dimension})
+    elif json:
+        output.write_json(vectors)
+    if cut:
+        output.say(f"{cut} texts exceed the model's limit and were truncated")
 
 
 @verb(app, "mcp")

@@ -5,10 +5,10 @@ A build must have kernels for the card's compute capability, and the driver must
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,41 +23,28 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass(frozen=True, slots=True)
-class Sustained:
-    """A measured sustained rate, TFLOP/s (INT8: TOPS). `source`: workload and publication."""
-
-    rate: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Card:
     """Dense rates of a GPU: TFLOP/s (INT8: TOPS), memory bandwidth in GB/s. No sparsity figures.
 
-    `unread`: formats whose figure was not checked in a source. `sustained` is empty without a known measurement.
+    `unread`: formats whose figure was not checked in a source.
     """
 
     capability: Capability
     peaks: Mapping[Format, float]
     bandwidth: float
     unread: frozenset[Format] = frozenset()
-    sustained: Mapping[Format, Sustained] = field(default_factory=dict)
 
 
 _AMPERE_100: Mapping[Format, float] = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312, "int8": 624}
 _HOPPER: Mapping[Format, float] = {"fp32": 67, "tf32": 495, "fp16": 990, "bf16": 990, "int8": 1979, "fp8": 1979}
 _BLACKWELL: Mapping[Format, float] = {"fp32": 75, "tf32": 1100, "fp16": 2250, "bf16": 2250, "int8": 4500, "fp8": 4500}
-_T4_SUSTAINED: Mapping[Format, Sustained] = {
-    "fp16": Sustained(24, "products of 4096 x 4096 x 4096 under the cap of 70 W; NVIDIA developer forum, topic 264462"),
-    "int8": Sustained(38, "BERT-base whole, 128 tokens, batch 32; NVIDIA/TensorRT demo/BERT, TensorRT 8.4"),
-}
 
 # NVIDIA's data sheets. The P4's fp16 runs at 1/64 of its fp32 rate (GP104); the P100 has fast fp16, no tensor cores.
 CARDS: Mapping[str, Card] = {
     "Tesla P4": Card((6, 1), {"fp32": 5.5, "fp16": 0.089, "int8": 22}, 192),
     "Tesla P100": Card((6, 0), {"fp32": 10.6, "fp16": 21.2}, 732),
     "Tesla V100": Card((7, 0), {"fp32": 15.7, "fp16": 125, "int8": 62.8}, 900, frozenset({"int8"})),
-    "Tesla T4": Card((7, 5), {"fp32": 8.1, "fp16": 65, "int8": 130}, 320, sustained=_T4_SUSTAINED),
+    "Tesla T4": Card((7, 5), {"fp32": 8.1, "fp16": 65, "int8": 130}, 320),
     "NVIDIA A100": Card((8, 0), _AMPERE_100, 1555),
     "NVIDIA A100 80GB": Card((8, 0), _AMPERE_100, 2039),
     "NVIDIA A10": Card(
@@ -85,9 +72,6 @@ def card_of(name: str, capability: Capability) -> Card | None:
 
 
 # -------------------------------------------------------------------------------------------------- builds of torch
-
-# Compute capability, last driver branch for cards below it: R580 for Maxwell, Pascal and Volta.
-LAST_DRIVER: tuple[tuple[Capability, int], ...] = (((7, 5), 580),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +114,25 @@ def builds_for(capability: Capability, driver: int | None = None) -> list[Build]
 
 def driver_ceiling(capability: Capability) -> int | None:
     """Return the newest driver branch that supports the card; None if all newer ones do."""
-    return next((branch for below, branch in LAST_DRIVER if capability < below), None)
+    return 580 if capability < (7, 5) else None  # R580 is the last for Maxwell, Pascal and Volta
 
 
 def what_to_install(capability: Capability, driver: int | None = None) -> str:
     """Return one sentence without a full stop: the install command and its drivers."""
-    builds = builds_for(capability, driver)
-    if not builds:
-        older = builds_for(capability)
-        dotted = ".".join(map(str, capability))
-        if not older:
-            return f"no build of torch that this version takes has kernels for compute capability {dotted}"
-        wanted = _drivers(older[0], capability)
+    fitting, ceiling = builds_for(capability), driver_ceiling(capability)
+    dotted = ".".join(map(str, capability))
+    if not fitting:
+        return f"no build of torch that this version takes has kernels for compute capability {dotted}"
+
+    def drivers(build: Build) -> str:
+        return f"{build.driver} or newer" if ceiling is None else f"{build.driver} to {ceiling}"
+
+    best = next(iter(builds_for(capability, driver)), None)
+    if best is None:
+        wanted = drivers(fitting[0])
         return f"driver {driver} is too old for every build with kernels for {dotted}: install {wanted}"
-    best = builds[0]
     ends = f", published up to torch {best.last}" if best.last else ""
-    return f"{best.command} (built for CUDA {best.cuda}{ends}; driver {_drivers(best, capability)})"
-
-
-def _drivers(build: Build, capability: Capability) -> str:
-    ceiling = driver_ceiling(capability)
-    return f"{build.driver} or newer" if ceiling is None else f"{build.driver} to {ceiling}"
+    return f"{best.command} (built for CUDA {best.cuda}{ends}; driver {drivers(best)})"
 
 
 def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
@@ -178,10 +160,7 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """Return the installed torch, or None.
-
-    Reads its `version.py`: importing torch takes seconds, and fails if a CUDA library is missing.
-    """
+    """Return the installed torch, or None. Importing it takes seconds, and fails if a CUDA library is missing."""
     try:
         spec = importlib.util.find_spec("torch")
     except ImportError:
@@ -189,13 +168,8 @@ def torch_build() -> TorchBuild | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
         return TorchBuild("unknown", None)
-    values: dict[str, object] = {}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and isinstance(value := getattr(node, "value", None), ast.Constant):
-            values[target.id] = value.value
-    cuda = values.get("cuda")
-    return TorchBuild(str(values.get("__version__", "unknown")), cuda if isinstance(cuda, str) else None)
+    found = dict(re.findall(r"""^(__version__|cuda)\b[^=\n]*=\s*['"]([^'"\n]+)""", text, re.MULTILINE))
+    return TorchBuild(found.get("__version__", "unknown"), found.get("cuda"))

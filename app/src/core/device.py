@@ -1,13 +1,13 @@
 """Capabilities of a device, and the precision that the engine uses on it, with the reason.
 
-Facts come from the device (compute capability, instructions) and published figures (`cards`). Only `detect` imports
-torch.
+Facts come from the device and published figures (`cards`). Only `detect` imports torch.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Literal
 from .cards import CARDS as CARDS
 from .cards import FORMATS as FORMATS
 from .cards import PRECISIONS as PRECISIONS
-from .cards import Build, Sustained, builds_for, card_of, what_to_install
+from .cards import Build, builds_for, card_of, what_to_install
 from .cards import Capability as Capability
 from .cards import Format as Format
 from .cards import Precision as Precision
@@ -35,22 +35,6 @@ TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "bf16": (8, 0),
     "fp8": (8, 9),
 }
-
-
-# Our name -> sets of flags in Linux' /proc/cpuinfo, of which one suffices. The last four are ARM's.
-INSTRUCTIONS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "avx2": (frozenset({"avx2"}),),
-    "avx512": (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),),
-    "avx512_bf16": (frozenset({"avx512_bf16"}),),
-    "avx512_fp16": (frozenset({"avx512_fp16"}),),
-    "vnni": (frozenset({"avx512_vnni"}), frozenset({"avx_vnni"})),
-    "amx_bf16": (frozenset({"amx_tile", "amx_bf16"}),),
-    "amx_int8": (frozenset({"amx_tile", "amx_int8"}),),
-    "neon": (frozenset({"asimd"}),),
-    "sve": (frozenset({"sve"}),),
-    "bf16": (frozenset({"asimd", "bf16"}),),
-    "i8mm": (frozenset({"i8mm"}),),
-}
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -60,8 +44,7 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device; `instructions`: a CPU's,
-    as named in `INSTRUCTIONS`."""
+    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device."""
 
     kind: Kind
     name: str
@@ -71,21 +54,17 @@ class DeviceProfile:
     peaks: Mapping[Format, float] = field(default_factory=dict)
     bandwidth: float | None = None  # GB/s
     multiprocessors: int = 0  # 0: unknown
-    sustained: Mapping[Format, Sustained] = field(default_factory=dict)
-    instructions: tuple[str, ...] = ()
 
     @classmethod
-    def cpu(cls, name: str = "CPU", memory_bytes: int = 0, instructions: tuple[str, ...] = ()) -> DeviceProfile:
-        return cls("cpu", name, memory_bytes=memory_bytes, instructions=instructions)
+    def cpu(cls, name: str = "CPU", memory_bytes: int = 0) -> DeviceProfile:
+        return cls("cpu", name, memory_bytes=memory_bytes)
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
         """Return a GPU as its driver describes it, with published rates if the card is listed."""
         card = card_of(name, capability)
-        found = cls("cuda", name, index, capability, memory_bytes)
-        if card is None:
-            return found
-        return replace(found, peaks=card.peaks, bandwidth=card.bandwidth, sustained=card.sustained)
+        peaks, bandwidth = (card.peaks, card.bandwidth) if card else ({}, None)
+        return cls("cuda", name, index, capability, memory_bytes, peaks, bandwidth)
 
     @classmethod
     def of_card(cls, name: str, memory_gib: int = 16) -> DeviceProfile:
@@ -161,42 +140,34 @@ def choose_precision(
     `bf16_gain` measures a CPU's speed in bf16 relative to fp32 (`backends/torch/linears.py`). It is called only if
     needed; without it a CPU uses fp32.
     """
+    if requested == "auto" and profile.capability:
+        if "fp16" not in profile.tensor_cores:
+            return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
+        if not profile.tf32:
+            return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
+        return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
     if requested == "auto":
-        return _automatic_on_card(profile) if profile.capability else _automatic_on_cpu(bf16_gain)
+        if bf16_gain is None:
+            return "fp32", "the default on a CPU; bf16 is tried when a model is loaded"
+        gain = bf16_gain()
+        if gain >= BF16_PAYS:
+            return "bf16", f"{gain:.1f}x faster than fp32 here (used from {BF16_PAYS}x)"
+        if gain == 0:
+            return "fp32", "this torch cannot compute bf16 on this CPU"
+        return "fp32", f"bf16 is only {gain:.2f}x as fast as fp32 here (used from {BF16_PAYS}x)"
     if requested not in PRECISIONS:
         raise DeviceError(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
-    precision: Precision = requested
-    refusal = _refusal(profile, precision)
-    if refusal:
-        raise DeviceError(f"precision {precision} cannot be used on {profile.name}: {refusal}")
-    return precision, "asked for"
-
-
-def _automatic_on_card(profile: DeviceProfile) -> tuple[Precision, str]:
-    if "fp16" not in profile.tensor_cores:
-        return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
-    if not profile.tf32:
-        return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
-    return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
-
-
-def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision, str]:
-    if bf16_gain is None:
-        return "fp32", "the default on a CPU; bf16 is tried when a model is loaded"
-    gain = bf16_gain()
-    if gain >= BF16_PAYS:
-        return "bf16", f"{gain:.1f}x faster than fp32 here (used from {BF16_PAYS}x)"
-    if gain == 0:
-        return "fp32", "this torch cannot compute bf16 on this CPU"
-    return "fp32", f"bf16 is only {gain:.2f}x as fast as fp32 here (used from {BF16_PAYS}x)"
+    if refusal := _refusal(profile, requested):
+        raise DeviceError(f"precision {requested} cannot be used on {profile.name}: {refusal}")
+    return requested, "asked for"
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
-    if profile.capability is None:  # loading a model tests whether int8 works on a CPU
+    if precision == "int8":
+        return "torch has no 8-bit layers; calibrate a graph (owl-sap calibrate NAME), or use auto"
+    if profile.capability is None:
         slow = precision in ("fp16", "tf32")
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
-    if precision == "int8":
-        return "on a GPU int8 needs TensorRT ([tensorrt] enabled = true); torch has it on CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
         return f"it needs compute capability 8.0, this card has {_dotted(profile)}; use {better} or auto"
@@ -236,26 +207,27 @@ def settings_of(
     precision, reason = chosen or choose_precision(profile, requested, bf16_gain)
     multiple = profile.padding_multiple(precision)
     blocks = "tensor cores work on blocks of 16 bytes" if multiple > 1 else "not needed: no tensor cores in use"
+    tf32 = f"off: not used with {precision}, and rows computed again in fp32 are exact"
+    if profile.capability is None:
+        tf32 = "not available on CPU"
+    elif not profile.tf32:
+        tf32 = f"needs compute capability 8.0, this card has {_dotted(profile)}"
+    elif precision == "tf32":
+        tf32 = "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
+    elif precision == "fp32":
+        tf32 = "off, so that fp32 is not rounded; precision tf32 switches it on"
     settings = [
         Setting("precision", precision, reason),
         Setting("padding_multiple", multiple, blocks),
         Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
-        Setting("tf32", precision == "tf32" and profile.tf32, _tf32(profile, precision)),
+        Setting("tf32", precision == "tf32" and profile.tf32, tf32),
     ]
-    if profile.capability is None:
-        told = "reported by the system" if profile.instructions else "not reported by the system"
-        value = " ".join(profile.instructions) or None
-        told = f"{told}; bf16 and int8 are chosen by measuring, not by this"
-        settings.append(Setting("instructions", value, told))
-    else:
+    if profile.capability is not None:
         formats = " ".join(profile.tensor_core_formats) or None
         why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
         settings.append(Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"))
         cuda = profile.builds[0].cuda if profile.builds else None
         settings.append(Setting("torch_build", cuda, what_to_install(profile.capability)))
-        for name, found in profile.sustained.items():
-            source = f"TFLOP/s (int8: TOPS) as measured: {found.source}"
-            settings.append(Setting(f"sustained {name}", found.rate, source))
     for other in PRECISIONS:
         refusal = _refusal(profile, other)
         if refusal:
@@ -266,18 +238,6 @@ def settings_of(
         unknown = "no published peak rates for CPUs" if profile.kind == "cpu" else unknown
         settings.append(Setting("share_of_peak", None, unknown))
     return settings
-
-
-def _tf32(profile: DeviceProfile, precision: Precision) -> str:
-    if profile.capability is None:
-        return "not available on CPU"
-    if not profile.tf32:
-        return f"needs compute capability 8.0, this card has {_dotted(profile)}"
-    if precision == "tf32":
-        return "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
-    if precision == "fp32":
-        return "off, so that fp32 is not rounded; precision tf32 switches it on"
-    return f"off: not used with {precision}, and rows computed again in fp32 are exact"
 
 
 # ------------------------------------------------------------------------------------------------------------ detection
@@ -323,20 +283,6 @@ def _cpu() -> DeviceProfile:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         memory = 0
-    name = _cpuinfo_value(cpuinfo, "model name") or platform.processor() or platform.machine() or "CPU"
-    return DeviceProfile.cpu(name, memory, instructions_of(cpuinfo))
-
-
-def instructions_of(cpuinfo: str) -> tuple[str, ...]:
-    """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo. A virtual machine may hide some."""
-    flags = set((_cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or "").split())
-    return tuple(name for name, ways in INSTRUCTIONS.items() if any(way <= flags for way in ways))
-
-
-def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
-    """Return the value in the first line with this key."""
-    for line in cpuinfo.splitlines():
-        found, colon, value = line.partition(":")
-        if colon and found.strip() == key:
-            return value.strip()
-    return None
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE)
+    name = named[1] if named else platform.processor() or platform.machine() or "CPU"
+    return DeviceProfile.cpu(name, memory)

@@ -10,7 +10,6 @@ from .backends import Backend
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
 from .backends.torch.backend import TorchBackend, TorchOptions
-from .device import DeviceError, detect
 from .engine import EmbeddingEngine
 from .memory import MemoryLimits
 from .ranges import show_to_nvtx
@@ -56,10 +55,10 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
 
 
 def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
-    """Load the model in torch, or as a graph if requested. If no graph can serve, use torch, on a card in precision
-    auto instead of int8; the log and `path_reason` give the reason."""
-    int8_on_card = options.precision == "int8" and _on_card(options.device)  # torch has 8-bit layers on CPUs only
-    if options.onnx is None or not (options.onnx.enabled or int8_on_card):
+    """Load the model in torch, or as a graph if requested; only graphs have int8. If no graph can serve, use torch, in
+    precision auto instead of int8; the log and `path_reason` give the reason."""
+    int8 = options.precision == "int8"
+    if options.onnx is None or not (options.onnx.enabled or int8):
         return TorchBackend.load(options)
     from .onnx_export.serving import NotAsGraph, load_backend
 
@@ -67,16 +66,9 @@ def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
         return load_backend(options, options.onnx, limits)
     except NotAsGraph as refused:
         log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
-        backend = TorchBackend.load(replace(options, precision="auto") if int8_on_card else options)
+        backend = TorchBackend.load(replace(options, precision="auto") if int8 else options)
         backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
         return backend
-
-
-def _on_card(device: str) -> bool:
-    try:
-        return detect(device).kind == "cuda"
-    except DeviceError:
-        return False  # loading raises the same error
 
 
 def preallocate(engine: EmbeddingEngine) -> int:

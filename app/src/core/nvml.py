@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 # CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
 DRIVER_FLOORS: tuple[tuple[int, int], ...] = ((13, 580), (12, 525), (11, 450))
@@ -19,41 +20,6 @@ NOTE = (
     "utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes "
     "only from DCGM (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, compute capability 7.0 and up), not from NVML"
 )
-
-
-class Reason(NamedTuple):
-    """Why a clock is held below its maximum. `normal` is None for a bit that this version does not know."""
-
-    name: str
-    words: str
-    normal: bool | None
-
-
-THROTTLE_REASONS: Mapping[int, Reason] = {
-    # Bits of nvmlDeviceGetCurrentClocksEventReasons: NVML API reference, nvmlClocksEventReasons.
-    0x1: Reason("gpu_idle", "nothing runs, so the clock rests", True),
-    0x2: Reason("applications_clocks_setting", "held at the clock that somebody has set", True),
-    0x4: Reason("sw_power_cap", "held by the power limit, as usual under load; a T4 nearly always is", True),
-    0x8: Reason("hw_slowdown", "the hardware has at least halved the clock: heat or power supply", False),
-    0x10: Reason("sync_boost", "held to the clock of the other cards of its group", True),
-    0x20: Reason("sw_thermal_slowdown", "too hot: the driver lowers the clock", False),
-    0x40: Reason("hw_thermal_slowdown", "far too hot: the hardware has at least halved the clock", False),
-    0x80: Reason("hw_power_brake_slowdown", "the power supply asks for less, and the clock is at least halved", False),
-    0x100: Reason("display_clock_setting", "held by what its displays need", True),
-    0x200: Reason("board_limit", "held by a limit of the board", True),
-    0x400: Reason("reliability", "at the highest voltage that it may have", True),
-}
-
-# Values of NVML's enumerations, which never change (nvml.h). Older versions of pynvml lack some of the names.
-_NO_PERMISSION, _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND, _VERSIONS_DIFFER = 4, 9, 12, 18
-_SENSOR_GPU, _SLOWDOWN_THRESHOLD = 0, 1
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2
-_PCIE_SENT, _PCIE_RECEIVED = 0, 1
-_CORRECTED, _UNCORRECTED = 0, 1
-_VOLATILE, _AGGREGATE = 0, 1
-_RETIRED_FOR = (0, 1)  # several single-bit errors; one double-bit error
-_STATE_UNKNOWN = 32
-_ASKING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +38,24 @@ class Throttle:
     words: str
     normal: bool | None
 
+
+THROTTLE_REASONS: Mapping[int, Throttle] = {
+    # Bits of nvmlDeviceGetCurrentClocksEventReasons: NVML API reference, nvmlClocksEventReasons.
+    0x1: Throttle("gpu_idle", "nothing runs, so the clock rests", True),
+    0x2: Throttle("applications_clocks_setting", "held at the clock that somebody has set", True),
+    0x4: Throttle("sw_power_cap", "held by the power limit, as usual under load; a T4 nearly always is", True),
+    0x8: Throttle("hw_slowdown", "the hardware has at least halved the clock: heat or power supply", False),
+    0x10: Throttle("sync_boost", "held to the clock of the other cards of its group", True),
+    0x20: Throttle("sw_thermal_slowdown", "too hot: the driver lowers the clock", False),
+    0x40: Throttle("hw_thermal_slowdown", "far too hot: the hardware has at least halved the clock", False),
+    0x80: Throttle(
+        "hw_power_brake_slowdown", "the power supply asks for less, and the clock is at least halved", False
+    ),
+    0x100: Throttle("display_clock_setting", "held by what its displays need", True),
+    0x200: Throttle("board_limit", "held by a limit of the board", True),
+    0x400: Throttle("reliability", "at the highest voltage that it may have", True),
+}
+_ASKING = threading.Lock()
 
 # For the API. (Descriptions are not taken from docstrings: pydantic would parse this file at every start, and
 # `ast.parse` in two threads at once can fail in CPython 3.11: https://github.com/python/cpython/issues/106905)
@@ -182,152 +166,118 @@ def snapshot(*, throughput: bool = True) -> GpuSnapshot:
 
 
 def _why(error: Exception) -> str:
-    known = {
-        _LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found)",
-        _DRIVER_NOT_LOADED: "the NVIDIA driver is installed, but not loaded",
-        _NO_PERMISSION: "this user may not talk to the NVIDIA driver",
-        _VERSIONS_DIFFER: "driver and its library differ in version: restart this machine",
+    known = {  # values of nvmlReturn_t, which never change (nvml.h)
+        12: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found)",
+        9: "the NVIDIA driver is installed, but not loaded",
+        4: "this user may not talk to the NVIDIA driver",
+        18: "driver and its library differ in version: restart this machine",
     }
     return known.get(getattr(error, "value", None) or 0, f"NVML: {error}")
 
 
 def _asked(nvml: Any, throughput: bool) -> GpuSnapshot:
     devices = tuple(_state(nvml, index, throughput) for index in range(nvml.nvmlDeviceGetCount()))
-    cuda = _told(nvml.nvmlSystemGetCudaDriverVersion)
     return GpuSnapshot(
         devices,
-        driver_version=_text(_told(nvml.nvmlSystemGetDriverVersion)),
-        cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        driver_version=_told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        cuda_version=_told(lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))),
         reason=None if devices else "the NVIDIA driver sees no card",
     )
 
 
+def _text(value: Any) -> Any:
+    """Decode bytes, which older versions of the package return."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _thousandths(value: int) -> float:
+    return value / 1000
+
+
+# Field -> what it makes of the answer, and the query nvmlDeviceGet... with its arguments, values of enumerations in
+# nvml.h (the sensor of the GPU 0; clocks: SM 1, memory 2; errors: corrected 0, uncorrected 1, of now 0, of ever 1).
+_QUERIES: Mapping[str, tuple[Any, ...]] = {
+    "uuid": (_text, "UUID"),
+    "compute_capability": (lambda version: ".".join(map(str, version)), "CudaComputeCapability"),
+    "memory_total_bytes": (lambda memory: memory.total, "MemoryInfo"),
+    "memory_used_bytes": (lambda memory: memory.used, "MemoryInfo"),
+    "memory_free_bytes": (lambda memory: memory.free, "MemoryInfo"),
+    "utilization_percent": (lambda busy: busy.gpu, "UtilizationRates"),
+    "memory_utilization_percent": (lambda busy: busy.memory, "UtilizationRates"),
+    "temperature_celsius": (_same, "Temperature", 0),
+    "temperature_slowdown_celsius": (_same, "TemperatureThreshold", 1),
+    "power_watts": (_thousandths, "PowerUsage"),
+    "power_limit_watts": (_thousandths, "EnforcedPowerLimit"),
+    "power_limit_default_watts": (_thousandths, "PowerManagementDefaultLimit"),
+    "power_limit_min_watts": (lambda limits: limits[0] / 1000, "PowerManagementLimitConstraints"),
+    "power_limit_max_watts": (lambda limits: limits[1] / 1000, "PowerManagementLimitConstraints"),
+    "energy_joules": (_thousandths, "TotalEnergyConsumption"),
+    "fan_percent": (_same, "FanSpeed"),
+    "persistence_mode": (bool, "PersistenceMode"),
+    "sm_clock_mhz": (_same, "ClockInfo", 1),
+    "sm_clock_max_mhz": (_same, "MaxClockInfo", 1),
+    "memory_clock_mhz": (_same, "ClockInfo", 2),
+    "memory_clock_max_mhz": (_same, "MaxClockInfo", 2),
+    "performance_state": (lambda state: None if state == 32 else state, "PerformanceState"),  # 32: unknown
+    "pcie_generation": (_same, "CurrPcieLinkGeneration"),
+    "pcie_generation_max": (_same, "MaxPcieLinkGeneration"),
+    "pcie_width": (_same, "CurrPcieLinkWidth"),
+    "pcie_width_max": (_same, "MaxPcieLinkWidth"),
+    "pcie_sent_bytes_per_second": (lambda rate: rate * 1000, "PcieThroughput", 0),  # NVML counts in KB
+    "pcie_received_bytes_per_second": (lambda rate: rate * 1000, "PcieThroughput", 1),
+    "ecc_enabled": (lambda mode: bool(mode[0]), "EccMode"),
+    "ecc_corrected_errors": (_same, "TotalEccErrors", 0, 0),
+    "ecc_uncorrected_errors": (_same, "TotalEccErrors", 1, 0),
+    "ecc_corrected_errors_lifetime": (_same, "TotalEccErrors", 0, 1),
+    "ecc_uncorrected_errors_lifetime": (_same, "TotalEccErrors", 1, 1),
+    "retired_pages_pending": (bool, "RetiredPagesPendingStatus"),
+    "remapped_rows": (lambda rows: rows[0] + rows[1], "RemappedRows"),
+    "remapped_rows_pending": (lambda rows: bool(rows[2]), "RemappedRows"),
+}
+
+
 def _state(nvml: Any, index: int, throughput: bool) -> GpuState:
+    nothing: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__) | {"index": index, "name": "unknown"}
     try:
-        card = _Card(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except Exception as error:
-        nothing: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__)
-        return GpuState(**nothing | {"index": index, "name": "unknown", "reason": _why(error)})
-    return GpuState(
-        index=index,
-        name=_text(card.ask("Name")) or "unknown",
-        uuid=_text(card.ask("UUID")),
-        **card.load(),
-        **card.power(),
-        **card.clocks(),
-        **card.pcie(throughput),
-        **card.health(),
-        **card.processes(),
-    )
+        return GpuState(**nothing | {"reason": _why(error)})
 
-
-class _Card:
-    """Queries to one card, by subject."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
-        self._handle = handle
-
-    def ask(self, name: str, *more: Any) -> Any:
+    @cache
+    def ask(name: str, *more: int) -> Any:
         """Return the result of nvmlDeviceGet`name`; None if card, driver or package does not support it."""
-        return _told(lambda: getattr(self._nvml, f"nvmlDeviceGet{name}")(self._handle, *more))
+        return _told(lambda: getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more))
 
-    def first(self, *names: str) -> Any:
-        """Return the first result that is not None: older drivers and packages know queries by older names."""
-        answers = (self.ask(name) for name in names)
-        return next((answer for answer in answers if answer is not None), None)
-
-    def flag(self, name: str) -> bool | None:
-        answer = self.ask(name)
-        return None if answer is None else bool(answer)
-
-    def watts(self, name: str) -> float | None:
-        return _thousandths(self.ask(name))
-
-    def load(self) -> dict[str, Any]:
-        memory, busy, capability = self.ask("MemoryInfo"), self.ask("UtilizationRates"), None
-        if version := self.ask("CudaComputeCapability"):
-            capability = ".".join(map(str, version))
-        return {
-            "compute_capability": capability,
-            "memory_total_bytes": None if memory is None else memory.total,
-            "memory_used_bytes": None if memory is None else memory.used,
-            "memory_free_bytes": None if memory is None else memory.free,
-            "utilization_percent": None if busy is None else busy.gpu,
-            "memory_utilization_percent": None if busy is None else busy.memory,
-        }
-
-    def power(self) -> dict[str, Any]:
-        least, most = self.ask("PowerManagementLimitConstraints") or (None, None)
-        return {
-            "temperature_celsius": self.ask("Temperature", _SENSOR_GPU),
-            "temperature_slowdown_celsius": self.ask("TemperatureThreshold", _SLOWDOWN_THRESHOLD),
-            "power_watts": self.watts("PowerUsage"),
-            "power_limit_watts": self.watts("EnforcedPowerLimit"),
-            "power_limit_default_watts": self.watts("PowerManagementDefaultLimit"),
-            "power_limit_min_watts": _thousandths(least),
-            "power_limit_max_watts": _thousandths(most),
-            "energy_joules": _thousandths(self.ask("TotalEnergyConsumption")),
-            "fan_percent": self.ask("FanSpeed"),
-            "persistence_mode": self.flag("PersistenceMode"),
-        }
-
-    def clocks(self) -> dict[str, Any]:
-        state = self.ask("PerformanceState")
-        held = throttles(self.first("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"))
-        return {
-            "sm_clock_mhz": self.ask("ClockInfo", _CLOCK_SM),
-            "sm_clock_max_mhz": self.ask("MaxClockInfo", _CLOCK_SM),
-            "memory_clock_mhz": self.ask("ClockInfo", _CLOCK_MEMORY),
-            "memory_clock_max_mhz": self.ask("MaxClockInfo", _CLOCK_MEMORY),
-            "performance_state": None if state == _STATE_UNKNOWN else state,
-            "throttle": held,
-            "throttle_reasons": None if held is None else [each.reason for each in held],
-            "throttled_abnormally": None if held is None else any(each.normal is False for each in held),
-        }
-
-    def pcie(self, throughput: bool) -> dict[str, Any]:
-        sent, received = (
-            self.ask("PcieThroughput", way) if throughput else None for way in (_PCIE_SENT, _PCIE_RECEIVED)
-        )
-        return {
-            "pcie_generation": self.ask("CurrPcieLinkGeneration"),
-            "pcie_generation_max": self.ask("MaxPcieLinkGeneration"),
-            "pcie_width": self.ask("CurrPcieLinkWidth"),
-            "pcie_width_max": self.ask("MaxPcieLinkWidth"),
-            "pcie_sent_bytes_per_second": None if sent is None else sent * 1000,  # NVML counts in KB
-            "pcie_received_bytes_per_second": None if received is None else received * 1000,
-        }
-
-    def health(self) -> dict[str, Any]:
-        mode = self.ask("EccMode")
-        retired = [self.ask("RetiredPages", cause) for cause in _RETIRED_FOR]
-        corrected, uncorrected, pending, _ = self.ask("RemappedRows") or (None, None, None, None)
-        return {
-            "ecc_enabled": None if mode is None else bool(mode[0]),
-            "ecc_corrected_errors": self.ask("TotalEccErrors", _CORRECTED, _VOLATILE),
-            "ecc_uncorrected_errors": self.ask("TotalEccErrors", _UNCORRECTED, _VOLATILE),
-            "ecc_corrected_errors_lifetime": self.ask("TotalEccErrors", _CORRECTED, _AGGREGATE),
-            "ecc_uncorrected_errors_lifetime": self.ask("TotalEccErrors", _UNCORRECTED, _AGGREGATE),
-            "retired_pages": None if None in retired else sum(len(pages) for pages in retired),
-            "retired_pages_pending": self.flag("RetiredPagesPendingStatus"),
-            "remapped_rows": None if corrected is None else corrected + uncorrected,
-            "remapped_rows_pending": None if pending is None else bool(pending),
-        }
-
-    def processes(self) -> dict[str, Any]:
-        found = self.first("ComputeRunningProcesses", "ComputeRunningProcesses_v2")
-        if found is None:
-            return {"compute_processes": None, "processes": None}
-        processes = [GpuProcess(each.pid, getattr(each, "usedGpuMemory", None)) for each in found]
-        return {"compute_processes": len(processes), "processes": processes}
+    found = nothing | {"name": _text(ask("Name")) or "unknown"}
+    for place, (convert, name, *more) in _QUERIES.items():
+        if throughput or name != "PcieThroughput":
+            answer = ask(name, *more)
+            found[place] = None if answer is None else convert(answer)
+    retired = [ask("RetiredPages", cause) for cause in (0, 1)]  # several single-bit errors; one double-bit error
+    found["retired_pages"] = None if None in retired else sum(map(len, retired))
+    # Older drivers and packages know these two by older names.
+    bits = ask("CurrentClocksEventReasons")
+    found["throttle"] = held = throttles(ask("CurrentClocksThrottleReasons") if bits is None else bits)
+    if held is not None:
+        found["throttle_reasons"] = [each.reason for each in held]
+        found["throttled_abnormally"] = any(each.normal is False for each in held)
+    running = ask("ComputeRunningProcesses")
+    running = ask("ComputeRunningProcesses_v2") if running is None else running
+    if running is not None:
+        found["processes"] = [GpuProcess(each.pid, getattr(each, "usedGpuMemory", None)) for each in running]
+        found["compute_processes"] = len(running)
+    return GpuState(**found)
 
 
 def throttles(bits: int | None) -> list[Throttle] | None:
     """Return the reasons that these NVML bits stand for; None if unknown."""
     if bits is None:
         return None
-    found = [Throttle(*reason) for bit, reason in THROTTLE_REASONS.items() if bits & bit]
+    found = [reason for bit, reason in THROTTLE_REASONS.items() if bits & bit]
     if unknown := bits & ~sum(THROTTLE_REASONS):
         found.append(Throttle(f"unknown_{unknown:#x}", "a reason that this version does not know", None))
     return found
@@ -339,15 +289,6 @@ def _told(question: Callable[[], Any]) -> Any:
         return question()
     except Exception:
         return None
-
-
-def _thousandths(number: int | None) -> float | None:
-    return None if number is None else number / 1000
-
-
-def _text(value: Any) -> str | None:
-    """Decode bytes, which older versions of the package return."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def driver_too_old(driver_version: str, cuda_version: str) -> int | None:

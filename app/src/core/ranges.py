@@ -1,19 +1,18 @@
-"""Named ranges of an engine's steps (tokenise, copy, forward, pool) for profilers. Without a profiler a range costs one
-comparison.
+"""NVTX ranges of an engine's steps (tokenise, copy, forward, pool), which Nsight Systems shows. Switched off, a range
+costs one comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-Opener = Callable[[str], AbstractContextManager[object]]  # opens a range of this name in the calling thread
 
-_openers: tuple[Opener, ...] = ()
+_open: Callable[[str], AbstractContextManager[object]] | None = None
 
 
 def ranged(name: str) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
@@ -22,11 +21,9 @@ def ranged(name: str) -> Callable[[Callable[Given, Result]], Callable[Given, Res
     def named(function: Callable[Given, Result]) -> Callable[Given, Result]:
         @wraps(function)
         def call(*given: Given.args, **named: Given.kwargs) -> Result:
-            if not _openers:
+            if _open is None:
                 return function(*given, **named)
-            with ExitStack() as open_ranges:
-                for opener in _openers:
-                    open_ranges.enter_context(opener(name))
+            with _open(name):
                 return function(*given, **named)
 
         return call
@@ -34,22 +31,10 @@ def ranged(name: str) -> Callable[[Callable[Given, Result]], Callable[Given, Res
     return named
 
 
-@contextmanager
-def shown_to(opener: Opener) -> Iterator[None]:
-    """Open the ranges of all threads in `opener`, too, within this context."""
-    global _openers
-    _openers = (*_openers, opener)
-    try:
-        yield
-    finally:
-        _openers = tuple(each for each in _openers if each is not opener)
-
-
 def show_to_nvtx() -> None:
-    """Open NVTX ranges, which Nsight Systems shows, in the whole process from now on. Needs torch for CUDA: with
-    another build, ranges raise RuntimeError when they open."""
-    global _openers
+    """Open the ranges in the whole process from now on. Needs torch for CUDA: with another build they raise
+    RuntimeError."""
+    global _open
     import torch
 
-    if torch.cuda.nvtx.range not in _openers:
-        _openers = (*_openers, torch.cuda.nvtx.range)
+    _open = torch.cuda.nvtx.range

@@ -67,7 +67,7 @@ class Tuning:
             ) from error
         notes = []
         if done.accepted and not wanted.enabled:
-            notes.append('it serves with [tensorrt] enabled = true (on a card, precision = "int8" is enough)')
+            notes.append('it serves with [tensorrt] enabled = true (precision = "int8" is enough)')
         if done.accepted and done.algorithm != wanted.algorithm:
             notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
         return {"collection": name, "model": embedding.model, **done.as_dict(), "notes": notes}

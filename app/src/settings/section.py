@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 Columns = Annotated[
     tuple[str, ...],
@@ -28,6 +28,11 @@ def _network(address: str) -> str:
 
 
 Networks = Annotated[Columns, AfterValidator(lambda addresses: tuple(map(_network, addresses)))]
+
+
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """Return the field of a setting; `...` as default: required. `limits`: as in pydantic's Field."""
+    return Field(default=default, description=description, **limits)
 
 
 class Section(BaseModel):

@@ -24,13 +24,13 @@ from app.src.core.onnx_export.optimizer import (
     HELD_BACK,
     MOST_JUDGES,
     OptimizerOptions,
+    T4GPUConfig,
     T4TensorRTOptimizer,
     TooFewTexts,
     divided,
 )
 from app.src.core.onnx_export.runtime import CPU, CUDA, Installed, Site
 from app.src.core.onnx_export.serving import GraphOptions
-from app.src.core.t4_config import T4GPUConfig
 from app.src.settings import Settings
 from connector.extras import install_command
 

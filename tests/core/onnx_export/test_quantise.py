@@ -17,7 +17,6 @@ from app.src.core.backends import ModelUnsupported
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.backends.torch.int8 import calibration_texts
 from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
 from app.src.core.onnx_export.quantise import ALGORITHMS, entropy, quantise
 from tests.core.conftest import MINILM
@@ -34,7 +33,8 @@ TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}" for number in range(
 def test_the_packaged_model_passes_the_gate(minilm_folder: Path, algorithm: str) -> None:
     """Calibrated on few texts; benchmarks/calibration.py has the figures for 1,000."""
     folder, rng = read_folder(minilm_folder, MINILM), random.Random(3)
-    others = [*calibration_texts(30, 6), *(sap_like(rng, rng.randrange(5, 40)) for _ in range(30))]
+    texts = [sap_like(rng, rng.randrange(5, 40)) for _ in range(92)]
+    learnt, others = texts[:32], texts[32:]
     batch = RustTokenizer.load(folder).ids(others)
 
     def vectors(model: Any) -> np.ndarray:
@@ -42,7 +42,7 @@ def test_the_packaged_model_passes_the_gate(minilm_folder: Path, algorithm: str)
         return np.concatenate([session.run([OUTPUT], feeds(batch.select([place])))[0] for place in range(len(batch))])
 
     exact = build_graph(folder)
-    made, report = quantise(folder, calibration_texts(32, 5), algorithm)
+    made, report = quantise(folder, learnt, algorithm)
     assert report["int8_share"] == pytest.approx(71 / 72)
     assert json.loads(json.dumps(report))["algorithm"] == algorithm
     verdict = judge(vectors(exact), vectors(made), report["int8_share"])

@@ -38,12 +38,6 @@ MOST_BYTES = 2_000_000_000
 # Added to the score of a padding token. Fits fp16; its exponential is 0 in fp16 and fp32.
 HIDDEN_SCORE = -10_000.0
 
-_WITHOUT_GRAPH = {
-    "mpnet": "its attention adds a bias for each pair of tokens",
-    "modernbert": "its positions are rotations and its feed-forward is gated",
-}
-
-
 # Greatest value of signed 8 bits; zero points are 0, as TensorRT requires.
 GREATEST = 127
 LEAST_SCALE = 1e-7  # above the smallest number of fp16
@@ -76,8 +70,7 @@ def build_graph(
     from ..backends.torch.architectures import read, refusal
     from ..backends.torch.packed import load_tensors
 
-    why_not = refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
-    if why_not is not None:
+    if (why_not := refusal(folder)) is not None:
         raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
     try:
         weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32))
@@ -240,8 +233,6 @@ def _encoder(writer: _Writer, weights: EncoderWeights, *, mean: bool) -> str:
 
 def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
     words = writer.node("Gather", "embeddings/words", writer.numbers("words", weights.words), INPUT_IDS)
-    if weights.positions is None:
-        raise ModelUnsupported("an encoder without learnt positions has no ONNX graph")
     table = writer.numbers("positions", weights.positions)
     if weights.padding_id is None:
         length = writer.node("Shape", "seq", INPUT_IDS, start=1, end=2)
@@ -255,7 +246,7 @@ def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
 
 
 def _counted(writer: _Writer, padding_id: int) -> str:
-    """Count positions as `packed.counted_positions` does; in fp32, which TensorRT requires for CumSum."""
+    """Count positions as `packed.positions_of` does; in fp32, which TensorRT requires for CumSum."""
     padding = writer.node("Equal", "places.padding", INPUT_IDS, writer.integers("padding_id", padding_id))
     real = writer.cast("places.real", writer.node("Not", "places.not", padding), np.float32)
     sums = writer.node("CumSum", "places.sums", real, writer.constant("places.axis", np.array(1, np.int64)))
@@ -265,8 +256,6 @@ def _counted(writer: _Writer, padding_id: int) -> str:
 
 def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: str, weights: EncoderWeights) -> str:
     """Write one layer with norms after attention and feed-forward."""
-    if layer.attention_norm is None:
-        raise ModelUnsupported("an encoder with norms first has no ONNX graph")
     under, hidden = f"layer.{number}", int(weights.words.shape[1])
     width = hidden // weights.heads
     parts = (layer.query_key_value, layer.attention_out, layer.wide, layer.narrow)

@@ -24,8 +24,8 @@ from ..agreement import LEAST_TEXTS, Bar, Verdict, judge
 from ..backends import Backend, EngineError, ModelUnsupported, Vectors
 from ..backends.folder import PACKAGED, Folder, read_folder
 from ..backends.torch.backend import TorchBackend, TorchOptions
+from ..device import PRECISIONS
 from ..memory import CPU_TOKENS, MemoryLimits
-from ..t4_config import T4GPUConfig
 from ..tokens import plan_batches
 from .cache import INT8, ArtifactCache
 from .quantise import ALGORITHMS, DEFAULT, quantise
@@ -41,6 +41,44 @@ HELD_BACK = 5  # one text in five judges and does not calibrate
 MOST_JUDGES = 400
 # Model, texts, algorithm -> the 8-bit graph and its figures, including `int8_share`.
 Quantiser = Callable[[Folder, Sequence[str], str], "tuple[onnx.ModelProto, Mapping[str, Any]]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T4GPUConfig:
+    """The guides' switches: the variables `T4_GPU_` and the name in capitals, then their further arguments. What a card
+    makes of them is in docs/gpu.md. Raises ValueError naming the field."""
+
+    fp16_mode: bool = True  # False: fp32 everywhere
+    int8_mode: bool = False  # used only if the accuracy gate lets it through
+    max_workspace_size: int = 4 << 30  # bytes of the card that TensorRT may use while it tries kernels
+    dynamic_batch_size: bool = True  # changes nothing: batches are planned by tokens from the memory that is free
+    enable_profiling: bool = False  # NVTX ranges
+    enable_tensor_cores: bool = True  # False: fp32 everywhere, which uses none on any card
+    enable_sparse: bool = False  # changes nothing: it needs weights that were pruned for 2:4 sparsity
+    memory_fraction: float = 0.8  # share of the card's memory for this process, weights included
+    max_batch_size: int = 64  # upper bound of `T4MemoryManager.calculate_optimal_batch_size`
+    optimization_level: int = 3  # TensorRT's builder, 0 (fast to build) to 5 (fast to run)
+    precision: str = "auto"  # as `embedding.precision`
+    calibration_cache: str | Path | None = None  # folder of calibrations and engines; None keeps nothing
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "max_workspace_size": (self.max_workspace_size >= 1 << 20, "bytes, at least 1048576"),
+            "memory_fraction": (0 < self.memory_fraction <= 1, "above 0 and at most 1"),
+            "max_batch_size": (self.max_batch_size >= 1, "at least 1"),
+            "optimization_level": (self.optimization_level in range(6), "0 to 5"),
+            "precision": (self.precision in ("auto", *PRECISIONS), f"one of auto, {', '.join(PRECISIONS)}"),
+        }
+        for name, (good, wanted) in bounds.items():
+            if not good:
+                raise ValueError(f"T4GPUConfig.{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    @property
+    def embedding_precision(self) -> str:
+        """Return the `embedding.precision`: fp32 if half precision or tensor cores are switched off."""
+        if self.precision != "auto":
+            return self.precision
+        return "auto" if self.fp16_mode and self.enable_tensor_cores else "fp32"
 
 
 class TooFewTexts(EngineError):
@@ -97,7 +135,7 @@ class T4TensorRTOptimizer:
             if folder is None:
                 folder = tempfile.mkdtemp(prefix="owl-sap-calibration-")
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            build = BuildOptions(options.workspace_mb, options.optimization_level)
+            build = BuildOptions(options.max_workspace_size >> 20, options.optimization_level)
             options = OptimizerOptions(Path(folder), build=build, limits=MemoryLimits(options.memory_fraction))
         self._options = options or OptimizerOptions()
         self._cache = ArtifactCache(self._options.cache)
@@ -148,7 +186,7 @@ class T4TensorRTOptimizer:
                 engine = backend.info.path_reason
             exact = self._exact(model, site.profile.torch_name, judges)
             verdict = judge(exact, found, float(report["int8_share"]), options.bar)
-            graph = self._cache.store(INT8, depends, made, facts | {"verdict": verdict.as_dict()})
+            graph = self._cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
         if not verdict.accepted:
             log.warning("%s: INT8 by %s was %s; the float precision stays", name, algorithm, verdict.reason)
         return Optimized(

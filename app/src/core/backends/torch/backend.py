@@ -32,7 +32,7 @@ ONE_THREAD_UP_TO = 64 * 384
 class TorchOptions:
     """What to load and how. `model`: a packaged name, a folder, or a cached hub id.
 
-    `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
+    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
     forces padded batches, for comparison. On a card only: `overlap` launches a batch while the previous one computes,
     and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster. `clear_cache`

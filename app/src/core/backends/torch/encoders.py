@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...device import BF16_PAYS, DeviceProfile, Precision
+from ...device import DeviceProfile, Precision
 from ...ranges import ranged
 from ...tokens import rectangle, width_of
 from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
@@ -53,10 +53,6 @@ class Target:
     def dtype(self) -> torch.dtype:
         import torch
 
-        from .linears import bf16_gain
-
-        if self.precision == "int8":  # the precision between 8-bit layers
-            return torch.bfloat16 if bf16_gain() >= BF16_PAYS else torch.float32
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
 
@@ -66,13 +62,7 @@ class Target:
 def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tuple[Encoder, str]:
     """Return the fastest encoder with correct vectors on this device, and the reason."""
     from .architectures import refusal
-    from .int8 import load_int8
 
-    if target.precision == "int8":
-        found = load_int8(folder, target.profile, target.dtype)
-        if folder.name not in PACKAGED:
-            _check_reader(folder, Target(target.profile, "fp32"))
-        return found
     why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
         return PaddedEncoder(folder, target), why_not
@@ -103,33 +93,22 @@ def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words:
     return best, f"{reasons}; {why}"
 
 
-def _packed(folder: Folder, target: Target, *, plain: bool = False) -> PackedEncoder:
-    from .linears import Linears
+def _packed(folder: Folder, target: Target, *, prepack: bool = True) -> PackedEncoder:
     from .packed import PackedEncoder
 
-    return PackedEncoder.load(folder, target.profile, target.dtype, Linears() if plain else None)
+    return PackedEncoder.load(folder, target.profile, target.dtype, prepack=prepack)
 
 
 def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder, str]:
     """Compare with transformers in fp32, where rounding hides no wrong architecture, and in the target's precision."""
     exact = replace(target, precision="fp32")
     reference = PaddedEncoder(folder, exact)
-    structure = encoder if target.precision == "fp32" else _packed(folder, exact, plain=True)
+    structure = encoder if target.precision == "fp32" else _packed(folder, exact, prepack=False)
     least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
     if least >= AGREEMENT and rough >= ROUGH_AGREEMENT:
         return encoder, f"self-test: matches Transformers (least cosine {least:.7f})"
     reason = f"self-test: packed vectors differ from those of Transformers (least cosine {min(least, rough):.5f})"
     return reference if target.precision == "fp32" else PaddedEncoder(folder, target), reason
-
-
-def _check_reader(folder: Folder, exact: Target) -> None:
-    """Check the packed path in fp32, the reference of INT8. Raises ModelUnsupported."""
-    least = least_cosine(folder, _packed(folder, exact, plain=True), PaddedEncoder(folder, exact))
-    if not least >= AGREEMENT:
-        raise ModelUnsupported(
-            f"model {folder.name!r} cannot be computed in int8: in a self-test its packed vectors differ"
-            f" from those of Transformers (least cosine {least:.5f}); use precision auto"
-        )
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
@@ -190,7 +169,38 @@ class PaddedEncoder:
         self._longest = folder.max_length
         self._pad_id = int(folder.config.get("pad_token_id") or 0)
         self._uploads = uploads_for(torch.device(target.profile.torch_name))
-        self._model = (_transformer if folder.pooling else _modules)(folder, target)
+        self._model: Any
+        device, dtype = target.profile.torch_name, target.dtype
+        with quiet_transformers():
+            if not folder.pooling:
+                from sentence_transformers import SentenceTransformer
+
+                self._model = SentenceTransformer(
+                    str(folder.path),
+                    device=device,
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    model_kwargs={"use_safetensors": True, "dtype": dtype},
+                ).eval()
+                return
+            from safetensors import SafetensorError
+            from transformers import AutoModel
+
+            try:
+                model, found = AutoModel.from_pretrained(
+                    folder.encoder,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype=dtype,
+                    output_loading_info=True,
+                )
+            except (ValueError, KeyError, OSError, SafetensorError) as error:
+                raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
+        missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+        if missing:  # transformers would fill them with random numbers
+            raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
+        self._model = model.to(device).eval()
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         return self._computed(*self._inputs(batch))
@@ -218,41 +228,6 @@ class PaddedEncoder:
             return hidden[:, 0]
         weights = mask.unsqueeze(-1).float()
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-
-
-def _transformer(folder: Folder, target: Target) -> Any:
-    from safetensors import SafetensorError
-    from transformers import AutoModel
-
-    with quiet_transformers():
-        try:
-            model, found = AutoModel.from_pretrained(
-                folder.encoder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=target.dtype,
-                output_loading_info=True,
-            )
-        except (ValueError, KeyError, OSError, SafetensorError) as error:
-            raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
-    if missing:  # transformers would fill them with random numbers
-        raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
-    return model.to(target.profile.torch_name).eval()
-
-
-def _modules(folder: Folder, target: Target) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    with quiet_transformers():
-        return SentenceTransformer(
-            str(folder.path),
-            device=target.profile.torch_name,
-            trust_remote_code=False,
-            local_files_only=True,
-            model_kwargs={"use_safetensors": True, "dtype": target.dtype},
-        ).eval()
 
 
 @contextlib.contextmanager

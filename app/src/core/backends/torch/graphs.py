@@ -98,10 +98,10 @@ class GraphedEncoder:
         longest = self.encoder.longest
         borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
         try:
-            fill(self._uploads.room(3 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 3, [], longest)
+            fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
             numbers = self._uploads.send()
-            ids, positions, places, cumulative = torch.split(numbers, [tokens, tokens, tokens, borders])
-            inputs = Inputs(ids, positions, places, Layout((), min(tokens, longest), cumulative))
+            ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
+            inputs = Inputs(ids, positions, Layout((), min(tokens, longest), cumulative))
             recording, found = self._record(lambda: self.encoder.compute(inputs))
         except RuntimeError:  # includes OutOfMemoryError
             self._on = False
@@ -143,7 +143,7 @@ def fill(
         part[used:] = 0 if number == 0 else np.arange(left) % longest
     fillers = (min(longest, left - start) for start in range(0, left, longest))
     ends = np.cumsum([0, *lengths, *fillers])
-    cumulative = host[3 * tokens :]
+    cumulative = host[2 * tokens :]
     cumulative[: len(ends)] = ends
     cumulative[len(ends) :] = tokens
 

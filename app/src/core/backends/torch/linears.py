@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch.nn import functional as F
 from .process import one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-AddingLinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x, residual) -> layer(x) + residual
 MISSING = (RuntimeError, AttributeError, TypeError, NotImplementedError)  # raised if torch lacks private operators
 
 
@@ -28,52 +28,26 @@ class Affine:
     bias: torch.Tensor | None = None
 
 
-class Linears:
-    """Makes layers with torch's public functions: the reference, and the only choice on a GPU."""
+def linear(layer: Affine, *, gelu: bool = False, prepack: bool = False) -> Linear:
+    """Return the layer by torch's public function, followed by exact GELU if `gelu`.
 
-    def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
-        """Return the layer, followed by exact GELU if `gelu`."""
-
-        def plain(x: torch.Tensor) -> torch.Tensor:
-            y = F.linear(x, layer.weight, layer.bias)
-            return F.gelu(y) if gelu else y
-
-        return plain
-
-    def adding(self, layer: Affine) -> AddingLinear:
-        linear = self.linear(layer)
-        return lambda x, residual: linear(x) + residual
-
-    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
-        """Return (x, residual) -> narrow(gelu(wide(x))) + residual."""
-        first, second = self.linear(wide, gelu=True), self.adding(narrow)
-        return lambda x, residual: second(first(x), residual)
-
-
-class PrepackedLinears(Linears):
-    """Makes oneDNN's layers. Each is compared with the plain one, which is used if they differ or oneDNN has none.
-
-    Weights are kept in oneDNN's layout only, so they need no additional memory.
+    With `prepack` by oneDNN, for CPUs: compared with the plain one, which is used if they differ or oneDNN has none.
+    The weights are kept in oneDNN's layout only, so they need no additional memory.
     """
 
-    def linear(self, layer: Affine, *, gelu: bool = False) -> Linear:
-        plain, fused, weight = super().linear(layer, gelu=gelu), prepacked(layer, gelu=gelu), layer.weight
-        if fused is None:
-            return plain
-        probe = torch.linspace(-1, 1, 5 * weight.shape[1]).view(5, -1).to(weight.dtype)
-        tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
-        with torch.inference_mode():
-            same = torch.allclose(fused(probe), plain(probe), rtol=tolerance, atol=tolerance)
-        return fused if same else plain
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, layer.weight, layer.bias)
+        return F.gelu(y) if gelu else y
 
-    def adding(self, layer: Affine) -> AddingLinear:
-        """Add in place: on one thread that measures 1 to 2 % faster than oneDNN's fused addition."""
-        linear = self.linear(layer)
-        return lambda x, residual: linear(x).add_(residual)
-
-
-def _operators() -> Any:
-    return torch.ops.mkldnn
+    fused = prepacked(layer, gelu=gelu) if prepack else None
+    if fused is None:
+        return plain
+    weight = layer.weight
+    probe = torch.linspace(-1, 1, 5 * weight.shape[1]).view(5, -1).to(weight.dtype)
+    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
+    with torch.inference_mode():
+        same = torch.allclose(fused(probe), plain(probe), rtol=tolerance, atol=tolerance)
+    return fused if same else plain
 
 
 def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
@@ -84,14 +58,18 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
         packed = _operators()._reorder_linear_weight(weight, None)
         apply = _operators()._linear_pointwise
 
-        def linear(x: torch.Tensor) -> torch.Tensor:
+        def fused(x: torch.Tensor) -> torch.Tensor:
             y: torch.Tensor = apply(x, packed, bias, activation, [], algorithm)
             return y
 
-        linear(torch.zeros(8, weight.shape[1], dtype=weight.dtype))
+        fused(torch.zeros(8, weight.shape[1], dtype=weight.dtype))
     except MISSING:
         return None
-    return linear
+    return fused
+
+
+def _operators() -> Any:
+    return torch.ops.mkldnn
 
 
 # --------------------------------------------------------------------------------------------------------- gain of bf16
@@ -119,21 +97,16 @@ def bf16_gain() -> float:
 
 def _measured() -> float:
     found = 0.0
+    generator = torch.Generator().manual_seed(1)
     for rows, wide in ((32, 384), (256, 1536)):  # the default model's widest layer; larger models gain at least as much
-        fp32, bf16 = (_product(rows, wide, dtype) for dtype in (torch.float32, torch.bfloat16))
-        if fp32 is None or bf16 is None:
+        weight, x = torch.randn(wide, 384, generator=generator), torch.randn(rows, 384, generator=generator)
+        exact, half = (prepacked(Affine(weight.to(dtype))) for dtype in (torch.float32, torch.bfloat16))
+        if exact is None or half is None:
             return found
-        found = gain(fp32, bf16)
+        found = gain(partial(exact, x), partial(half, x.bfloat16()))
         if found < _HOPELESS:
             return found
     return found
-
-
-def _product(rows: int, wide: int, dtype: torch.dtype) -> Callable[[], object] | None:
-    generator = torch.Generator().manual_seed(1)
-    linear = prepacked(Affine(torch.randn(wide, 384, generator=generator).to(dtype)))
-    x = torch.randn(rows, 384, generator=generator).to(dtype)
-    return None if linear is None else lambda: linear(x)
 
 
 def gain(
