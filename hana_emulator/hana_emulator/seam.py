@@ -10,8 +10,7 @@ from typing import Protocol
 from hana_emulator.errors import HanaError
 from hana_emulator.types import Column, Parameter
 
-Storage = None | int | float | str | bytes
-"""A storage value: see the table in `types.py`."""
+Storage = None | int | float | str | bytes  # A storage value: see the table in `types.py`
 StorageRow = Sequence[Storage]
 
 
@@ -38,10 +37,8 @@ class Statement:
     columns: tuple[Column, ...] = ()
 
 
-UNKNOWN = -1
-"""Stands for the count of affected rows of an input row that has not arrived whole."""
-FAILED = -3
-"""Stands for the count of affected rows of an input row that failed."""
+UNKNOWN = -1  # Stands for the count of affected rows of an input row that has not arrived whole
+FAILED = -3  # Stands for the count of affected rows of an input row that failed
 
 
 @dataclass(slots=True)
@@ -105,8 +102,6 @@ class SqlConnection(Protocol):
 
 
 class SqlDatabase(Protocol):
-    """The database behind a server, shared by its sessions."""
-
     def connect(self, user: str) -> SqlConnection: ...
 
     def password(self, user: str) -> str | None:

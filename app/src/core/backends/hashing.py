@@ -20,7 +20,6 @@ from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
 _TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
-_GROWING = "\u0130"  # Turkish I with a dot: the only character that `lower` expands, to a letter and a mark
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
 _PLACES = 4  # coordinates of each feature: more make unrelated texts less similar, fewer are faster
@@ -36,7 +35,10 @@ class HashingBackend(Backend):
 
     def __init__(self, model: str) -> None:
         self.profile = DeviceProfile.cpu()
-        dimension = parse_dimension(model)
+        number = model.removeprefix(PREFIX)
+        if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
+            raise ModelNotFound(f"model {model!r}: a hashing model is hash:N with N from {_LEAST} to {_MOST}")
+        dimension = int(number)
         digest = hashlib.sha256(f"{model}/{_VERSION}".encode()).hexdigest()
         self.info = ModelInfo(
             name=model,
@@ -56,21 +58,17 @@ class HashingBackend(Backend):
         self._blank = _features([""], [1.0], dimension)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        words = [_TOKEN.findall(text.lower())[:_MAX_TOKENS] for text in texts]
-        joined = [" ".join(each) for each in words]
+        words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
+        joined = [" ".join(each).lower() for each in words]
         ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
         offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
         return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [len(_TOKEN.findall(text.lower() if _GROWING in text else text)) for text in texts]
+        return [len(_TOKEN.findall(text)) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        if _GROWING not in text:
-            return [match.span() for match in _TOKEN.finditer(text)]
-        places = [place for place, char in enumerate(text) for _ in char.lower()]
-        spans = (match.span() for match in _TOKEN.finditer(text.lower()))
-        return [(places[start], places[end - 1] + 1) for start, end in spans]
+        return [match.span() for match in _TOKEN.finditer(text)]
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         words = words_of(batch)
@@ -102,17 +100,6 @@ class HashingBackend(Backend):
             where, weight = self._blank
             sums[cancelled] = np.bincount(where, weights=weight, minlength=shape[1])
         return sums.astype(np.float64, copy=False)
-
-    def close(self) -> None:
-        pass
-
-
-def parse_dimension(model: str) -> int:
-    """Return 384 for `hash:384`. Raises ModelNotFound."""
-    number = model.removeprefix(PREFIX)
-    if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
-        raise ModelNotFound(f"model {model!r}: a hashing model is hash:N with N from {_LEAST} to {_MOST}")
-    return int(number)
 
 
 def words_of(batch: TokenBatch) -> list[list[str]]:

@@ -23,8 +23,7 @@ class SystemView:
     sql: str
 
 
-SEES_FUNCTION = "owl_sees"
-"""SQLite function: may this session's user know of the table or view with this id?"""
+SEES_FUNCTION = "owl_sees"  # SQLite function: may this session's user know of the table or view with this id?
 _ALL_RELATIONS = "owl_visible r"
 _SEEN_RELATIONS = f"(SELECT * FROM owl_visible WHERE {SEES_FUNCTION}(id)) r"
 
@@ -48,8 +47,8 @@ def flag(condition: str) -> tuple[HanaType, str]:
 # --- users, roles, privileges, logins, and the emulator's own views M_EMULATOR_... ------------------------------------
 
 
+# SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects
 MONITOR_FUNCTION = "owl_monitor"
-"""SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects."""
 
 
 def _monitored(name: str) -> str:
@@ -79,6 +78,7 @@ def _owned(privileges: tuple[str, ...], columns: str, source: str) -> str:
     return f"SELECT {columns} FROM {source}, json_each('{json.dumps(privileges)}') p"
 
 
+# Grants to the user, to PUBLIC and to the user's roles, and the rights of an owner
 _EFFECTIVE = " UNION ALL ".join(
     (
         f"{_REACH} SELECT reach.user, g.* FROM reach JOIN owl_grants g ON g.grantee = reach.grantee"
@@ -91,7 +91,6 @@ _EFFECTIVE = " UNION ALL ".join(
         _owned(SCHEMA_PRIVILEGES, "s.owner, s.owner, 'SCHEMA', p.value, s.name, NULL, 'SYS', 1", "owl_schemas s"),
     )
 )
-"""Grants to the user, to PUBLIC and to the user's roles, and the rights of an owner."""
 _EFFECTIVE_COLUMNS = "user, grantee, kind, privilege, schema, relation, grantor, grantable"
 
 _ACCOUNT_VIEWS: dict[str, SystemView] = {
@@ -225,6 +224,7 @@ _SYNONYMS = view(
     CREATE_TIME=(TIMESTAMP, "y.created"),
 )
 
+# HANA lists those of other connections too; here a session sees its own
 _TEMPORARY_TABLES = view(
     "FROM owl_visible r WHERE r.temporary IS NOT NULL",
     SCHEMA_NAME=(NAME, "r.schema"),
@@ -234,7 +234,6 @@ _TEMPORARY_TABLES = view(
     CONNECTION_ID=(INTEGER, "hana_current_connection()"),
     CREATE_TIME=(TIMESTAMP, "r.created"),
 )
-"""HANA lists those of other connections too; here a session sees its own."""
 
 _TRIGGERS = view(
     "FROM owl_triggers g JOIN owl_visible r ON r.id = g.relation",
@@ -267,8 +266,8 @@ _SCHEMA_VIEWS: dict[str, SystemView] = {
 
 
 VERSION = "4.00.000.00.1700000000"
+# Quarterly release of HANA Cloud whose SQL this emulator imitates: late enough for REAL_VECTOR and HALF_VECTOR
 CLOUD_VERSION = "2025.40.0"
-"""Quarterly release of HANA Cloud whose SQL this emulator imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
 
 
 def _codes(codes: frozenset[TypeCode]) -> str:
@@ -286,12 +285,12 @@ _TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOAT
 
 
 _QUOTED_DEFAULT = "substr(c.defaults, 2, length(c.defaults) - 2)"
+# A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so
 _PLAIN_DEFAULT = (
     "CASE WHEN c.defaults GLOB char(39) || '*' || char(39)"
     f" AND instr(replace({_QUOTED_DEFAULT}, char(39, 39), ''), char(39)) = 0"
     f" THEN replace({_QUOTED_DEFAULT}, char(39, 39), char(39)) ELSE c.defaults END"
 )
-"""A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so."""
 
 
 def _columns_view(kind: str, name: str) -> SystemView:
@@ -346,6 +345,7 @@ _M_TABLES = view(
 )
 
 
+# One part for each column table: none is partitioned here
 _M_CS_TABLES = view(
     "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.store = 'COLUMN' AND r.temporary IS NOT 'LOCAL'",
     SCHEMA_NAME=(NAME, "r.schema"),
@@ -354,34 +354,32 @@ _M_CS_TABLES = view(
     RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
     LOADED=(nvarchar(10), "'FULL'"),
 )
-"""One part for each column table: none is partitioned here."""
 
 
-def _views_view() -> SystemView:
-    return view(
-        "FROM owl_visible r WHERE r.kind = 'VIEW'",
-        SCHEMA_NAME=(NAME, "r.schema"),
-        VIEW_NAME=(NAME, "r.name"),
-        VIEW_OID=(BIGINT, "r.id"),
-        VIEW_TYPE=(nvarchar(16), "'ROW'"),
-        DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
-        COMMENTS=(TEXT, "r.comment"),
-        IS_VALID=(
-            FLAG,
-            "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
-        ),
-        IS_COLUMN_VIEW=(FLAG, "'FALSE'"),
-        CREATE_TIME=(TIMESTAMP, "r.created"),
-    )
+_VIEWS_VIEW = view(
+    "FROM owl_visible r WHERE r.kind = 'VIEW'",
+    SCHEMA_NAME=(NAME, "r.schema"),
+    VIEW_NAME=(NAME, "r.name"),
+    VIEW_OID=(BIGINT, "r.id"),
+    VIEW_TYPE=(nvarchar(16), "'ROW'"),
+    DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
+    COMMENTS=(TEXT, "r.comment"),
+    IS_VALID=(
+        FLAG,
+        "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
+    ),
+    IS_COLUMN_VIEW=(FLAG, "'FALSE'"),
+    CREATE_TIME=(TIMESTAMP, "r.created"),
+)
 
 
+# A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints
 _INDEXED = (
     "(SELECT schema, name, relation, kind, uniqueness, position, column_name, descending FROM owl_indexes UNION ALL"
     " SELECT r.schema, k.name, k.relation, 'INVERTED VALUE UNIQUE',"
     " 'UNIQUE', k.position, k.column_name, 0"
     " FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation WHERE NOT k.primary_key)"
 )
-"""A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints."""
 
 _INDEXES = view(
     f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
@@ -420,7 +418,7 @@ _VIEWS: dict[str, SystemView] = {
     "TABLES": _TABLES,
     "M_TABLES": _M_TABLES,
     "M_CS_TABLES": _M_CS_TABLES,
-    "VIEWS": _views_view(),
+    "VIEWS": _VIEWS_VIEW,
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),
     "SCHEMAS": _SCHEMAS,
@@ -470,8 +468,6 @@ def names() -> list[str]:
 
 
 def register(connection: sqlite3.Connection) -> None:
-    """Register the functions that the views use."""
-
     def record_count(schema: str, table: str) -> int:
         (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted_table(schema, table)}").fetchone()
         return int(count)
