@@ -107,9 +107,9 @@ def test_messages_name_the_setting(tmp_path: Path) -> None:
 
 def test_no_variable_is_taken_for_a_file_with_its_value() -> None:
     """NAME_FILE names a file that holds the value of NAME; so no setting may end like that."""
-    from app.src.settings.sources import own_variables
+    from app.src.settings.sources import OWN_VARIABLES
 
-    assert [name for name in own_variables() if name.endswith("_FILE")] == []
+    assert [name for name in OWN_VARIABLES if name.endswith("_FILE")] == []
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.255.0.9", "::1"])

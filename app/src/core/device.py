@@ -88,24 +88,6 @@ class DeviceProfile:
         return "tf32" in self.tensor_cores
 
     @property
-    def attention(self) -> str:
-        """Return torch's fastest attention kernel with a padding mask on this device."""
-        return self.attention_kernels("fp16", masked=True)[0]
-
-    def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
-        """Return the kernels of torch's scaled_dot_product_attention, in its order of preference (sdp_utils.cpp).
-        Loading a model tests them (`backends/torch/packed.py`)."""
-        if self.capability is None:
-            return ("cpu flash", "math")
-        half = precision in ("fp16", "bf16")
-        found: list[str] = []  # torch's upper limit, 12.1, includes all current cards
-        if half and not masked and self.capability >= (8, 0):
-            found = ["cudnn", "flash"] if self.capability[0] in (9, 10) else ["flash"]
-        if self.capability >= (5, 0) and (precision != "bf16" or self.capability >= (8, 0)):
-            found.append("memory-efficient")
-        return (*found, "math")
-
-    @property
     def builds(self) -> list[Build]:
         """Return torch's published builds for this card, best first; [] for a CPU, which runs every build."""
         return [] if self.capability is None else builds_for(self.capability)
@@ -219,7 +201,6 @@ def settings_of(
     settings = [
         Setting("precision", precision, reason),
         Setting("padding_multiple", multiple, blocks),
-        Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
         Setting("tf32", precision == "tf32" and profile.tf32, tf32),
     ]
     if profile.capability is not None:

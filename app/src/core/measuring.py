@@ -445,7 +445,6 @@ def describe(profile: DeviceProfile) -> Row:
         "bandwidth_gb_per_s": profile.bandwidth,
         "multiprocessors": profile.multiprocessors or None,
         "tensor_cores": sorted(profile.tensor_cores),
-        "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

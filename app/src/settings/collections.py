@@ -183,12 +183,14 @@ class CollectionSettings(Section):
                     f'row_rights names the column "{column}", which is not declared in metadata: write '
                     f"metadata = [{', '.join((*self.metadata, column))}] and sync"
                 )
-            alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
-            if alike:
-                raise ValueError(
-                    f'row_rights names the column "{column}", and the metadata column "{alike[0]}" becomes the same '
-                    "name without its odd characters: rename one of them in a view"
-                )
+            for each in self.metadata:
+                # They may get the same name (`connector.document.document.metadata_names`).
+                one, other = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (each, column))
+                if each != column and one == other and _ODD.search(each + column):
+                    raise ValueError(
+                        f'row_rights names the column "{column}", and the metadata column "{each}" becomes the same '
+                        "name without its odd characters: rename one of them in a view"
+                    )
         return self
 
     def spec(self) -> CollectionSpec:
@@ -205,11 +207,3 @@ class CollectionSettings(Section):
             chunk=chunk,
             changes=self.changes.spec(),
         )
-
-
-def _may_meet(one: str, other: str) -> bool:
-    """Return whether two columns may get the same metadata name (`connector.document.document.metadata_names`)."""
-    if not _ODD.search(one) and not _ODD.search(other):
-        return False
-    first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))
-    return first == second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.section import Duration, Networks, Section, setting
+from app.src.settings.section import Columns, Duration, Section, setting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
@@ -146,10 +147,20 @@ class ApiSettings(Section):
     tls_certificate: Path | None = setting(None, "PEM file with the certificate and its chain: serve https")
     tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner only")
     hsts: bool = setting(False, "tell browsers to use https only for a year, for all ports of this host")
-    trusted_proxies: Networks = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
+    trusted_proxies: Columns = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
     exit_when_stuck: bool = setting(
         False, "exit with 4 once the engine cannot recover, for a supervisor; else /health/live turns 503"
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
+        return addresses
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 Columns = Annotated[
     tuple[str, ...],
@@ -17,17 +16,6 @@ Columns = Annotated[
         )
     ),
 ]
-
-
-def _network(address: str) -> str:
-    try:
-        ipaddress.ip_network(address)
-    except ValueError:
-        raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
-    return address
-
-
-Networks = Annotated[Columns, AfterValidator(lambda addresses: tuple(map(_network, addresses)))]
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
