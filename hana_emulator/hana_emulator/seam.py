@@ -24,7 +24,6 @@ class FunctionCode(IntEnum):
     DELETE = 4
     SELECT = 5
     SELECT_FOR_UPDATE = 6
-    CALL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,6 @@ class SqlConnection(Protocol):
 
     def prepare(self, sql: str) -> Statement:
         """Parse, resolve and type a statement. Raises HanaError (257, 259, 260, 362, 7 ...). Fast for a known text."""
-        ...
 
     def execute(
         self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
@@ -73,7 +71,6 @@ class SqlConnection(Protocol):
         commits afterwards. With `batch`, failed rows are reported in the outcome and the others are written. The
         outcome's `rows` stay readable after commit and later statements.
         """
-        ...
 
     def commit(self) -> None: ...
 
@@ -82,23 +79,18 @@ class SqlConnection(Protocol):
     @property
     def in_transaction(self) -> bool:
         """Whether uncommitted writes exist."""
-        ...
 
     def require_control_of(self, connection_id: int) -> None:
         """Raise HanaError 258 if this session's user may not cancel or end that session."""
-        ...
 
     def set_variable(self, name: str, value: str | None) -> None:
         """Set a session variable of SESSION_CONTEXT; None removes it."""
-        ...
 
     def cancel(self) -> None:
         """Make the running statement fail with 139. Call from another thread."""
-        ...
 
     def close(self) -> None:
         """Roll back and release all resources. Called at once when the client's socket closes."""
-        ...
 
 
 class SqlDatabase(Protocol):
@@ -106,11 +98,9 @@ class SqlDatabase(Protocol):
 
     def password(self, user: str) -> str | None:
         """The clear password of an emulator user (test data, never a real secret); None for an unknown user."""
-        ...
 
     def admit(self, user: str, *, proven: bool) -> None:
         """Count a login. Raises HanaError 10 for a wrong password, 415 for a deactivated user, 416 for one locked after
         too many failures."""
-        ...
 
     def close(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -46,6 +47,7 @@ def _pairs(value: Any) -> Any:
 Meanings = Annotated[dict[str, Meaning], BeforeValidator(_pairs)]
 
 
+@lru_cache(256)
 def is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True

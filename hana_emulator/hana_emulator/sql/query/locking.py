@@ -30,10 +30,6 @@ class LockClause:
     patience: float | None = None
     skips_locked: bool = False
 
-    @property
-    def nowait(self) -> bool:
-        return self.patience == 0
-
 
 @dataclass(frozen=True, slots=True)
 class RowLocks:
