@@ -7,15 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-Columns = Annotated[
-    tuple[str, ...],
-    # A variable `MANDT, MATNR` holds two names.
-    BeforeValidator(
-        lambda value: (
-            tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-        )
-    ),
-]
+# A variable `MANDT, MATNR` holds two names.
+Split = BeforeValidator(
+    lambda value: tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+)
+Columns = Annotated[tuple[str, ...], Split]
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:

@@ -71,35 +71,29 @@ class HashingBackend(Backend):
         return [match.span() for match in _TOKEN.finditer(text)]
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        words = words_of(batch)
-        known = self._features_of({word for text in words for word in text})
-        vectors = np.empty((len(batch), self.info.dimension), dtype=np.float32)
+        words, dimension = words_of(batch), self.info.dimension
+        needed = {word for text in words for word in text}
+        unknown = [word for word in needed if word not in self._known]
+        if len(self._known) + len(unknown) > _REMEMBERED:
+            self._known, unknown = {}, list(needed)
+        self._known |= zip(unknown, _word_features(unknown, dimension), strict=True)
+        known = self._known
+        vectors = np.empty((len(batch), dimension), dtype=np.float32)
         for start in range(0, len(batch), _BLOCK):
             texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
-            vectors[start : start + len(texts)] = self._sums(texts)
+            # A row for each text: the sum of its features at each coordinate, added in order.
+            wheres, weights = zip(*chain.from_iterable(texts), strict=True)
+            places = np.concatenate(wheres)
+            rows = np.repeat(np.arange(len(texts)) * dimension, [len(features) for features in texts])
+            places += np.repeat(rows, [len(where) for where in wheres])
+            sums = np.bincount(places, weights=np.concatenate(weights), minlength=len(texts) * dimension)
+            sums = sums.reshape(len(texts), dimension)
+            cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
+            if cancelled.any():
+                where, weight = self._blank
+                sums[cancelled] = np.bincount(where, weights=weight, minlength=dimension)
+            vectors[start : start + len(texts)] = sums
         return vectors
-
-    def _features_of(self, words: set[str]) -> dict[str, _Features]:
-        """Return the features of at least these words, cached because words repeat."""
-        unknown = [word for word in words if word not in self._known]
-        if len(self._known) + len(unknown) > _REMEMBERED:
-            self._known, unknown = {}, list(words)
-        self._known |= zip(unknown, _word_features(unknown, self.info.dimension), strict=True)
-        return self._known
-
-    def _sums(self, texts: Sequence[Sequence[_Features]]) -> NDArray[np.float64]:
-        """Return a row for each text: the sum of its features at each coordinate, added in order."""
-        shape = (len(texts), self.info.dimension)
-        wheres, weights = zip(*chain.from_iterable(texts), strict=True)
-        starts = np.repeat(np.arange(shape[0]) * shape[1], [len(features) for features in texts])
-        places = np.concatenate(wheres)
-        places += np.repeat(starts, [len(where) for where in wheres])
-        sums = np.bincount(places, weights=np.concatenate(weights), minlength=shape[0] * shape[1]).reshape(shape)
-        cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
-        if cancelled.any():
-            where, weight = self._blank
-            sums[cancelled] = np.bincount(where, weights=weight, minlength=shape[1])
-        return sums.astype(np.float64, copy=False)
 
 
 def words_of(batch: TokenBatch) -> list[list[str]]:

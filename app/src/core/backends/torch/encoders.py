@@ -112,10 +112,7 @@ def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
-    """Return the least cosine between both encoders' vectors of trial sequences.
-
-    They have up to 300 tokens if the model allows it, which exceeds the window of local attention.
-    """
+    """Return the least cosine between both encoders' vectors of trial sequences."""
     import torch
 
     words = words_of(folder)
