@@ -143,24 +143,6 @@ def output_of(environment: dict[str, str], *arguments: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def record_help(out: Path, environment: dict[str, str]) -> None:
-    found = ""
-    waiting: list[list[str]] = [[]]
-    while waiting:
-        path = waiting.pop(0)
-        text = output_of(environment, *path, "--help")
-        found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
-        inside = False
-        for line in text.splitlines():
-            if line.startswith("╭"):
-                inside = (not path or "Commands" in line) and "ptions" not in line
-            match = re.match(r"│ ([a-z][\w-]*) {2,}", line)
-            if inside and match:
-                waiting.append([*path, match[1]])
-    (out / "help.txt").write_text(found)
-    (out / "config-schema.json").write_text(dump(json.loads(output_of(environment, "config", "schema"))))
-
-
 def record_verbs(out: Path, environment: dict[str, str], config: Path, kind: str) -> None:
     """Record the answers of the verbs, and the distinct statements without changing literals."""
     statements = out / f"statements-{kind}.txt"
@@ -233,7 +215,21 @@ def main() -> None:
             "TERM": "dumb",
             "PYTHONPATH": os.getcwd(),
         }
-        record_help(out, environment)
+        found = ""
+        waiting: list[tuple[str, ...]] = [()]
+        while waiting:
+            path = waiting.pop(0)
+            text = output_of(environment, *path, "--help")
+            found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
+            inside = False
+            for line in text.splitlines():
+                if line.startswith("╭"):
+                    inside = (not path or "Commands" in line) and "ptions" not in line
+                match = re.match(r"│ ([a-z][\w-]*) {2,}", line)
+                if inside and match:
+                    waiting.append((*path, match[1]))
+        (out / "help.txt").write_text(found)
+        (out / "config-schema.json").write_text(dump(json.loads(output_of(environment, "config", "schema"))))
         for kind in ("local", "hana"):  # of the store
             home = Path(folder, kind)
             home.mkdir()

@@ -48,13 +48,9 @@ def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[Candidate]:
         for name, is_view, rows, about in usable
         if (texts := _texts(columns.get(name, ())))
     ]
-    return sorted(found, key=_rank)[:most]
+    found.sort(key=lambda each: (each.rows == 0, each.ref.name not in KNOWN, -(each.rows or 0), each.ref.name))
+    return found[:most]
 
 
 def _texts(columns: Iterable[Column]) -> tuple[str, ...]:
     return tuple(column.name for column in columns if guess(column).role in TEXTS)
-
-
-def _rank(candidate: Candidate) -> tuple[bool, bool, int, str]:
-    empty = candidate.rows == 0
-    return (empty, candidate.ref.name not in KNOWN, -(candidate.rows or 0), candidate.ref.name)

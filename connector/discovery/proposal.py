@@ -5,9 +5,9 @@ reviews it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from connector.discovery.change_advice import FULL, Stamps, advise
 from connector.discovery.roles import TEXTS, Role, guess, measures
@@ -291,8 +291,15 @@ def key_candidates(table: Table) -> list[tuple[str, ...]]:
     before the first text.
     """
     usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE and nameable(column)]
-    by_name = tuple(column.name for column in usable if _identifies(column))
-    leading = tuple(column.name for column in _before_text(usable))
+    numbers = re.compile(r"(ID|NR|NO|NUM|KEY)$", re.I)
+    by_name = tuple(
+        column.name
+        for column in usable
+        if guess(column).role in (Role.CLIENT, Role.NUMBER, Role.LANGUAGE)
+        or (column.type_name in ("INTEGER", "BIGINT") and numbers.search(column.name))
+    )
+    leading = tuple(column.name for column in takewhile(lambda column: guess(column).role not in TEXTS, usable))
+    leading = leading if len(leading) <= 8 else ()
     alone = [(column.name,) for column in usable if re.search(r"(^|_)U?U?ID$|GUID$|Id$", column.name)]
     languages = {column.name for column in usable if guess(column).role is Role.LANGUAGE}
     without = tuple(name for name in by_name if name not in languages)
@@ -304,20 +311,6 @@ def _likeliest(candidates: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Choose without reading rows: an extra language is safer than rows that share a key."""
     first, *others = candidates
     return next((key for key in others[:1] if set(first) < set(key)), first)
-
-
-def _identifies(column: Column) -> bool:
-    integer = column.type_name in ("INTEGER", "BIGINT") and bool(re.search(r"(ID|NR|NO|NUM|KEY)$", column.name, re.I))
-    return integer or guess(column).role in (Role.CLIENT, Role.NUMBER, Role.LANGUAGE)
-
-
-def _before_text(columns: Iterable[Column]) -> list[Column]:
-    leading: list[Column] = []
-    for column in columns:
-        if guess(column).role in TEXTS:
-            break
-        leading.append(column)
-    return leading if len(leading) <= 8 else []
 
 
 # ---------------------------------------------------------------------------------------------------------- text tables

@@ -77,6 +77,22 @@ def parse_id(id: str) -> list[Value]:
     return parsed
 
 
+Plain = bool | int | float | str | None
+
+
+def named_key(values: Sequence[Value], columns: Sequence[str]) -> dict[str, Plain]:
+    """Return key values by column name, or by position if the names are unknown."""
+    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
+    return {name: _plain(value) for name, value in zip(names, values, strict=True)}
+
+
+def _plain(value: Value) -> Plain:
+    """Return a key value as JSON; types without a JSON form become text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def _encode(key: Key) -> str:
     for value in key:
         if value.__class__ is float:

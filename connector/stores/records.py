@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from connector.document.document import document_id, parse_id
 from connector.errors import ConfigurationError, ModelMismatch, RowRejected, RowsRejected
 from connector.model import (
     ChangeSet,
@@ -286,3 +287,49 @@ def in_order_of(ids: Sequence[str], found: Iterable[StoredText]) -> list[StoredT
     """Sort by the order of `ids`, then by number."""
     places = {id_: place for place, id_ in reversed(list(enumerate(ids)))}
     return sorted(found, key=lambda text: (places[text.id], text.number))
+
+
+# ------------------------------------------------------------------------------------------------- ids that users see
+
+
+def stored_id(given: str) -> str:
+    """Return the store's id of a client's document id. Raises RowRejected above 2000 characters."""
+    return document_id((given,))
+
+
+def given_id(stored: str) -> str:
+    """Invert `stored_id`. Raises ValueError for other ids."""
+    values = parse_id(stored)
+    if len(values) != 1 or not isinstance(values[0], str):
+        raise ValueError("this id does not belong to a collection that clients write")
+    return values[0]
+
+
+def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
+    """Return the store's ids of rows by the ids that users see; omits impossible ids."""
+    if not spec.written_by_clients:
+        return list(shown)
+    found = []
+    for id_ in shown:
+        try:
+            found.append(stored_id(id_))
+        except RowRejected:
+            continue
+    return found
+
+
+def readable_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
+    """Return `stored_ids` and the ids of foreign rows. If a document and a foreign row share an id, return both, the
+    document first."""
+    if not spec.written_by_clients:
+        return list(shown)
+    return [stored for id_ in shown for stored in (*stored_ids(spec, [id_]), *foreign_ids([id_]))]
+
+
+def foreign_ids(shown: Sequence[str]) -> list[str]:
+    return [f"{FOREIGN}{number}" for number in asked_ids(shown)[1]]
+
+
+def shown_id(spec: CollectionSpec, stored: str) -> str:
+    """Return the id that users see; for a foreign row the store's own."""
+    return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored

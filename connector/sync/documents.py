@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from connector.document.chunking import Chunker
-from connector.document.document import chunks, document_id, metadata_digest, parse_id
+from connector.document.document import chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder
-from connector.stores.records import FOREIGN, asked_ids, metadata_text
+from connector.stores.records import foreign_ids, metadata_text, stored_id, stored_ids
 from connector.stores.store import VectorStore
 from connector.sync.apply import with_vectors
 from connector.sync.decide import Action, decide, rehashed
@@ -51,52 +51,6 @@ class Put:
     unchanged: int = 0
     embedded_texts: int = 0
     tokens: int = 0
-
-
-# ------------------------------------------------------------------------------------------------------------------ ids
-
-
-def stored_id(given: str) -> str:
-    """Return the store's id of a client's document id. Raises RowRejected above 2000 characters."""
-    return document_id((given,))
-
-
-def given_id(stored: str) -> str:
-    """Invert `stored_id`. Raises ValueError for other ids."""
-    values = parse_id(stored)
-    if len(values) != 1 or not isinstance(values[0], str):
-        raise ValueError("this id does not belong to a collection that clients write")
-    return values[0]
-
-
-def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
-    """Return the store's ids of rows by the ids that users see; omits impossible ids."""
-    if not spec.written_by_clients:
-        return list(shown)
-    found = []
-    for id_ in shown:
-        try:
-            found.append(stored_id(id_))
-        except RowRejected:
-            continue
-    return found
-
-
-def readable_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
-    """Return `stored_ids` and the ids of foreign rows. If a document and a foreign row share an id, return both, the
-    document first."""
-    if not spec.written_by_clients:
-        return list(shown)
-    return [stored for id_ in shown for stored in (*stored_ids(spec, [id_]), *_foreign_ids([id_]))]
-
-
-def _foreign_ids(shown: Sequence[str]) -> list[str]:
-    return [f"{FOREIGN}{number}" for number in asked_ids(shown)[1]]
-
-
-def shown_id(spec: CollectionSpec, stored: str) -> str:
-    """Return the id that users see; for a foreign row the store's own."""
-    return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -250,7 +204,7 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
     _check_origin(spec, status.checkpoint)
     with turn.taken(store, spec.name) as lease:
         there = list(dict.fromkeys(chunk.id for page in store.stored(spec.name, known) for chunk in page))
-        foreign = [id_ for id_ in _foreign_ids(ids) if stored_id(id_) not in there]
+        foreign = [id_ for id_ in foreign_ids(ids) if stored_id(id_) not in there]
         if foreign and (found := store.view(spec.name).texts(foreign)):
             raise WrongOrigin(
                 f'"{spec.name}": the row {found[0].id} was written by another program, not through this service; '

@@ -91,7 +91,17 @@ class TextEmbedder:
                 fresh.setdefault(key, text)
         embedded, tokens = self._embed(fresh)
         if fresh and not embedded:
-            self._check_engine(len(fresh))
+            try:
+                # Embed it as a document: query vectors may come from a cache filled before the engine failed.
+                healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
+            except TextsNotEmbeddable:
+                healthy = False
+            if not healthy:
+                raise TextsNotEmbeddable(
+                    f"the model gave no finite vector to any of {len(fresh)} texts, nor to a plain word; no row was "
+                    "quarantined. Check the device and the precision: owl-sap doctor",
+                    indices=range(len(fresh)),
+                )
         for key, vector in embedded.items():
             self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
@@ -116,19 +126,6 @@ class TextEmbedder:
                 sound = zip(texts, vectors, _are_units(vectors), strict=True)
                 return {key: vector for key, vector, unit in sound if unit}, sum(tokens)
         return {}, 0
-
-    def _check_engine(self, count: int) -> None:
-        try:
-            # Embed it as a document: query vectors may come from a cache filled before the engine failed.
-            healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
-        except TextsNotEmbeddable:
-            healthy = False
-        if not healthy:
-            raise TextsNotEmbeddable(
-                f"the model gave no finite vector to any of {count} texts, nor to a plain word; no row was "
-                "quarantined. Check the device and the precision: owl-sap doctor",
-                indices=range(count),
-            )
 
 
 def _are_units(vectors: Vectors) -> list[bool]:

@@ -44,7 +44,14 @@ class Channel(Generic[T]):
         """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender failed or
         left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._given_up() or self._has_room(size))
+            # One item may always wait, however large it is.
+            self._changed.wait_for(
+                lambda: (
+                    self._given_up()
+                    or not self._waiting
+                    or (len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes)
+                )
+            )
             if self._given_up():
                 raise Closed
             self._waiting.append((item, size))
@@ -80,9 +87,6 @@ class Channel(Generic[T]):
 
     def _given_up(self) -> bool:
         return self._closed or self._error is not None
-
-    def _has_room(self, size: int) -> bool:
-        return not self._waiting or (len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes)
 
 
 def _start(name: str, work: Callable[[], None]) -> threading.Thread:

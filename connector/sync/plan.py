@@ -16,7 +16,7 @@ from connector.discovery.roles import Role, guess
 from connector.document import lengths
 from connector.document.document import Renderer, quarantine_id
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import Checkpoint, CollectionSpec, Document, Row, Table
+from connector.model import Checkpoint, CollectionSpec, Document, Row
 from connector.protocols import Embedder, Observer, Source
 from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
@@ -104,7 +104,9 @@ def plan(
     options, table = options or PlanOptions(), source.describe(spec.source)
     check(spec, table)
     renderer = Renderer(spec, table, embedder)
-    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, _language_columns(renderer, table))
+    read = (table.column(name) for name in dict.fromkeys((*renderer.query.key, *renderer.query.columns)))
+    languages = [column.name for column in read if column is not None and guess(column).role is Role.LANGUAGE]
+    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, languages)
     status = None if store is None else store.status(spec.name)
     read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
     choice = choose(read_plan, source, Checkpoint() if status is None else status.checkpoint)
@@ -115,12 +117,6 @@ def plan(
     if found.deleted and (other := schema.other_key(renderer.key, before)):
         found.notes.append(f"{other}: every row would get a new id")
     return found
-
-
-def _language_columns(renderer: Renderer, table: Table) -> list[str]:
-    query = renderer.query
-    columns = [table.column(name) for name in dict.fromkeys((*query.key, *query.columns))]
-    return [column.name for column in columns if column is not None and guess(column).role is Role.LANGUAGE]
 
 
 class _Pass:
@@ -137,27 +133,27 @@ class _Pass:
         self._plan = Plan(collection)
         self._workload = _Workload()
         self._emptied = 0  # stored rows that are now blank; they count toward the deletion limit
+        self._places: list[int] = []  # a sample is the first text at or after each of these rows
         self._languages: set[str] = set()
 
     def __call__(self, source: Source, store: VectorStore | None, languages: Sequence[str]) -> Plan:
         """Return the plan. `languages`: the language columns."""
         start = time.perf_counter()
         self._index = _stored(self._plan.collection, store, self._embedder)
-        total = source.count(self._renderer.query)
-        samples = _Samples(self._options.samples, total)
+        total, count = source.count(self._renderer.query), self._options.samples
+        self._places = [total * number // count for number in range(count)]
         with pages_ahead(source, self._renderer.query, self._options.page_rows) as pages:
             for page in pages:
-                self._page(page, samples)
+                self._page(page)
                 self._languages.update(str(row.values[name] or "").strip() for row in page for name in languages)
                 if self._observer is not None:
                     self._observer.progress(self._plan.rows, max(total, self._plan.rows))
-        self._plan.samples = samples.texts
         self._plan.languages = sorted(self._languages - {""})
         self._finish(time.perf_counter() - start)
         return self._plan
 
-    def _page(self, rows: Sequence[Row], samples: _Samples) -> None:
-        documents = self._documents(rows)
+    def _page(self, rows: Sequence[Row]) -> None:
+        documents, samples = self._documents(rows), self._plan.samples
         positions = self._index.positions(list(documents))
         self._index.mark_seen(positions)
         to_embed = []
@@ -165,7 +161,9 @@ class _Pass:
         for number, (document, position) in enumerate(found, self._plan.rows):
             if self._judge(document, position):
                 to_embed.append(document)
-            samples.offer(number, document.text)
+            due = len(samples) < len(self._places) and number >= self._places[len(samples)]
+            if due and document.text and document.text not in samples:
+                samples.append(document.text)
         self._plan.rows += len(rows)
         chunks = self._renderer.chunks_of(to_embed)
         texts = [chunk.text for of_document in chunks for chunk in of_document]
@@ -221,9 +219,9 @@ class _Pass:
             return
         speed = _measured(self._embedder, self._workload.some_texts, measure_seconds)
         if speed is not None:
-            low, high = (round(read_seconds + counted.tokens / rate, 3) for rate in (speed.fastest, speed.slowest))
-            counted.tokens_per_second = round(speed.mean, 1)
-            counted.estimated_seconds = round(read_seconds + counted.tokens / speed.mean, 3)
+            mean, high, low = (round(read_seconds + counted.tokens / rate, 3) for rate in speed)
+            counted.tokens_per_second = round(speed[0], 1)
+            counted.estimated_seconds = mean
             counted.estimated_range = (low, high)
 
 
@@ -303,34 +301,9 @@ def _row_digests(digests: Sequence[bytes], chunks: Sequence[int]) -> NDArray[np.
     return np.frombuffer(b"".join(rows), dtype="S16")
 
 
-class _Samples:
-    """Texts from the whole table: the first at or after each of `count` evenly spaced rows."""
-
-    def __init__(self, count: int, total: int) -> None:
-        self.texts: list[str] = []
-        self._wanted = [total * number // count for number in range(count)]
-
-    def offer(self, row: int, text: str) -> None:
-        """Offer the text of row number `row`, from 0."""
-        if self._due(row) and text and text not in self.texts:
-            self.texts.append(text)
-
-    def _due(self, row: int) -> bool:
-        return len(self.texts) < len(self._wanted) and row >= self._wanted[len(self.texts)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Speed:
-    """Tokens per second: in total, and of single batches."""
-
-    mean: float
-    slowest: float
-    fastest: float
-
-
-def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Speed | None:
-    """Embed the texts repeatedly in growing batches, for at most `seconds` after a warm-up. Return None if nothing
-    could be embedded."""
+def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> tuple[float, float, float] | None:
+    """Embed the texts repeatedly in growing batches, for at most `seconds` after a warm-up. Return tokens per second in
+    total, of the slowest and of the fastest batch; None if nothing could be embedded."""
     tokens, busy = 0, 0.0
     rates: list[float] = []
     deadline = time.perf_counter() + seconds
@@ -346,7 +319,7 @@ def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Spee
             tokens += counted
             rates.append(counted / took)
         start, size = (start + size, size * 2) if start + size < len(texts) else (0, size)
-    return _Speed(tokens / busy, min(rates), max(rates)) if rates else None
+    return (tokens / busy, min(rates), max(rates)) if rates else None
 
 
 def _embeds(embedder: Embedder, texts: Sequence[str]) -> int:

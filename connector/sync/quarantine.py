@@ -9,16 +9,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from connector.document.document import Renderer, parse_id, quarantine_id
+from connector.document.document import Plain, Renderer, named_key, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
-from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row, Value
+from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row
 from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter, Target
 from connector.sync.options import Ends, StageClock, SyncOptions, Watch
 from connector.sync.run import take_lease
 
 GivenKey = Mapping[str, Any] | Sequence[Any]  # as users write it: some values by column, or all in key order
-Plain = bool | int | float | str | None
 
 
 # ------------------------------------------------------------------------------------------------ which rows are meant
@@ -49,19 +48,6 @@ def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Ent
     values = parse_id(row.id)
     key: dict[str, Plain] = {"digest": str(values[0])} if _by_digest(row.id) else named_key(values, columns)
     return Entry(row.id, key, row.stage, row.reason, row.attempts, row.given_up(max_attempts), seen)
-
-
-def named_key(values: Sequence[Value], columns: Sequence[str]) -> dict[str, Plain]:
-    """Return key values by column name, or by position if the names are unknown."""
-    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
-    return {name: plain(value) for name, value in zip(names, values, strict=True)}
-
-
-def plain(value: Value) -> Plain:
-    """Return a key value as JSON; types without a JSON form become text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[Entry]:

@@ -108,7 +108,11 @@ class _Run(ABC):
 
     def _read(self) -> None:
         total = self._feed.total()
-        with ReadAhead(self._feed.streams(), lambda batch: size_of_rows(batch.rows), self._count_read) as batches:
+
+        def busy(seconds: float, batch: Batch) -> None:
+            self._clock.add("read", seconds, len(batch.rows))
+
+        with ReadAhead(self._feed.streams(), lambda batch: size_of_rows(batch.rows), busy) as batches:
             for batch in batches:
                 failpoints.reach("after_read")
                 self._pipeline.check()
@@ -121,9 +125,6 @@ class _Run(ABC):
                 if self._task.watch.stop():
                     self._report.stopped = True
                     return
-
-    def _count_read(self, seconds: float, batch: Batch) -> None:
-        self._clock.add("read", seconds, len(batch.rows))
 
     # ------------------------------------------------------------------------------------------------ one batch
 

@@ -88,26 +88,16 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
                 found.unreadable += 1
     filled = [document for document in documents if not document.empty]
     found.empty = len(documents) - len(filled)
-    _measure(found, renderer, filled, embedder)
-    found.samples = _spread(found.samples, samples)
-    return found
-
-
-def _measure(found: Preview, renderer: Renderer, documents: Sequence[Document], embedder: Embedder) -> None:
-    texts = [document.text for document in documents]
+    texts = [document.text for document in filled]
     tokens = embedder.count_tokens(texts) if texts else []
-    found.samples = [SampledText(text, count) for text, count in zip(texts, tokens, strict=True)]
     found.histogram = lengths.named(lengths.counted(tokens))
-    for chunks in renderer.chunks_of(documents):
+    for chunks in renderer.chunks_of(filled):
         found.chunked += len(chunks) > 1
         found.truncated += max(embedder.count_tokens([chunk.text for chunk in chunks])) > embedder.max_tokens
-
-
-def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
-    distinct = list({each.text: each for each in texts}.values())
-    if len(distinct) <= count:
-        return distinct
-    return [distinct[len(distinct) * number // count] for number in range(count)]
+    distinct = [SampledText(text, count) for text, count in dict(zip(texts, tokens, strict=True)).items()]
+    shown = min(samples, len(distinct))
+    found.samples = [distinct[len(distinct) * number // shown] for number in range(shown)]
+    return found
 
 
 class _Part:

@@ -84,7 +84,13 @@ def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
         return table, Renderer(spec, table, ends.embedder)
     except ConfigurationError:
         earlier = _earlier(spec, ends.store)
-        gone = [name for name in earlier.columns if table.column(name) is None and _mentions(spec, name)]
+        template = spec.template.replace('"', "")
+        used = {spec.changes.column, *spec.key, *spec.metadata}
+        gone = [
+            name
+            for name in earlier.columns
+            if table.column(name) is None and (name in used or "{" + name + "}" in template)
+        ]
         if gone and was_synced(earlier, spec.source):
             raise _paused(
                 f"{spec.source} no longer has the column {', '.join(gone)}, which the collection uses. The stored rows "
@@ -96,12 +102,6 @@ def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
 def _earlier(spec: CollectionSpec, store: VectorStore) -> Checkpoint:
     status = store.status(spec.name)
     return Checkpoint() if status is None else status.checkpoint
-
-
-def _mentions(spec: CollectionSpec, column: str) -> bool:
-    if column == spec.changes.column:
-        return True
-    return column in spec.key or column in spec.metadata or "{" + column + "}" in spec.template.replace('"', "")
 
 
 def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Checkpoint) -> None:

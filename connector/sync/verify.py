@@ -156,7 +156,11 @@ class _Audit:
         live = [document for document in documents.values() if not document.empty]
         for document, chunks in zip(live, self._renderer.chunks_of(live), strict=True):
             self._check(document, chunks)
-        self._repair()
+        wrong, self._wrong = self._wrong, []
+        if self._lease is not None and wrong:
+            target = Target(self._ends.store, self._lease)
+            written = DocumentWriter(target, self._ends.embedder, self._renderer, StageClock()).write(wrong)
+            self._report.repaired += len(written.upserted)
 
     def _check(self, document: Document, chunks: Sequence[Chunk]) -> None:
         """Count the faults of one document. Ignores empty rows, so their stored documents count as orphaned."""
@@ -177,14 +181,6 @@ class _Audit:
             if not (duplicate or bad or stale):
                 return
         self._wrong.append(document)
-
-    def _repair(self) -> None:
-        wrong, self._wrong = self._wrong, []
-        if self._lease is None or not wrong:
-            return
-        target = Target(self._ends.store, self._lease)
-        written = DocumentWriter(target, self._ends.embedder, self._renderer, StageClock()).write(wrong)
-        self._report.repaired += len(written.upserted)
 
     def _delete_orphans(self, lease: Lease) -> None:
         orphans = self._stored.documents
@@ -234,17 +230,13 @@ class _Stored:
                 continue
             record = _judge(stored, model)
             self.documents.setdefault(id_digest(stored.id), []).append(record)
-            if stored.text and stored.vector is not None and not record.bad:
-                self._maybe_sample(record, stored.text, stored.vector)
-
-    def _maybe_sample(self, record: _Record, text: str, vector: np.ndarray) -> None:
-        self._sampled_from += 1
-        if len(self._sample) < SAMPLE:
-            self._sample.append((record, text, vector))
-            return
-        slot = self._random.randrange(self._sampled_from)
-        if slot < SAMPLE:
-            self._sample[slot] = (record, text, vector)
+            if not stored.text or stored.vector is None or record.bad:
+                continue
+            self._sampled_from += 1
+            if len(self._sample) < SAMPLE:
+                self._sample.append((record, stored.text, stored.vector))
+            elif (slot := self._random.randrange(self._sampled_from)) < SAMPLE:
+                self._sample[slot] = (record, stored.text, stored.vector)
 
     def check_sample(self, embedder: Embedder) -> None:
         if not self._sample:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hana_emulator.tls import Tls
 
 _PARENT_CHECK_SECONDS = 0.5
+# In the data folder while it is served: the first line again, for those who know the folder only
 _GREETING = "connection.json"
-"""In the data folder while it is served: the first line again, for those who know the folder only."""
 
 
 def _fault(document: str) -> Fault:
@@ -124,7 +124,11 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
             signal.signal(number, lambda *_: server.stop())
         if options.parent_pid is not None:
             _follow(options.parent_pid, server)
-        with _announced(_greeting(options, server, tls), folder / _GREETING):
+        host, port = server.address
+        login = {"user": options.user, "password": options.password, "schema": options.schema}
+        greeting = {"host": host, "port": port, **login}
+        greeting |= {} if tls is None else {"trust_store": str(tls.trust_store)}
+        with _announced(json.dumps(greeting), folder / _GREETING):
             server.serve()
     finally:
         database.close()
@@ -136,12 +140,6 @@ def _tls(options: argparse.Namespace, folder: Path) -> Tls | None:
     from hana_emulator import tls  # slow to import
 
     return tls.prepare(folder, options.tls_host, expired=options.tls_expired)
-
-
-def _greeting(options: argparse.Namespace, server: Server, tls: Tls | None) -> str:
-    host, port = server.address
-    line = {"host": host, "port": port, "user": options.user, "password": options.password, "schema": options.schema}
-    return json.dumps(line | ({} if tls is None else {"trust_store": str(tls.trust_store)}))
 
 
 @contextlib.contextmanager

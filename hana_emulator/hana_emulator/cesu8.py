@@ -4,20 +4,17 @@ character above U+FFFF."""
 from __future__ import annotations
 
 import re
+import struct
 
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
-
-
-def _as_surrogates(match: re.Match[str]) -> str:
-    offset = ord(match.group()) - 0x10000
-    return chr(0xD800 + (offset >> 10)) + chr(0xDC00 + (offset & 0x3FF))
 
 
 def encode(text: str) -> bytes:
     """Encode text. Unpaired surrogates are kept: a LOB piece may split a pair."""
     if text.isascii():
         return text.encode()
-    return _ASTRAL.sub(_as_surrogates, text).encode("utf-8", "surrogatepass")
+    pairs = _ASTRAL.sub(lambda match: "".join(map(chr, struct.unpack("<2H", units(match.group())))), text)
+    return pairs.encode("utf-8", "surrogatepass")
 
 
 def decode(data: bytes) -> str:

@@ -22,18 +22,12 @@ ACCEPT, CONNECT, FETCH, COMMIT, ROLLBACK = "ACCEPT", "CONNECT", "FETCH", "COMMIT
 class Action(StrEnum):
     """The actions of faults. `_KEYS` lists the keys of each besides `match`, `skip` and `count`."""
 
-    ERROR = "error"
-    """Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back."""
-    DROP_BEFORE = "drop_before"
-    """The connection is reset before anything is executed; what was open is rolled back."""
-    DROP_AFTER = "drop_after"
-    """Executed, committed if autocommit or a COMMIT asked for it; then reset without a reply."""
-    DELAY = "delay"
-    """Executed after `seconds`; a cancel in the meantime ends it with 139."""
-    REFUSE = "refuse"
-    """The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)."""
-    SLOW = "slow"
-    """The reply comes in pieces of `bytes`, one every `seconds`."""
+    ERROR = "error"  # Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back.
+    DROP_BEFORE = "drop_before"  # The connection is reset before anything is executed; what was open is rolled back
+    DROP_AFTER = "drop_after"  # Executed, committed if autocommit or a COMMIT asked for it; then reset without a reply
+    DELAY = "delay"  # Executed after `seconds`; a cancel in the meantime ends it with 139
+    REFUSE = "refuse"  # The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)
+    SLOW = "slow"  # The reply comes in pieces of `bytes`, one every `seconds`
 
 
 _KEYS = {
@@ -105,7 +99,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """The value of `key`, checked. Raises FaultRefused."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key == "match":
         try:
@@ -142,30 +135,23 @@ class _Ordered:
     def __post_init__(self) -> None:
         self.pattern = regex.compile(self.fault.match, regex.IGNORECASE | regex.DOTALL)
 
-    @property
-    def spent(self) -> bool:
-        return self.fault.count is not None and self.hits >= self.fault.count
-
     def strikes(self, text: str) -> bool:
-        """Count a match; return whether the fault occurs now."""
-        if self.spent or not self._is_found(text):
+        """Count a match; return whether the fault occurs now. A pattern that takes too long is never tried again,
+        because it would block all sessions."""
+        if self.too_slow or (self.fault.count is not None and self.hits >= self.fault.count):
+            return False
+        try:
+            if self.pattern.search(text, timeout=_SEARCH_SECONDS) is None:
+                return False
+        except TimeoutError:
+            self.too_slow = True
+            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
             return False
         self.matches += 1
         if self.matches <= self.fault.skip:
             return False
         self.hits += 1
         return True
-
-    def _is_found(self, text: str) -> bool:
-        """A pattern that takes too long is never tried again, because it would block all sessions."""
-        if self.too_slow:
-            return False
-        try:
-            return self.pattern.search(text, timeout=_SEARCH_SECONDS) is not None
-        except TimeoutError:
-            self.too_slow = True
-            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
-            return False
 
 
 class FaultList:

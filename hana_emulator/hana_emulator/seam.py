@@ -10,8 +10,7 @@ from typing import Protocol
 from hana_emulator.errors import HanaError
 from hana_emulator.types import Column, Parameter
 
-Storage = None | int | float | str | bytes
-"""A storage value: see the table in `types.py`."""
+Storage = None | int | float | str | bytes  # A storage value: see the table in `types.py`
 StorageRow = Sequence[Storage]
 
 
@@ -25,7 +24,6 @@ class FunctionCode(IntEnum):
     DELETE = 4
     SELECT = 5
     SELECT_FOR_UPDATE = 6
-    CALL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,8 @@ class Statement:
     columns: tuple[Column, ...] = ()
 
 
-UNKNOWN = -1
-"""Stands for the count of affected rows of an input row that has not arrived whole."""
-FAILED = -3
-"""Stands for the count of affected rows of an input row that failed."""
+UNKNOWN = -1  # Stands for the count of affected rows of an input row that has not arrived whole
+FAILED = -3  # Stands for the count of affected rows of an input row that failed
 
 
 @dataclass(slots=True)
@@ -65,7 +61,6 @@ class SqlConnection(Protocol):
 
     def prepare(self, sql: str) -> Statement:
         """Parse, resolve and type a statement. Raises HanaError (257, 259, 260, 362, 7 ...). Fast for a known text."""
-        ...
 
     def execute(
         self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
@@ -76,7 +71,6 @@ class SqlConnection(Protocol):
         commits afterwards. With `batch`, failed rows are reported in the outcome and the others are written. The
         outcome's `rows` stay readable after commit and later statements.
         """
-        ...
 
     def commit(self) -> None: ...
 
@@ -85,37 +79,28 @@ class SqlConnection(Protocol):
     @property
     def in_transaction(self) -> bool:
         """Whether uncommitted writes exist."""
-        ...
 
     def require_control_of(self, connection_id: int) -> None:
         """Raise HanaError 258 if this session's user may not cancel or end that session."""
-        ...
 
     def set_variable(self, name: str, value: str | None) -> None:
         """Set a session variable of SESSION_CONTEXT; None removes it."""
-        ...
 
     def cancel(self) -> None:
         """Make the running statement fail with 139. Call from another thread."""
-        ...
 
     def close(self) -> None:
         """Roll back and release all resources. Called at once when the client's socket closes."""
-        ...
 
 
 class SqlDatabase(Protocol):
-    """The database behind a server, shared by its sessions."""
-
     def connect(self, user: str) -> SqlConnection: ...
 
     def password(self, user: str) -> str | None:
         """The clear password of an emulator user (test data, never a real secret); None for an unknown user."""
-        ...
 
     def admit(self, user: str, *, proven: bool) -> None:
         """Count a login. Raises HanaError 10 for a wrong password, 415 for a deactivated user, 416 for one locked after
         too many failures."""
-        ...
 
     def close(self) -> None: ...

@@ -113,9 +113,31 @@ class Server:
                 ready, _, _ = select.select((self._listener, self._wake_read), (), ())
                 if self._wake_read in ready:
                     return
-                self._accept()
+                try:
+                    sock, _address = self._listener.accept()
+                except OSError:  # the client left between select and accept
+                    continue
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line = Line(sock)
+                if self.faults.strike(ACCEPT) is not None:
+                    line.reset_on_close()
+                    line.close()
+                    continue
+                session = Session(line, self)
+                thread = threading.Thread(target=self._run, args=(line, session), daemon=True)
+                with self._lock:
+                    self._open[thread] = session
+                thread.start()
         finally:
-            self._close()
+            self._listener.close()
+            with self._lock:
+                open_sessions = dict(self._open)
+            for session in open_sessions.values():
+                session.disconnect()
+            for thread in open_sessions:
+                thread.join(_JOIN_SECONDS)
+            self._wake_read.close()
+            self._wake_write.close()
 
     def stop(self) -> None:
         """End `serve`. Can be called from signal handlers and other threads."""
@@ -126,28 +148,14 @@ class Server:
         with self._lock:
             return next((session for session in self._open.values() if session.id == session_id), None)
 
-    def _accept(self) -> None:
-        try:
-            sock, _address = self._listener.accept()
-        except OSError:  # the client left between select and accept
-            return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Line(sock)
-        if self.faults.strike(ACCEPT) is not None:
-            line.reset_on_close()
-            line.close()
-            return
-        session = Session(line, self)
-        thread = threading.Thread(target=self._run, args=(line, session), daemon=True)
-        with self._lock:
-            self._open[thread] = session
-        thread.start()
-
     def _run(self, line: Line, session: Session) -> None:
         try:
-            if self._secured(line):
-                self._watch.add(line, session)
-                session.run()
+            if self._tls is not None:  # here, so that a slow client does not delay others
+                line.secure(self._tls)
+            self._watch.add(line, session)
+            session.run()
+        except OSError as error:
+            _log.debug("a client was refused: %s", error)
         except Exception as error:
             _log.error("session %d ended by %s", session.id, type(error).__name__)
         finally:
@@ -155,25 +163,3 @@ class Server:
             line.close()
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
-
-    def _secured(self, line: Line) -> bool:
-        """Do the TLS handshake in the connection's thread, so that a slow client does not delay others."""
-        if self._tls is None:
-            return True
-        try:
-            line.secure(self._tls)
-        except OSError as error:
-            _log.debug("a client was refused: %s", error)
-            return False
-        return True
-
-    def _close(self) -> None:
-        self._listener.close()
-        with self._lock:
-            open_sessions = dict(self._open)
-        for session in open_sessions.values():
-            session.disconnect()
-        for thread in open_sessions:
-            thread.join(_JOIN_SECONDS)
-        self._wake_read.close()
-        self._wake_write.close()

@@ -15,7 +15,7 @@ from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
 from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
 from hana_emulator.line import Line
-from hana_emulator.protocol import authentication, clientinfo, lobs, metadata, packet, replies
+from hana_emulator.protocol import authentication, lobs, metadata, packet, replies
 from hana_emulator.protocol.codes import (
     DataFormat,
     MessageType,
@@ -26,22 +26,21 @@ from hana_emulator.protocol.codes import (
     TransactionFlag,
 )
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
-from hana_emulator.protocol.options import Option, option_part, parse_options
+from hana_emulator.protocol.options import Option, option_part, parse_client_info, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
 from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (emulator)"
-_FORMAT_OPTIONS = (23, 12)
-"""Connect options with the client's data format; the first one that it sends counts."""
+_FORMAT_OPTIONS = (23, 12)  # Connect options with the client's data format; the first one that it sends counts
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
 _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d{1,18})'[\s;]*", re.IGNORECASE)
+# A statement of this emulator's own; HANA has nothing like it
 _FAULT_COMMAND = re.compile(
     r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
-"""A statement of this emulator's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +49,6 @@ class _Dropped(Exception):
 
 
 class Host(Protocol):
-    """The server's side that a session needs."""
-
     @property
     def database(self) -> SqlDatabase: ...
 
@@ -95,14 +92,24 @@ class _OpenLob:
     value: lobs.LobInput
 
 
+Handler = Callable[["Session", Request], Reply]
 _LOGIN = frozenset({MessageType.AUTHENTICATE, MessageType.CONNECT})
 _BEFORE_LOGIN = _LOGIN | {MessageType.DBCONNECTINFO, MessageType.DISCONNECT}
+
+
+def _struck_by(text: str) -> Callable[[Handler], Handler]:
+    """Let faults that match `text` strike the handler's requests."""
+
+    def decorate(handler: Handler) -> Handler:
+        return lambda session, request: session._struck(text, lambda: handler(session, request))
+
+    return decorate
 
 
 class Session:
     """Serves a connection with `run`. Other threads may only call `peer_gone`, `cancel` and `disconnect`."""
 
-    _handlers: ClassVar[Registry[int, Callable[[Session, Request], Reply]]] = Registry()
+    _handlers: ClassVar[Registry[int, Handler]] = Registry()
 
     def __init__(self, line: Line, host: Host) -> None:
         self.id = 0
@@ -117,8 +124,7 @@ class Session:
         self._last_id = 0
         self._data_format: int = DataFormat.LATEST
         self._ended = False
-        self._pace: Fault | None = None
-        """How slowly the next reply is to be sent."""
+        self._pace: Fault | None = None  # How slowly the next reply is to be sent
 
     # --- life of the connection
 
@@ -139,7 +145,6 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """Roll back open work. The server closes the line."""
         connection, self._connection = self._connection, None
         for results in self._results.values():
             results.close()
@@ -165,16 +170,16 @@ class Session:
             _log.debug("session %d was already disconnected", self.id)
 
     def _serve_request(self) -> None:
-        header = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
-        body = self._line.receive(header.length)
+        number, length = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
+        body = self._line.receive(length)
         self._line.begin()
         try:
             reply = self._answer(packet.parse_request(body))
         except ProtocolError as error:
             refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
-            self._line.send(packet.build_reply(self.id, header.packet_count, refusal))
+            self._line.send(packet.build_reply(self.id, number, refusal))
             raise
-        data = packet.build_reply(self.id, header.packet_count, reply)
+        data = packet.build_reply(self.id, number, reply)
         pace, self._pace = self._pace, None
         if pace is None:
             self._line.send(data)
@@ -190,7 +195,7 @@ class Session:
                 raise not_supported(f"message type {request.message_type}")
             part = request.find(PartKind.CLIENTINFO)
             if part is not None and self._connection is not None:
-                for name, value in clientinfo.parse(part).items():
+                for name, value in parse_client_info(part).items():
                     self._connection.set_variable(name, value)
             return handler(self, request)
         except (ProtocolError, _Dropped):
@@ -240,9 +245,7 @@ class Session:
         return Reply(ReplyCode.NIL, (Part(PartKind.AUTHENTICATION, self._challenge.reply()),))
 
     @_handlers(MessageType.CONNECT)
-    def _connect(self, request: Request) -> Reply:
-        return self._struck(CONNECT, lambda: self._log_in(request))
-
+    @_struck_by(CONNECT)
     def _log_in(self, request: Request) -> Reply:
         challenge, self._challenge = self._challenge, None
         if challenge is None:
@@ -363,7 +366,8 @@ class Session:
                     self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
         execution.open_lobs = len(locators)
         function = execution.prepared.statement.function
-        counts = replies.rows_affected(_expected_counts(execution))
+        expected = [1] * len(rows) if batch else [1] * (len(rows) - 1) or [UNKNOWN]  # the statement has not run yet
+        counts = replies.rows_affected(expected)
         return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _run(
@@ -409,9 +413,7 @@ class Session:
         return Reply(statement.function, tuple(parts))
 
     @_handlers(MessageType.FETCHNEXT)
-    def _fetch(self, request: Request) -> Reply:
-        return self._struck(FETCH, lambda: self._next_page(request))
-
+    @_struck_by(FETCH)
     def _next_page(self, request: Request) -> Reply:
         result_id = request.part(PartKind.RESULTSETID).data
         results = self._results.get(result_id)
@@ -443,67 +445,46 @@ class Session:
         """Dispatch by part, because clients use different message types."""
         if (part := request.find(PartKind.READLOBREQUEST)) is not None:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
-        return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
+        outcome: list[Part] = []
+        for locator, data, last in lobs.parse_write_request(request.part(PartKind.WRITELOBREQUEST)):
+            lob = self._open_lobs.get(locator)
+            if lob is None:
+                raise HanaError(2, "general error: LOB locator is unknown or closed by transaction end")
+            lob.value.data += data
+            if not last:
+                continue
+            del self._open_lobs[locator]
+            execution, statement = lob.execution, lob.execution.prepared.statement
+            execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
+            execution.open_lobs -= 1
+            if execution.open_lobs:
+                continue
+            if statement.columns:
+                raise not_supported("a query with a LOB parameter longer than one packet")
+            parts = self._run(statement, execution.rows, execution.autocommit, describe=False).parts
+            outcome += () if execution.batch else replies.counts_of_last_row(parts)
+            outcome += [part for part in parts if part.kind != PartKind.ROWSAFFECTED]
+        return Reply(ReplyCode.WRITELOB, (lobs.write_reply(list(self._open_lobs)), *outcome))
 
     @_handlers(MessageType.FINDLOB)
     def _find_in_lob(self, request: Request) -> Reply:
         return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
 
-    def _write_lobs(self, part: Part) -> Reply:
-        finished = []
-        for piece in lobs.parse_write_request(part):
-            open_lob = self._open_lobs.get(piece.locator)
-            if open_lob is None:
-                raise HanaError(2, "general error: LOB locator is unknown or closed by transaction end")
-            open_lob.value.data += piece.data
-            if piece.last:
-                finished.append(open_lob)
-                del self._open_lobs[piece.locator]
-        outcome = [part for open_lob in finished for part in self._finish_lob(open_lob)]
-        still_open = lobs.write_reply(list(self._open_lobs))
-        return Reply(ReplyCode.WRITELOB, (still_open, *outcome))
-
-    def _finish_lob(self, lob: _OpenLob) -> tuple[Part, ...]:
-        """Store the complete value; run the statement after the last one and return its parts."""
-        execution = lob.execution
-        execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
-        execution.open_lobs -= 1
-        if execution.open_lobs:
-            return ()
-        statement = execution.prepared.statement
-        if statement.columns:
-            raise not_supported("a query with a LOB parameter longer than one packet")
-        parts = self._run(statement, execution.rows, execution.autocommit, describe=False).parts
-        counts = () if execution.batch else replies.counts_of_last_row(parts)
-        return (*counts, *(part for part in parts if part.kind != PartKind.ROWSAFFECTED))
-
     # --- transactions
 
     @_handlers(MessageType.COMMIT)
+    @_struck_by(COMMIT)
     def _commit(self, _request: Request) -> Reply:
         self._open_lobs.clear()
-        return self._struck(COMMIT, self._commit_now)
-
-    def _commit_now(self) -> Reply:
         self._sql.commit()
         return Reply(ReplyCode.COMMIT, (replies.transaction_flags(TransactionFlag.COMMITTED),))
 
     @_handlers(MessageType.ROLLBACK)
+    @_struck_by(ROLLBACK)
     def _rollback(self, _request: Request) -> Reply:
         self._open_lobs.clear()
-        return self._struck(ROLLBACK, self._rollback_now)
-
-    def _rollback_now(self) -> Reply:
         self._sql.rollback()
         return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
-
-
-def _expected_counts(execution: _PendingExecution) -> list[int]:
-    """The row counts to report before the statement has run."""
-    rows = len(execution.rows)
-    if execution.batch:
-        return [1] * rows
-    return [1] * (rows - 1) or [UNKNOWN]
 
 
 def _data_format(connect_options: Part | None) -> int:

@@ -15,16 +15,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running emulator and its login."""
-
     process: subprocess.Popen[str]
     host: str
     port: int
     user: str
     password: str
     schema: str
-    trust_store: str | None = None
-    """PEM file of its certificate authority, when it speaks TLS."""
+    trust_store: str | None = None  # PEM file of its certificate authority, when it speaks TLS
 
     @property
     def tls(self) -> dict[str, Any]:

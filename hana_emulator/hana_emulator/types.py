@@ -76,8 +76,8 @@ LOBS = CHARACTER_LOBS | {TypeCode.BLOB}
 VECTORS = frozenset({TypeCode.REAL_VECTOR, TypeCode.HALF_VECTOR})
 DATETIMES = frozenset({TypeCode.DATE, TypeCode.TIME, TypeCode.SECONDDATE, TypeCode.TIMESTAMP})
 
+# The wire's length field is a signed 16-bit number; longer declared lengths are clamped to this in metadata
 MAX_LENGTH = 32_767
-"""The wire's length field is a signed 16-bit number; longer declared lengths are clamped to this in metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,12 @@ BOOLEAN = HanaType(TypeCode.BOOLEAN, 1)
 NCLOB = HanaType(TypeCode.NCLOB, 0)
 TIMESTAMP = HanaType(TypeCode.TIMESTAMP, 27, 7)
 DATE = HanaType(TypeCode.DATE, 10)
+# What a `?` is declared as when nothing around it says better (protocol reference: NVARCHAR(5000))
 DEFAULT_PARAMETER = HanaType(TypeCode.NVARCHAR, 5000)
-"""What a `?` is declared as when nothing around it says better (protocol reference: NVARCHAR(5000))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A result column or a column of a table."""
-
     name: str
     type: HanaType
     nullable: bool = True

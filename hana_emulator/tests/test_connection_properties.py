@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hana_emulator.protocol import clientinfo
 from hana_emulator.protocol.codes import PartKind, ProtocolError
+from hana_emulator.protocol.options import parse_client_info
 from hana_emulator.protocol.packet import Part
 from hana_emulator.testing import Emulator
 
@@ -78,13 +78,13 @@ def test_client_information_set_later(emulator: Emulator, text: str) -> None:
 
 def test_client_information_in_its_widest_form() -> None:
     name, text = b"\x01N", b"\xf7" + struct.pack("<I", 70_000) + b"z" * 70_000
-    assert clientinfo.parse(Part(PartKind.CLIENTINFO, name + text, 1)) == {"N": "z" * 70_000}
+    assert parse_client_info(Part(PartKind.CLIENTINFO, name + text, 1)) == {"N": "z" * 70_000}
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05ab", b"\x01N", b"\x01N\xf6", b"\x01N\x02a", b"\x01\xff\x01a"])
 def test_broken_client_information_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        clientinfo.parse(Part(PartKind.CLIENTINFO, data, 1))
+        parse_client_info(Part(PartKind.CLIENTINFO, data, 1))
 
 
 def test_parameters_by_name(hana: Any) -> None:

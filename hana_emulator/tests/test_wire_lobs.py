@@ -119,7 +119,7 @@ def test_broken_requests() -> None:
 def test_write_request_pieces() -> None:
     data = b"LOCATOR1" + struct.pack("<Bqi", 2, -1, 3) + b"abc" + b"LOCATOR2" + struct.pack("<Bqi", 6, 0, 0)
     pieces = list(lobs.parse_write_request(Part(PartKind.WRITELOBREQUEST, data, 2)))
-    assert pieces == [lobs.LobPiece(b"LOCATOR1", b"abc", False), lobs.LobPiece(b"LOCATOR2", b"", True)]
+    assert pieces == [(b"LOCATOR1", b"abc", False), (b"LOCATOR2", b"", True)]
     for broken in (data[:10], data[:-1], b"LOCATOR1" + struct.pack("<Bqi", 2, -1, 9)):
         with pytest.raises(ProtocolError):
             list(lobs.parse_write_request(Part(PartKind.WRITELOBREQUEST, broken, 2)))

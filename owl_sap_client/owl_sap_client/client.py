@@ -172,10 +172,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
         return 0.0
     if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
         outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
-    elif isinstance(outcome, httpx.Response) and outcome.status_code in (
-        502,
-        504,
-    ):  # a restart
+    elif isinstance(outcome, httpx.Response) and outcome.status_code in (502, 504):  # a restart
         outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
     elif isinstance(outcome, httpx.ReadTimeout):  # the service sends a comment every 15 s, so the connection is lost
         outcome = httpx.ReadError(str(outcome), request=outcome.request)

@@ -14,6 +14,7 @@ OwlSapError
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
@@ -29,12 +30,7 @@ class OwlSapError(Exception):
     it passes through a pool of processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.args), vars(self)
-
-
-def _unpickled(kind: type[OwlSapError], args: tuple[Any, ...]) -> OwlSapError:
-    """Create the error without its constructor: the arguments are not kept."""
-    return kind.__new__(kind, *args)
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]  # not __init__
 
 
 class NotReached(OwlSapError):

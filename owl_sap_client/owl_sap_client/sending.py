@@ -36,19 +36,18 @@ class Retries:
 
     def wait(self, tried: int, outcome: Outcome, *, repeatable: bool) -> float | None:
         """Return the seconds until the next retry, None for no retry. `tried`: retries so far."""
-        if tried >= self.most or not _retryable(outcome, repeatable):
+        asked = None
+        if isinstance(outcome, httpx.Response):
+            asked = retry_after(outcome)
+            # A gateway's 503 has no Retry-After and may come after the work began.
+            retryable = outcome.status_code in (429, 503) and (repeatable or "retry-after" in outcome.headers)
+        else:
+            retryable = isinstance(outcome, _BROKEN if repeatable else _NOT_SENT)
+        if tried >= self.most or not retryable:
             return None
-        asked = retry_after(outcome) if isinstance(outcome, httpx.Response) else None
         seconds = min(0.25 * 2**tried, 5.0) if asked is None else asked
         # Jitter, because other clients may have the same number.
         return None if seconds > self.longest else seconds * random.uniform(1, 1.1)
-
-
-def _retryable(outcome: Outcome, repeatable: bool) -> bool:
-    if isinstance(outcome, httpx.Response):
-        # A gateway's 503 has no Retry-After and may come after the work began.
-        return outcome.status_code in (429, 503) and (repeatable or "retry-after" in outcome.headers)
-    return isinstance(outcome, _BROKEN if repeatable else _NOT_SENT)
 
 
 def finished(call: Call[T], outcome: Outcome) -> T:

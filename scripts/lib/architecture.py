@@ -9,7 +9,7 @@ import ast
 import importlib.metadata
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ PLANTS = [
     ("app.src.service", "fastapi", "fastapi stays in app.src.api"),
     ("app.src.jobs", "starlette", "fastapi stays in app.src.api"),
     ("app.src.mcp", "starlette", "fastapi stays in app.src.api"),
-    ("owl_sap_client", "connector.errors", "the client stands alone"),
-    ("app.src", "owl_sap_client", "nobody builds on the client"),
+    ("owl_sap_client", "connector.errors", "the client imports no package of ours"),
+    ("app.src", "owl_sap_client", "no package imports the client"),
     ("app.src", "hana_emulator", "production code never imports the emulator"),
     ("connector.stores.hana", "hana_emulator", "production code never imports the emulator"),
     ("hana_emulator", "connector.model", "the emulator shares no code with what it tests"),
@@ -94,29 +94,6 @@ def broken(graph: ImportGraph, contract: Options) -> bool:
     return not checked.check(deepcopy(graph), verbose=False).kept
 
 
-def with_import(graph: ImportGraph, importer: str, imported: str) -> ImportGraph:
-    changed = deepcopy(graph)
-    if imported not in changed.modules:
-        changed.add_module(imported, is_squashed=imported.partition(".")[0] not in PACKAGES)
-    changed.add_import(importer=importer, imported=imported)
-    return changed
-
-
-def layers_of(contract: Options) -> list[list[str]]:
-    """Return the modules of each layer, the highest layer first."""
-    container = contract["containers"][0]
-    split = [line.replace("|", ":").replace("(", "").replace(")", "").split(":") for line in contract["layers"]]
-    return [[f"{container}.{name.strip()}" for name in line] for line in split]
-
-
-def plants(contracts: Iterable[Options]) -> Iterator[tuple[str, str, str]]:
-    yield from PLANTS
-    for contract in contracts:
-        if contract["type"] == "layers":
-            layers = layers_of(contract)
-            yield layers[-1][0], layers[0][0], contract["name"]
-
-
 def contract_faults() -> Iterator[str]:
     """Yield broken contracts, and contracts that a planted violation does not break."""
     configure()
@@ -126,94 +103,82 @@ def contract_faults() -> Iterator[str]:
     kept = {name: not broken(graph, contract) for name, contract in contracts.items()}
     for name in (name for name, is_kept in kept.items() if not is_kept):
         yield f"contract {name!r} is broken; lint-imports says where"
-    unproven = set(contracts)
-    for importer, imported, name in plants(contracts.values()):
+    plants = list(PLANTS)
+    for name, contract in contracts.items():
+        if contract["type"] != "layers":
+            continue
+        container = contract["containers"][0]
+        ends = (contract["layers"][-1], contract["layers"][0])
+        lowest, highest = (line.replace("|", ":").strip("() ").split(":")[0].strip() for line in ends)
+        plants.append((f"{container}.{lowest}", f"{container}.{highest}", name))
+        if contract.get("exhaustive") in ("True", True) and kept[name]:
+            new = deepcopy(graph)
+            new.add_module(f"{container}.a_new_module")
+            if not broken(new, contract):
+                yield f"contract {name!r} allows a module that it does not name"
+    for importer, imported, name in plants:
         if importer not in graph.modules or name not in contracts:
             yield f"plant {importer} -> {imported} ({name!r}): unknown importer or contract"
-        elif kept[name] and not broken(with_import(graph, importer, imported), contracts[name]):
+            continue
+        changed = deepcopy(graph)
+        if imported not in changed.modules:
+            changed.add_module(imported, is_squashed=imported.partition(".")[0] not in PACKAGES)
+        changed.add_import(importer=importer, imported=imported)
+        if kept[name] and not broken(changed, contracts[name]):
             yield f"contract {name!r} allows {importer} -> {imported}"
-        unproven.discard(name)
-    for contract in contracts.values():
-        if contract["type"] == "layers" and contract.get("exhaustive") in ("True", True):
-            new = deepcopy(graph)
-            new.add_module(f"{contract['containers'][0]}.a_new_module")
-            if kept[contract["name"]] and not broken(new, contract):
-                yield f"contract {contract['name']!r} allows a module that it does not name"
-    for name in unproven:
+    for name in contracts.keys() - {name for _, _, name in plants}:
         yield f"contract {name!r} has no planted violation in {Path(__file__).name}"
 
 
-class Source:
-    """One file of a shipped package."""
-
-    def __init__(self, package: str, path: Path) -> None:
-        self.package = package
-        self.name = path.relative_to(ROOT).as_posix()
-        self.text = path.read_text(encoding="utf-8")
-        self.tree = ast.parse(self.text)
-
-    def imported(self) -> Iterator[str]:
-        """Yield the top-level names of all absolute imports, including those inside functions."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                yield node.module.partition(".")[0]
-
-    def imported_by_name(self) -> Iterator[str]:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-                for argument in node.args:
-                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                        yield argument.value.partition(".")[0]
+def imports(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the top-level names of absolute imports, including those inside functions; and of imports by a string."""
+    written, by_name = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            written |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            written.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            by_name |= {text.partition(".")[0] for text in texts if isinstance(text, str)}
+    return written, by_name
 
 
-def declared(package: str) -> set[str]:
-    """Return the distributions required by the package's project or extras."""
-    folder = ROOT / package if (ROOT / package / "pyproject.toml").exists() else ROOT
-    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project.get("optional-dependencies", {})
-    lines = [*project["dependencies"], *(line for extra in EXTRAS[package] for line in extras.get(extra, []))]
-    return {canonicalize_name(Requirement(line).name) for line in lines}
-
-
-def source_faults() -> Iterator[str]:
+def source_faults(package: str, folder: str) -> Iterator[str]:
     """Yield files that are too long or lack a docstring, undeclared imports, and imports by name in the wrong place."""
     distributions = importlib.metadata.packages_distributions()
-    for package, folder in PACKAGES.items():
-        known = declared(package)
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            source = Source(package, path)
-            if (lines := source.text.count("\n")) > LINES_MAX:
-                yield f"{source.name}: {lines} lines, at most {LINES_MAX}"
-            if source.text.strip() and not ast.get_docstring(source.tree):
-                yield f"{source.name}: no docstring"
-            for name in set(source.imported_by_name()):
-                if name in BY_NAME and not source.name.startswith(BY_NAME[name]):
-                    yield f"{source.name}: imports {name} by name, which only {BY_NAME[name]} may"
-            if source.name.startswith(ELSEWHERE):
-                continue
-            for name in set(source.imported()) - sys.stdlib_module_names - set(PACKAGES) - BROUGHT.get(package, set()):
-                if not {canonicalize_name(by) for by in distributions.get(name, [name])} & known:
-                    yield f"{source.name}: imports {name}, which no dependency of {package} in pyproject.toml declares"
-
-
-def tree_faults() -> Iterator[str]:
-    """Yield package files in places where they break imports."""
-    if (ROOT / "app/src/core/__init__.py").read_text(encoding="utf-8").strip():
-        # Otherwise `python -m app.src.core.t4_gpu_optimizer` warns that it is already in sys.modules.
-        yield "app/src/core/__init__.py: must be empty"
-    for folder in ("tests", "hana_emulator/tests", "owl_sap_client/tests"):
-        # With --import-mode=importlib this file would shadow a package of the same name.
-        for path in (ROOT / folder).rglob("__init__.py"):
-            yield f"{path.relative_to(ROOT)}: a folder of tests must not be a package"
-
-
-CHECKS: tuple[Callable[[], Iterator[str]], ...] = (contract_faults, source_faults, tree_faults)
+    home = ROOT / package if (ROOT / package / "pyproject.toml").exists() else ROOT
+    project = tomllib.loads((home / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project.get("optional-dependencies", {})
+    required = [*project["dependencies"], *(line for extra in EXTRAS[package] for line in extras.get(extra, []))]
+    declared = {canonicalize_name(Requirement(line).name) for line in required}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        if (lines := text.count("\n")) > LINES_MAX:
+            yield f"{name}: {lines} lines, at most {LINES_MAX}"
+        if text.strip() and not ast.get_docstring(tree):
+            yield f"{name}: no docstring"
+        written, by_name = imports(tree)
+        for each in by_name & BY_NAME.keys():
+            if not name.startswith(BY_NAME[each]):
+                yield f"{name}: imports {each} by name, which only {BY_NAME[each]} may"
+        if name.startswith(ELSEWHERE):
+            continue
+        for each in written - sys.stdlib_module_names - set(PACKAGES) - BROUGHT.get(package, set()):
+            if not {canonicalize_name(by) for by in distributions.get(each, [each])} & declared:
+                yield f"{name}: imports {each}, which no dependency of {package} in pyproject.toml declares"
 
 
 def main() -> int:
-    found = [fault for check in CHECKS for fault in check()]
+    found = [*contract_faults(), *(fault for each in PACKAGES.items() for fault in source_faults(*each))]
+    if (ROOT / "app/src/core/__init__.py").read_text(encoding="utf-8").strip():
+        # Otherwise `python -m app.src.core.t4_gpu_optimizer` warns that it is already in sys.modules.
+        found.append("app/src/core/__init__.py: must be empty")
+    for folder in ("tests", "hana_emulator/tests", "owl_sap_client/tests"):
+        # With --import-mode=importlib this file would shadow a package of the same name.
+        packages = (ROOT / folder).rglob("__init__.py")
+        found += [f"{path.relative_to(ROOT)}: a folder of tests must not be a package" for path in packages]
     sys.stderr.writelines(f"{fault}\n" for fault in found)
     return 1 if found else 0
 

@@ -133,13 +133,24 @@ def stale(folder: Path = FOLDER) -> list[str]:
 def make(folder: Path, *, upgrade: bool) -> None:
     """Resolve and write every file. Keeps versions that still fit; with `upgrade` uses those of this environment. One
     resolution covers all variants of one CUDA, so that any EXTRAS can be installed together."""
-    pyproject = project()
+    pyproject, ours = project(), ROOT / "pyproject.toml"
     folder.mkdir(parents=True, exist_ok=True)
     told = digest(pyproject)
     written: dict[str, tuple[str, Mapping[str, Pin]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for cuda, torch in TORCH.items():
-            written |= _variant(folder, Path(scratch), cuda, torch, upgrade=upgrade)
+            base = f"cuda{cuda}.txt"
+            files = [base, *(f"cuda{cuda}-{extra}.txt" for extra in EXTRAS)]
+            constraint, everything = Path(scratch) / f"torch{cuda}.in", Path(scratch) / f"all{cuda}.txt"
+            constraint.write_text(torch)
+            _resolved(ours, everything, _kept(folder, files, upgrade), [*BASE, *EXTRAS], constraint)
+            one = Path(scratch) / "one.txt"
+            first = _resolved(ours, one, [], BASE, everything)
+            written[base] = f"the service with {torch}", first
+            for extra, name in zip(EXTRAS, files[1:], strict=True):
+                pinned = _resolved(ours, one, [], [*BASE, extra], everything)
+                added = {package: pin for package, pin in pinned.items() if package not in first}
+                written[name] = f"what the extra {extra} adds to {base}", added
         source = Path(scratch) / "build.in"
         source.write_text("\n".join(pyproject["build-system"]["requires"]))
         kept = _kept(folder, [BUILD], upgrade)
@@ -151,27 +162,6 @@ def make(folder: Path, *, upgrade: bool) -> None:
         ]
         lines = [line for _, pin in sorted(packages.items()) for line in pin.lines]
         (folder / name).write_text("\n".join((*header, *lines, "")), encoding="utf-8")
-
-
-def _variant(
-    folder: Path, scratch: Path, cuda: str, torch: str, *, upgrade: bool
-) -> dict[str, tuple[str, Mapping[str, Pin]]]:
-    base = f"cuda{cuda}.txt"
-    files = [base, *(f"cuda{cuda}-{extra}.txt" for extra in EXTRAS)]
-    constraint = scratch / f"torch{cuda}.in"
-    constraint.write_text(torch)
-    everything = scratch / f"all{cuda}.txt"
-    _resolved(ROOT / "pyproject.toml", everything, _kept(folder, files, upgrade), [*BASE, *EXTRAS], constraint)
-
-    def only(*extras: str) -> dict[str, Pin]:
-        return _resolved(ROOT / "pyproject.toml", scratch / "one.txt", [], [*BASE, *extras], everything)
-
-    first = only()
-    written: dict[str, tuple[str, Mapping[str, Pin]]] = {base: (f"the service with {torch}", first)}
-    for extra, name in zip(EXTRAS, files[1:], strict=True):
-        added = {package: pin for package, pin in only(extra).items() if package not in first}
-        written[name] = f"what the extra {extra} adds to {base}", added
-    return written
 
 
 def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:

@@ -35,12 +35,12 @@ def loaded(folder: Path, text: str = "", **variables: str) -> Any:
         (GENERIC | {"jwks_url": "https:///keys"}, "plain address"),
         (GENERIC | {"jwks_url": "https://i.example:99999/keys"}, "plain address"),
         (GENERIC | {"jwks_url": "https://i.example:port/keys"}, "plain address"),
-        (GENERIC | {"algorithms": ["HS256"]}, "shared secret"),
-        (GENERIC | {"algorithms": ["none"]}, "must be a list of"),
-        (GENERIC | {"algorithms": ["RS256", "hs512"]}, "shared secret"),
-        (GENERIC | {"algorithms": []}, "must be a list"),
-        (GENERIC | {"algorithms": [["RS256"]]}, "must be a list of"),
-        (GENERIC | {"scopes": {"Viewer": "everything"}}, "must be one of"),
+        (GENERIC | {"algorithms": ["HS256"]}, "Input should be 'RS256'"),
+        (GENERIC | {"algorithms": ["none"]}, "Input should be 'RS256'"),
+        (GENERIC | {"algorithms": ["RS256", "hs512"]}, "Input should be 'RS256'"),
+        (GENERIC | {"algorithms": []}, "at least 1 item"),
+        (GENERIC | {"algorithms": [["RS256"]]}, "Input should be 'RS256'"),
+        (GENERIC | {"scopes": {"Viewer": "everything"}}, "Input should be 'embed'"),
         (GENERIC | {"tenant": "t"}, "tenant_claim"),
         (GENERIC | {"xs_appname": "owl!t1"}, "xsuaa"),
         (XSUAA | {"xs_appname": None}, "xs_appname"),
@@ -107,9 +107,9 @@ def test_messages_name_the_setting(tmp_path: Path) -> None:
 
 def test_no_variable_is_taken_for_a_file_with_its_value() -> None:
     """NAME_FILE names a file that holds the value of NAME; so no setting may end like that."""
-    from app.src.settings.sources import own_variables
+    from app.src.settings.sources import OWN_VARIABLES
 
-    assert [name for name in own_variables() if name.endswith("_FILE")] == []
+    assert [name for name in OWN_VARIABLES if name.endswith("_FILE")] == []
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.255.0.9", "::1"])

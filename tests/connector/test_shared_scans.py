@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from connector.stores.scan import shared_scans
-from connector.stores.scan.shared_scans import SharedScans
+from connector.stores.scan import vector_scan
+from connector.stores.scan.vector_scan import SharedScans
 
 WAIT = 20.0
 
@@ -84,7 +84,7 @@ def test_nobody_waits_while_a_core_is_free():
 
 
 def test_a_pass_has_a_size(monkeypatch):
-    monkeypatch.setattr(shared_scans, "TOGETHER", 4)
+    monkeypatch.setattr(vector_scan, "TOGETHER", 4)
     gate = Gate()
     with Callers(SharedScans(1)) as callers:
         asked = [callers.ask(gate, 0)]
@@ -138,7 +138,7 @@ def test_one_that_is_interrupted_while_it_waits_does_not_hold_up_the_others(turn
     with Callers(scans) as callers:
         first = callers.ask(gate, 0)
         until(lambda: len(gate.passes) == 1)
-        leaving = shared_scans._Asked(gate, np.zeros(1, np.float32), None)  # type: ignore[arg-type]
+        leaving = vector_scan._Asked(gate, np.zeros(1, np.float32), None)  # type: ignore[arg-type]
         scans._waiting.append(leaving)
 
         class Interrupted:

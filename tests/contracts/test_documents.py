@@ -32,8 +32,9 @@ from connector.model import (
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.records import given_id, stored_id
 from connector.stores.store import VectorStore
-from connector.sync.documents import Documents, NewDocument, Turn, delete, given_id, stored_id
+from connector.sync.documents import Documents, NewDocument, Turn, delete
 from connector.sync.schema import check_origin
 from hana_emulator.testing import Emulator
 

@@ -140,34 +140,30 @@ def test_published_rates(name: str, capability: tuple[int, int], fp16: float | N
     assert (profile.peak("fp16"), profile.bandwidth) == (fp16, bandwidth)
 
 
-# capability -> formats on tensor cores; attention without a mask in fp16, in fp32; driver floor and ceiling; builds
-PROFILES: list[tuple[tuple[int, int], str, str, str, int, int | None, str]] = [
-    ((6, 0), "", "memory-efficient", "memory-efficient", 525, 580, "12.6"),
-    ((6, 1), "", "memory-efficient", "memory-efficient", 525, 580, "12.6"),
-    ((7, 0), "fp16", "memory-efficient", "memory-efficient", 525, 580, "12.6 12.8"),
-    ((7, 5), "fp16 int8", "memory-efficient", "memory-efficient", 525, None, "13.0 12.6 12.8"),
-    ((8, 0), "tf32 fp16 bf16 int8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
-    ((8, 6), "tf32 fp16 bf16 int8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
-    ((8, 9), "tf32 fp16 bf16 int8 fp8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
-    ((9, 0), "tf32 fp16 bf16 int8 fp8", "cudnn", "memory-efficient", 525, None, "13.0 12.6 12.8"),
-    ((10, 0), "tf32 fp16 bf16 int8 fp8", "cudnn", "memory-efficient", 525, None, "13.0 12.8"),
-    ((12, 0), "tf32 fp16 bf16 int8 fp8", "flash", "memory-efficient", 525, None, "13.0 12.8"),
+# capability -> formats on tensor cores; driver floor and ceiling; builds
+PROFILES: list[tuple[tuple[int, int], str, int, int | None, str]] = [
+    ((6, 0), "", 525, 580, "12.6"),
+    ((6, 1), "", 525, 580, "12.6"),
+    ((7, 0), "fp16", 525, 580, "12.6 12.8"),
+    ((7, 5), "fp16 int8", 525, None, "13.0 12.6 12.8"),
+    ((8, 0), "tf32 fp16 bf16 int8", 525, None, "13.0 12.6 12.8"),
+    ((8, 6), "tf32 fp16 bf16 int8", 525, None, "13.0 12.6 12.8"),
+    ((8, 9), "tf32 fp16 bf16 int8 fp8", 525, None, "13.0 12.6 12.8"),
+    ((9, 0), "tf32 fp16 bf16 int8 fp8", 525, None, "13.0 12.6 12.8"),
+    ((10, 0), "tf32 fp16 bf16 int8 fp8", 525, None, "13.0 12.8"),
+    ((12, 0), "tf32 fp16 bf16 int8 fp8", 525, None, "13.0 12.8"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("capability", "cores", "half", "single", "floor", "ceiling", "builds"), PROFILES, ids=lambda value: str(value)[:10]
+    ("capability", "cores", "floor", "ceiling", "builds"), PROFILES, ids=lambda value: str(value)[:10]
 )
 def test_the_whole_profile_of_each_generation(
-    capability: tuple[int, int], cores: str, half: str, single: str, floor: int, ceiling: int | None, builds: str
+    capability: tuple[int, int], cores: str, floor: int, ceiling: int | None, builds: str
 ) -> None:
     profile = sm(*capability)
     assert profile.tensor_core_formats == tuple(cores.split())
     assert profile.tensor_cores == set(cores.split()) - {"fp8"}
-    assert (profile.attention_kernels("fp16")[0], profile.attention_kernels("fp32")[0]) == (half, single)
-    assert profile.attention_kernels("fp16", masked=True) == ("memory-efficient", "math")
-    assert profile.attention_kernels("bf16")[-1] == "math"
-    assert ("memory-efficient" in profile.attention_kernels("bf16")) == (capability >= (8, 0))
     assert (min(each.driver for each in builds_for(capability)), driver_ceiling(capability)) == (floor, ceiling)
     assert [build.cuda for build in profile.builds] == builds.split()
     assert all(kernels_exist(build.architectures, capability) for build in profile.builds)
@@ -182,7 +178,6 @@ def test_the_list_of_choices_names_cores_build_and_tf32(capability: tuple[int, i
     assert profile.builds[0].command in chosen["torch_build"].reason
     assert chosen["tf32"].value is False  # never by itself: the precision that is chosen is faster
     assert ("needs compute capability 8.0" in chosen["tf32"].reason) == (capability < (8, 0))
-    assert "instructions" not in chosen
 
 
 @pytest.mark.parametrize(("requested", "on"), [("tf32", True), ("fp32", False), ("bf16", False)])
@@ -196,14 +191,10 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
     def measured() -> float:
         raise AssertionError
 
-    cpu = DeviceProfile.cpu("Some CPU", instructions=("avx2", "vnni"))
+    cpu = DeviceProfile.cpu("Some CPU")
     chosen = {each.name: each for each in settings_of(cpu, measured, chosen=("bf16", "measured before"))}
     assert (chosen["precision"].value, chosen["precision"].reason) == ("bf16", "measured before")
-    assert chosen["instructions"].value == "avx2 vnni"
     assert "torch_build" not in chosen
-    untold = {each.name: each for each in settings_of(DeviceProfile.cpu())}["instructions"]
-    assert untold.value is None
-    assert "not reported" in untold.reason
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -218,7 +209,6 @@ def test_what_cards_have_in_common(name: str) -> None:
         assert profile.peaks["fp16"] / profile.peaks["tf32"] == pytest.approx(2, rel=0.05)
         assert profile.peaks["bf16"] == profile.peaks["fp16"]
     assert ("fp16" in profile.tensor_cores) == (choose_precision(profile)[0] == "fp16")
-    assert profile.attention == "memory-efficient"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from app.src.core import device
 from app.src.core.device import (
     CARDS,
     DeviceError,
@@ -171,3 +174,10 @@ def test_this_gpu_is_described() -> None:
     import torch
 
     assert ("bf16" in profile.tensor_cores) == torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def test_the_processors_name_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+    assert device.detect("cpu").name
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Test CPU @ 2 GHz: fast\nflags\t: avx2\n")
+    assert device.detect("cpu").name == "Test CPU @ 2 GHz: fast"

@@ -15,10 +15,9 @@ from app.src.core.backends.torch.packed import (
     FEW_TOKENS,
     Layout,
     PackedEncoder,
-    counted_positions,
     filled,
     layout_of,
-    places_of,
+    positions_of,
 )
 from app.src.core.device import DeviceProfile
 from app.src.core.tokens import TokenBatch
@@ -26,7 +25,7 @@ from app.src.core.tokens import TokenBatch
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
 def test_places_count_from_0_in_each_sequence(lengths: list[int]) -> None:
-    assert places_of(TokenBatch.of(range(length) for length in lengths)).tolist() == [
+    assert positions_of(TokenBatch.of(range(length) for length in lengths)).tolist() == [
         place for length in lengths for place in range(length)
     ]
 
@@ -38,7 +37,7 @@ def test_counted_positions_are_those_of_transformers(sequences: list[list[int]],
 
     theirs: Any = RobertaEmbeddings.create_position_ids_from_input_ids
     wanted = [theirs(torch.tensor([sequence]), padding)[0].tolist() for sequence in sequences]
-    found = counted_positions(TokenBatch.of(sequences), padding).tolist()
+    found = positions_of(TokenBatch.of(sequences), padding).tolist()
     assert found == [position for sequence in wanted for position in sequence]
 
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from app.src.cli import app
 from app.src.cli.demo import NEXT
-from app.src.settings.sources import own_variables
+from app.src.settings.sources import OWN_VARIABLES
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,8 +67,8 @@ def test_links_into_pages_lead_to_a_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_own_variables_reach_a_setting(file: Path) -> None:
-    known = own_variables()
+def test_OWN_VARIABLES_reach_a_setting(file: Path) -> None:
+    known = OWN_VARIABLES
     for name in set(re.findall(r"\bOWL_SAP_[A-Z0-9_]*[A-Z0-9]\b", text_of(file))) - OURS_BESIDE_SETTINGS:
         assert name in known or name.removesuffix("_FILE") in known, f"{name}: no such setting"
 

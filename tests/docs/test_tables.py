@@ -108,16 +108,15 @@ def cards_table() -> str:
 
 def needs_table() -> str:
     padded = ("fp32", "tf32", "fp16", "int8")
-    head = ("card", "attention in fp16, fp32", f"lengths padded in {', '.join(padded)}", "torch, best first", "driver")
+    head = ("card", f"lengths padded in {', '.join(padded)}", "torch, best first", "driver")
     lines = _head(head)
     for profile in _cards():
-        kernels = ", ".join(profile.attention_kernels(kind)[0] for kind in ("fp16", "fp32"))
         multiples = ", ".join(str(profile.padding_multiple(kind)) for kind in padded)  # type: ignore[arg-type]
         builds = "; ".join(f"{build.torch} for CUDA {build.cuda}" for build in profile.builds)
         assert profile.capability is not None
         ceiling = driver_ceiling(profile.capability)
         drivers = f"{min(build.driver for build in profile.builds)} " + (f"to {ceiling}" if ceiling else "or newer")
-        lines.append(_row(profile.name, kernels, multiples, builds, drivers))
+        lines.append(_row(profile.name, multiples, builds, drivers))
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ import atheris
 with atheris.instrument_imports(include=["hana_emulator"]):
     from hana_emulator import cesu8
     from hana_emulator.errors import HanaError
-    from hana_emulator.protocol import authentication, clientinfo, lobs, options, packet
+    from hana_emulator.protocol import authentication, lobs, options, packet
     from hana_emulator.protocol.codes import PartKind, ProtocolError
     from hana_emulator.protocol.input import ParameterDecoder
     from hana_emulator.protocol.output import row_encoder
@@ -68,7 +68,7 @@ def _options(data: bytes) -> None:
     part = Part(PartKind.CONNECTOPTIONS, data[4:], count)
     with contextlib.suppress(ProtocolError):
         options.parse_options(part)
-    clientinfo.parse(part)
+    options.parse_client_info(part)
 
 
 def _login(data: bytes) -> None:

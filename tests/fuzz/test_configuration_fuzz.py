@@ -13,7 +13,7 @@ import tomlkit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.src.settings.sources import own_variables
+from app.src.settings.sources import OWN_VARIABLES
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.fuzz import outcomes
 
@@ -51,7 +51,7 @@ chunk = {{ max_tokens = 64, overlap = 8 }}
 schedule = {{ cron = "15 2 * * *", timezone = "Europe/Berlin", jitter = "5s" }}
 """
 SECRETS = {"HANA_PASSWORD": outcomes.CANARY, "OWL_SAP_HANA__PASSWORD": outcomes.CANARY}
-NAMES = [*own_variables(), *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES))]
+NAMES = [*OWN_VARIABLES, *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES))]
 WORDS = (
     *(
         "true",

@@ -330,7 +330,7 @@ def test_the_settings_that_a_pod_gets_are_understood(deployment: Document, tmp_p
         assert (settings.api.job_workers, settings.api.run_schedules) == (0, False)
 
 
-def test_the_clusters_own_variables_would_be_refused(tmp_path: Path) -> None:
+def test_the_clusters_OWN_VARIABLES_would_be_refused(tmp_path: Path) -> None:
     """Why enableServiceLinks is false: for a Service owl-sap the cluster sets such variables in every pod."""
     with pytest.raises(SettingsError, match="OWL_SAP_SERVICE_HOST"):
         load(environ={"OWL_SAP_SERVICE_HOST": "10.0.0.1"}, folder=tmp_path)

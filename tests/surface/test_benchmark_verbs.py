@@ -46,7 +46,7 @@ def test_searching_against_numpy(cli: Cli) -> None:
     run = cli("--output", "table", "benchmark", "search", "--rounds", "2", "--rows", "500")
     assert run.code == 0, run.err
     assert "ours / numpy" in run.out
-    assert "recall 1" in run.err
+    assert "recall=1" in run.err
 
 
 def test_a_sync_against_the_engine(cli: Cli) -> None:

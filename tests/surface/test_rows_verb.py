@@ -31,7 +31,7 @@ def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., S
     assert found["chunks"] == [first["text"]]
     assert (long["id"], long["key"], long["text"]) == ("[13]", {"K": 13}, text_of(13))
     assert len(long["chunks"]) > 1
-    assert re.search(rf"1 of the ids is not in {name}; ids of {name} look like '\[\d+\]'", errors)
+    assert re.search(rf"not in {name}: 1 of the ids; ids of {name} look like '\[\d+\]'", errors)
     alike = json.loads(run(scene, "search", name, "--like", first["id"], "-k", "5", "--json")[0])
     assert len(alike) == 5
     assert first["id"] not in {hit["id"] for hit in alike}

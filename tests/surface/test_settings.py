@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.src.settings import CollectionSettings, Settings, SettingsError, load, show
-from app.src.settings.sources import own_variables
+from app.src.settings.sources import OWN_VARIABLES
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from connector.model import NO_TABLE, ChunkSpec, TableRef
 
@@ -94,7 +94,7 @@ def test_environment_beats_dotenv_and_empty_counts_as_unset(tmp_path: Path) -> N
 
 
 def test_every_setting_has_its_variable(tmp_path: Path) -> None:
-    variables = own_variables()
+    variables = OWN_VARIABLES
     assert variables["OWL_SAP_HANA__SCHEMA"] == ("hana", "schema")
     assert variables["OWL_SAP_STORE__HANA__PORT"] == ("store", "hana", "port")
     settings = loaded(tmp_path, "", OWL_SAP_STORE__HANA__PORT="30015", OWL_SAP_HANA__ENCRYPT="false")
@@ -144,7 +144,7 @@ def test_secrets_come_from_files_and_never_show(tmp_path: Path) -> None:
     assert "HANA_PASSWORD_FILE" in got.origins[("hana", "password")]
 
 
-def test_own_variables_have_file_variants_too(tmp_path: Path) -> None:
+def test_OWN_VARIABLES_have_file_variants_too(tmp_path: Path) -> None:
     (tmp_path / "user").write_text("OWL")
     assert loaded(tmp_path, "", OWL_SAP_HANA__USER_FILE=str(tmp_path / "user")).hana.user == "OWL"
 
@@ -273,7 +273,7 @@ def test_show_names_every_setting_and_its_origin(tmp_path: Path) -> None:
     rows = {row["setting"]: row for row in show(load(environ={"HANA_PORT": "30015"}, folder=tmp_path))}
     assert rows["hana.port"] == {"setting": "hana.port", "value": 30015, "origin": "environment HANA_PORT"}
     assert rows["api.port"]["origin"] == "default"
-    assert {".".join(path) for path in own_variables().values()} == set(rows)
+    assert {".".join(path) for path in OWN_VARIABLES.values()} == set(rows)
 
 
 def test_the_examples_are_valid(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
         if line[:1] == "#" and line[1:2].isalpha()
     ]
     names = {line.split("=")[0] for line in commented if "=" in line and line.split("=")[0].isupper()}
-    known = {*own_variables(), *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)), "OWL_SAP_CONFIG"}
+    known = {*OWN_VARIABLES, *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)), "OWL_SAP_CONFIG"}
     compose = (ROOT / "docker-compose.t4-optimized.yml").read_text()
     known |= set(re.findall(r"\$\{(OWL_[A-Z_]+):-", compose)) - {"OWL_SAP_API__PORT"}
     assert {name.removesuffix("_FILE") for name in names} <= known
@@ -295,7 +295,7 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
 
 def test_what_the_example_has_as_comments_fits_the_section_it_stands_in() -> None:
     """Whoever takes the `#` away gets that setting, and a file that TOML takes."""
-    names, section = own_variables().values(), ""
+    names, section = OWN_VARIABLES.values(), ""
     seen: list[str] = []
     known = {".".join(path) for path in names}
     for line in (ROOT / "owl-sap.example.toml").read_text().splitlines():

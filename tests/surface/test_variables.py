@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.src.settings import Loaded, Settings, SettingsError, load, show
-from app.src.settings.sources import own_variables
+from app.src.settings.sources import OWN_VARIABLES
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 
 CANARY = "canary-5926"
@@ -390,7 +390,7 @@ def test_every_own_variable_can_be_set_from_its_default(tmp_path: Path) -> None:
     defaults = {row["setting"]: row["value"] for row in show(Loaded(Settings()))}
     environ = {
         name: ", ".join(value) if isinstance(value, list) else str(value)
-        for name, path in own_variables().items()
+        for name, path in OWN_VARIABLES.items()
         if (value := defaults[".".join(path)]) is not None and path != ("collections",)
     }
     assert len(environ) >= 25

@@ -119,14 +119,14 @@ class Tokens:
         return kid, algorithm
 
     def _principal(self, payload: Mapping[str, Any]) -> Principal:
-        tenant, subject_claim = self._settings.tenant, self._settings.subject_claim
+        tenant = self._settings.tenant
         if tenant is not None:
             named = next((payload[claim] for claim in self._tenants if claim in payload), None)
             if named != tenant:
                 raise Unauthenticated("the token is of another tenant", "tenant")
-        subject = payload.get(subject_claim)
+        subject = payload.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
-            raise Unauthenticated(f"the token has no valid subject ({subject_claim})", "incomplete_token")
+            raise Unauthenticated("the token has no valid subject (sub)", "incomplete_token")
         means = {self._scopes[name] for name in _names(payload, self._scope_claim) if name in self._scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)
         claims = payload

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, Name, app, opened, read_settings, subcommands, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
-from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
 
 if TYPE_CHECKING:
     from app.src.benchmark.harness import Report as BenchmarkReport
-    from app.src.service.service import Service
-    from app.src.training.run import Report
-
 
 _STEP_SECONDS = 5.0  # seconds between two lines of progress
 _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at once, without a checkpoint\n"
@@ -54,98 +49,60 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
     from app.src.core.finetune.recipe import TrainingObserver
     from app.src.training.run import Request
+    from connector.model import ModelSource
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
+    shown_at = 0.0
+
+    def step(done: int, steps: int, loss: float | None) -> None:
+        """Show progress every few seconds: sentences on a terminal, JSON lines elsewhere."""
+        nonlocal shown_at
+        if time.monotonic() - shown_at < _STEP_SECONDS and done < steps:
+            return
+        shown_at = time.monotonic()
+        if output.for_people(stderr=True):
+            output.say(f"step {done} of {steps}" + ("" if loss is None else f", loss {loss:.4f}"))
+        else:
+            output.line_on_stderr({"collection": name, "step": done, "steps": steps, "loss": loss})
+
     with opened() as service, interruptible(_STOPPING) as interrupted:
-        observer = TrainingObserver(output.say, _Steps(name), interrupted)
-        report = service.tuning.finetune(name, request, out, observer)
+        report = service.tuning.finetune(name, request, out, TrainingObserver(output.say, step, interrupted))
         whole = not report.stopped
-        if generation and whole and not report.worse:
-            whole = _build(service, report, interrupted)
+        if generation and whole and not report.worse:  # build a generation beside the active one
+            precision = service.settings.embedding.precision
+            source = ModelSource(str(report.folder), None, report.weights_sha256, precision)
+            with watched(name) as observer:
+                built = service.sync.build_with(name, source, observer, interrupted)
+            if built is not None:
+                report.generation, whole = built.generation, not built.stopped
+                output.notes(name, built.notes)
         model = service.settings.embedding_of(name).model
-    _print_training(report, json)
-    _say_next_step(report, model, asked=generation, out=out)
+    before, after = report.before, report.after
+    if json or (before is not None and after is not None):
+        figures = ("recall_at_10", "mrr", "queries", "texts")
+        rows = [{"": each, "before": (before or {}).get(each), "after": (after or {}).get(each)} for each in figures]
+        output.data(report.as_dict(), f"{name}: {report.folder}", ("", "before", "after"), json=json, rows=rows)
+    if report.stopped:
+        resume_ = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
+        output.say(f"stopped on request; continue with: {resume_}" if report.unfinished else "stopped before training")
+    elif report.worse:
+        output.say(
+            f"{name}: the trained model finds less than {model}, so it is not proposed; it is in {report.folder}"
+        )
+    else:
+        output.say(
+            f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
+            f"owl-sap sync {name}; compare and switch with owl-sap generations {name} --compare, --switch"
+        )
     if interrupted.code is not None and not whole:
         return interrupted.code
     return FAILED if report.worse else OK
 
 
-class _Steps:
-    """Progress on stderr, every few seconds: sentences on a terminal, JSON lines elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._told = 0.0
-
-    def __call__(self, done: int, steps: int, loss: float | None) -> None:
-        now = time.monotonic()
-        if now - self._told < _STEP_SECONDS and done < steps:
-            return
-        self._told = now
-        if output.for_people(stderr=True) or sys.stderr.isatty():
-            output.say(f"step {done} of {steps}" + ("" if loss is None else f", loss {loss:.4f}"))
-        else:
-            output.line_on_stderr({"collection": self._name, "step": done, "steps": steps, "loss": loss})
-
-
-def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
-    """Build a generation with the trained model; return whether it is complete."""
-    from connector.model import ModelSource
-
-    precision = service.settings.embedding.precision
-    model = ModelSource(str(report.folder), None, report.weights_sha256, precision)
-    with watched(report.collection) as observer:
-        built = service.sync.build_with(report.collection, model, observer, interrupted)
-    if built is None:
-        return True
-    report.generation = built.generation
-    for note in built.notes:
-        output.say(f"{report.collection}: {note}")
-    return not built.stopped
-
-
-def _print_training(report: Report, json: bool) -> None:
-    if json or (report.before is not None and report.after is not None):
-        before, after = report.before or {}, report.after or {}
-        rows = [
-            {"": figure, "before": before.get(figure), "after": after.get(figure)}
-            for figure in ("recall_at_10", "mrr", "queries", "texts")
-        ]
-        title = f"{report.collection}: {report.folder}"
-        output.data(report.as_dict(), title, ("", "before", "after"), json=json, rows=rows)
-
-
-def _say_next_step(report: Report, model: str, *, asked: bool, out: Path | None) -> None:
-    name = report.collection
-    if report.stopped:
-        resume = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
-        output.say(
-            "stopped on request; " + (f"continue with: {resume}" if report.unfinished else "training had not begun")
-        )
-    elif report.worse:
-        output.say(
-            f"{name}: the trained model finds less than {model}, so it is not proposed; it is kept in "
-            f"{report.folder}. More pairs, or pairs closer to real queries, may help"
-        )
-    else:
-        never_synced = " (the collection was never synced, so no generation was built)"
-        output.say(
-            f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
-            f"owl-sap sync {name}{never_synced if asked and report.generation is None else ''}; "
-            f"compare and switch with owl-sap generations {name} --compare, --switch"
-        )
-
-
 _GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
 _CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
-
-
-class Algorithm(StrEnum):
-    MINMAX = "minmax"
-    ENTROPY = "entropy"
-    PERCENTILE = "percentile"
 
 
 @verb(app, "calibrate")
@@ -155,7 +112,8 @@ def calibrate(
         int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
     ] = 1000,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="How ranges are found; default: [tensorrt] algorithm.")
+        Literal["minmax", "entropy", "percentile"] | None,
+        typer.Option(help="How ranges are found; default: [tensorrt] algorithm."),
     ] = None,
     stored: Annotated[
         bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
@@ -165,18 +123,16 @@ def calibrate(
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.tuning.calibrate(name, texts, None if algorithm is None else algorithm.value, stored=stored)
+        found = service.tuning.calibrate(name, texts, algorithm, stored=stored)
     verdict = found["verdict"]
     figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
     shown = {**found, "judged_on": verdict["texts"], **figures}
     outcome = "accepted" if found["accepted"] else "REFUSED"
     output.data(found, f"{name}: INT8 {outcome}", _CALIBRATION_COLUMNS, json=json, rows=[shown])
     if not json:
-        output.say(f"{name}: {found['reason']}")
-        if not found["accepted"]:
-            output.say(f"{name}: the engine stays on its float precision")
-    for note in found["notes"]:
-        output.say(f"{name}: {note}")
+        stays = "" if found["accepted"] else "; the engine stays on its float precision"
+        output.say(f"{name}: {found['reason']}{stays}")
+    output.notes(name, found["notes"])
     return OK if found["accepted"] else FAILED
 
 
@@ -317,13 +273,12 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     if json:
         output.write_json(document)
         return code
-    rows = [figure | {"figure": figure["name"]} for figure in document["figures"]]
-    title = f"Benchmark: {report.benchmark}"
-    output.data(document["figures"], title, _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
-    for figure in document["figures"]:
-        kept = {name: value for name, value in figure.items() if name not in _BESIDE}
-        details = ", ".join(f"{name.replace('_', ' ')} {output.shown(value)}" for name, value in kept.items())
-        output.say(f"{figure['name']}: {details}")
+    figures = document["figures"]
+    rows = [figure | {"figure": figure["name"]} for figure in figures]
+    output.data(figures, f"Benchmark: {report.benchmark}", _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
+    for figure in figures:
+        kept = {name.replace("_", " "): value for name, value in figure.items() if name not in _BESIDE}
+        output.say(f"{figure['name']}: {output.shown(kept)}")
     for note in report.notes:
         output.say(note)
     about = report.machine

@@ -106,13 +106,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global(
     config: Annotated[Path | None, typer.Option(help=_CONFIG_HELP)] = None,
-    layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = output.Layout.AUTO,
+    layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = "auto",
     debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    output.choose(layout)
+    output.Chosen.layout = layout
     Invocation.config, Invocation.debug = config, debug
 
 
@@ -136,8 +136,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         config, layout, debug = (kwargs.pop(name, None) for name in GLOBAL_OPTIONS)
-        if layout is not None:
-            output.choose(layout)
+        output.Chosen.layout = layout or output.Chosen.layout
         Invocation.config = config or Invocation.config
         Invocation.debug = debug or Invocation.debug
         try:

@@ -38,7 +38,7 @@ def demo(
     from app.src.api import server
     from app.src.demo import TOP, Demo
 
-    output.choose(output.Layout.TABLE)  # a report for people, in a pipe too
+    output.Chosen.layout = "table"  # a report for people, in a pipe too
     start = time.perf_counter()
     settings = read_settings({("api", "port"): port}).settings
     prepared = Demo(settings)

@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from rich.console import Console
@@ -24,29 +23,20 @@ _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_N
 Record = Mapping[str, Any]
 
 
-class Layout(Enum):
-    """The layout of data without --json."""
-
-    AUTO = "auto"
-    TABLE = "table"
-    LINES = "lines"
+Layout = Literal["auto", "table", "lines"]  # of data without --json
 
 
-class _Chosen:
+class Chosen:
     """The layout of this process's stdout."""
 
-    layout = Layout.AUTO
-
-
-def choose(layout: Layout) -> None:
-    _Chosen.layout = layout
+    layout: Layout = "auto"
 
 
 def for_people(*, stderr: bool = False) -> bool:
     """Return whether to print tables and bars: as chosen, else only on a terminal."""
-    if _Chosen.layout is Layout.AUTO or (stderr and _Chosen.layout is Layout.LINES):
+    if Chosen.layout == "auto" or (stderr and Chosen.layout == "lines"):
         return (sys.stderr if stderr else sys.stdout).isatty()
-    return _Chosen.layout is Layout.TABLE
+    return Chosen.layout == "table"
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -7,9 +7,8 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
-from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -116,15 +115,11 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
     return None
 
 
-class Role(StrEnum):
-    """What a container runs."""
-
-    SERVE = "serve"
-    WORKER = "worker"
+Role = Annotated[Literal["serve", "worker"], typer.Argument(help="Which process of a container.")]
 
 
 @verb(app, "start")
-def start(role: Annotated[Role, typer.Argument(help="Which process to start.")] = Role.SERVE) -> int:
+def start(role: Role = "serve") -> int:
     """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
     from app.src.observe import Fault, gpu
@@ -139,11 +134,11 @@ def start(role: Annotated[Role, typer.Argument(help="Which process to start.")] 
     options += ["--debug"] if Invocation.debug else []
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])  # nosec B606 # this Python, no shell
+    os.execv(sys.executable, [sys.executable, "-m", "app", *options, role])  # nosec B606 # this Python, no shell
 
 
 @verb(app, "health")
-def health(role: Annotated[Role, typer.Argument(help="Which process to check.")] = Role.SERVE) -> int:
+def health(role: Role = "serve") -> int:
     """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
     heartbeat of the worker; exit 1 when it is not healthy."""
     from app.src.observe import Fault
@@ -151,7 +146,7 @@ def health(role: Annotated[Role, typer.Argument(help="Which process to check.")]
 
     settings = read_settings().settings
     try:
-        well = checks.of_service(settings.api) if role == Role.SERVE else checks.of_worker(settings.worker)
+        well = checks.of_service(settings.api) if role == "serve" else checks.of_worker(settings.worker)
     except Fault as fault:
         output.fail(f"{fault}; {fault.fix}")
         return FAILED

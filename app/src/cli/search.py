@@ -126,7 +126,7 @@ def rows(
         found = service.browse.rows(name, ids, principal=OPERATOR)
         missing = len(set(ids)) - len(found)
         if missing:
-            output.say(f"{missing} of the ids are not in {name}; {_how_ids_look(service, name)}")
+            output.say(f"not in {name}: {missing} of the ids; {_how_ids_look(service, name)}")
     records = [row.as_dict() for row in found]
     shown = [record | {"chunks": len(record["chunks"])} for record in records]
     output.data(records, name, ("key", "text", "metadata", "chunks"), json=json, rows=shown, whole=False)

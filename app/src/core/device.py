@@ -1,13 +1,13 @@
 """Capabilities of a device, and the precision that the engine uses on it, with the reason.
 
-Facts come from the device (compute capability, instructions) and published figures (`cards`). Only `detect` imports
-torch.
+Facts come from the device and published figures (`cards`). Only `detect` imports torch.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,22 +35,6 @@ TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "bf16": (8, 0),
     "fp8": (8, 9),
 }
-
-
-# Our name -> sets of flags in Linux' /proc/cpuinfo, of which one suffices. The last four are ARM's.
-INSTRUCTIONS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "avx2": (frozenset({"avx2"}),),
-    "avx512": (frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),),
-    "avx512_bf16": (frozenset({"avx512_bf16"}),),
-    "avx512_fp16": (frozenset({"avx512_fp16"}),),
-    "vnni": (frozenset({"avx512_vnni"}), frozenset({"avx_vnni"})),
-    "amx_bf16": (frozenset({"amx_tile", "amx_bf16"}),),
-    "amx_int8": (frozenset({"amx_tile", "amx_int8"}),),
-    "neon": (frozenset({"asimd"}),),
-    "sve": (frozenset({"sve"}),),
-    "bf16": (frozenset({"asimd", "bf16"}),),
-    "i8mm": (frozenset({"i8mm"}),),
-}
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -60,8 +44,7 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device; `instructions`: a CPU's,
-    as named in `INSTRUCTIONS`."""
+    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device."""
 
     kind: Kind
     name: str
@@ -71,11 +54,10 @@ class DeviceProfile:
     peaks: Mapping[Format, float] = field(default_factory=dict)
     bandwidth: float | None = None  # GB/s
     multiprocessors: int = 0  # 0: unknown
-    instructions: tuple[str, ...] = ()
 
     @classmethod
-    def cpu(cls, name: str = "CPU", memory_bytes: int = 0, instructions: tuple[str, ...] = ()) -> DeviceProfile:
-        return cls("cpu", name, memory_bytes=memory_bytes, instructions=instructions)
+    def cpu(cls, name: str = "CPU", memory_bytes: int = 0) -> DeviceProfile:
+        return cls("cpu", name, memory_bytes=memory_bytes)
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
@@ -104,24 +86,6 @@ class DeviceProfile:
     @property
     def tf32(self) -> bool:
         return "tf32" in self.tensor_cores
-
-    @property
-    def attention(self) -> str:
-        """Return torch's fastest attention kernel with a padding mask on this device."""
-        return self.attention_kernels("fp16", masked=True)[0]
-
-    def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
-        """Return the kernels of torch's scaled_dot_product_attention, in its order of preference (sdp_utils.cpp).
-        Loading a model tests them (`backends/torch/packed.py`)."""
-        if self.capability is None:
-            return ("cpu flash", "math")
-        half = precision in ("fp16", "bf16")
-        found: list[str] = []  # torch's upper limit, 12.1, includes all current cards
-        if half and not masked and self.capability >= (8, 0):
-            found = ["cudnn", "flash"] if self.capability[0] in (9, 10) else ["flash"]
-        if self.capability >= (5, 0) and (precision != "bf16" or self.capability >= (8, 0)):
-            found.append("memory-efficient")
-        return (*found, "math")
 
     @property
     def builds(self) -> list[Build]:
@@ -237,15 +201,9 @@ def settings_of(
     settings = [
         Setting("precision", precision, reason),
         Setting("padding_multiple", multiple, blocks),
-        Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
         Setting("tf32", precision == "tf32" and profile.tf32, tf32),
     ]
-    if profile.capability is None:
-        told = "reported by the system" if profile.instructions else "not reported by the system"
-        value = " ".join(profile.instructions) or None
-        told = f"{told}; bf16 is chosen by measuring, not by this"
-        settings.append(Setting("instructions", value, told))
-    else:
+    if profile.capability is not None:
         formats = " ".join(profile.tensor_core_formats) or None
         why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
         settings.append(Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"))
@@ -306,20 +264,6 @@ def _cpu() -> DeviceProfile:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         memory = 0
-    name = _cpuinfo_value(cpuinfo, "model name") or platform.processor() or platform.machine() or "CPU"
-    return DeviceProfile.cpu(name, memory, instructions_of(cpuinfo))
-
-
-def instructions_of(cpuinfo: str) -> tuple[str, ...]:
-    """Return the INSTRUCTIONS of the first processor in the text of /proc/cpuinfo. A virtual machine may hide some."""
-    flags = set((_cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or "").split())
-    return tuple(name for name, ways in INSTRUCTIONS.items() if any(way <= flags for way in ways))
-
-
-def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
-    """Return the value in the first line with this key."""
-    for line in cpuinfo.splitlines():
-        found, colon, value = line.partition(":")
-        if colon and found.strip() == key:
-            return value.strip()
-    return None
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE)
+    name = named[1] if named else platform.processor() or platform.machine() or "CPU"
+    return DeviceProfile.cpu(name, memory)

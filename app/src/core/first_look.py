@@ -8,21 +8,16 @@ from __future__ import annotations
 import json
 import sys
 
-from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
+from .device import DeviceError, detect, settings_of
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError."""
-    profile = detect(device)
-    chosen = next(each for each in settings_of(profile, requested=precision) if each.name == "precision")
-    _compute(profile)
-    return _told(profile, chosen)
-
-
-def _compute(profile: DeviceProfile) -> None:
-    """Compute a small product: a card that torch lists may still lack kernels or fail to create a context."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError, also for a card that torch
+    lists and that does not compute: it may lack kernels, or fail to create a context."""
     import torch
 
+    profile = detect(device)
+    chosen = next(each for each in settings_of(profile, requested=precision) if each.name == "precision")
     try:
         ones = torch.ones(16, 16, device=profile.torch_name)
         total = float((ones @ ones).sum())
@@ -30,17 +25,9 @@ def _compute(profile: DeviceProfile) -> None:
         raise DeviceError(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
     if total != 16.0**3:
         raise DeviceError(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
-
-
-def _told(profile: DeviceProfile, chosen: Setting) -> dict[str, object]:
     capability = None if profile.capability is None else ".".join(map(str, profile.capability))
-    return {
-        "kind": profile.kind,
-        "name": profile.name,
-        "capability": capability,
-        "precision": chosen.value,
-        "reason": chosen.reason,
-    }
+    named = {"kind": profile.kind, "name": profile.name, "capability": capability}
+    return {**named, "precision": chosen.value, "reason": chosen.reason}
 
 
 def main(arguments: list[str]) -> int:

@@ -98,10 +98,8 @@ class Browse:
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """Return the rows with these ids in order, each once; skip unknown ids. Raises ValueError for more than
         MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
-        from connector.document.document import parse_id
-        from connector.stores.records import FOREIGN
-        from connector.sync.documents import readable_ids, shown_id
-        from connector.sync.quarantine import named_key
+        from connector.document.document import named_key, parse_id
+        from connector.stores.records import FOREIGN, readable_ids, shown_id
 
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         if len(ids) > MOST_IDS:
@@ -124,7 +122,7 @@ class Browse:
 
     def example_id(self, name: str) -> str | None:
         """Return the id of any stored row, or None. For the operator: ignores row rights."""
-        from connector.sync.documents import shown_id
+        from connector.stores.records import shown_id
 
         def read(view: VisibleView, _: CollectionStatus) -> str | None:
             chosen = view.sample(1).chosen
@@ -160,7 +158,7 @@ class Browse:
         `explained`: the share of the variance of the `sampled` vectors on each axis; `rows`: visible rows. Raises
         ValueError for a field `color` that is neither declared nor in a visible row."""
         from connector.document.document import metadata_names
-        from connector.sync.documents import shown_id
+        from connector.stores.records import shown_id
 
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         names = metadata_names(spec.metadata)

@@ -310,7 +310,7 @@ class Search:
         self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
     ) -> tuple[list[str], list[str]]:
         """Search as the operator, who sees every row. Return the store's ids and the notes."""
-        from connector.sync.documents import stored_ids
+        from connector.stores.records import stored_ids
 
         found = self.run(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR)
         return stored_ids(self._collections.spec(name), [hit.id for hit in found.hits]), found.notes
@@ -490,7 +490,7 @@ def _stored(spec: CollectionSpec, query: Query) -> Query:
     """Return the query, with the id of a row as the store has it. Raises UnknownRow for an impossible id."""
     if not isinstance(query, Like):
         return query
-    from connector.sync.documents import stored_ids
+    from connector.stores.records import stored_ids
 
     found = stored_ids(spec, [query.id])
     if not found:
@@ -538,10 +538,8 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
 
 
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, passages: list[Passage] | None) -> FoundHit:
-    from connector.document.document import parse_id
-    from connector.stores.records import FOREIGN
-    from connector.sync.documents import shown_id
-    from connector.sync.quarantine import named_key
+    from connector.document.document import named_key, parse_id
+    from connector.stores.records import FOREIGN, shown_id
 
     key = {} if hit.id.startswith(FOREIGN) else named_key(parse_id(hit.id), columns)
     return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, passages)

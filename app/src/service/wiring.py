@@ -289,8 +289,6 @@ class Parts:
             revision=wanted.revision,
             threads=wanted.threads,
             onnx=self.graph_options(),
-            overlap=wanted.overlap,
-            graphs=wanted.cuda_graphs,
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
             cudnn_benchmark=wanted.cudnn_benchmark,

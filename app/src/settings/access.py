@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
-from app.src.settings.section import Columns, Section
+from app.src.settings.section import Columns, Section, Split, setting
 
 UNLIMITED = "unlimited"
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
@@ -31,7 +31,7 @@ Rate = Annotated[str, AfterValidator(check_rate)]  # a number per time: "600/min
 # No shared secrets: a service that can check such a token could create one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 # What a name in a token may grant: a scope, or every row.
-MEANINGS = ("embed", "search", "sync", "admin", "metrics", "every_row")
+Meaning = Literal["embed", "search", "sync", "admin", "metrics", "every_row"]
 
 
 def _pairs(value: Any) -> Any:
@@ -44,9 +44,10 @@ def _pairs(value: Any) -> Any:
     return {name.strip(): meaning.strip() for name, _, meaning in parts}
 
 
-Meanings = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Meanings = Annotated[dict[str, Meaning], BeforeValidator(_pairs)]
 
 
+@lru_cache(256)
 def is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True
@@ -58,54 +59,20 @@ def is_loopback(host: str | None) -> bool:
 class JwtSettings(Section):
     """Tokens (JWT) of one issuer. Their keys' address is configured here, never taken from a token."""
 
-    preset: Literal["ias", "xsuaa"] | None = Field(
-        default=None, description="SAP's issuers: where their keys, scopes and tenants are; see docs/access.md"
+    preset: Literal["ias", "xsuaa"] | None = setting(None, "SAP's issuers: docs/access.md")
+    issuer: str | None = setting(None, "claim iss, exactly; with a preset the address of the tenant")
+    jwks_url: str | None = setting(None, "the issuer's keys: https, or http on loopback; default: the preset's")
+    jwks_path: Path | None = setting(None, "the same from a file, read again when it changes; nothing is fetched then")
+    audience: Columns = setting((), "claim aud must hold one of these; xsuaa: xs_appname by itself")
+    algorithms: Annotated[tuple[Algorithm, ...], Split] = setting(
+        ("RS256", "ES256"), "accepted signatures; none has a shared secret", min_length=1
     )
-    issuer: str | None = Field(
-        default=None,
-        description="claim iss, exactly; with a preset the address of the tenant: https://name.accounts.ondemand.com",
-    )
-    jwks_url: str | None = Field(
-        default=None, description="where the issuer's keys are: https, or http on loopback; default: the preset's"
-    )
-    jwks_path: Path | None = Field(
-        default=None, description="the same from a file, read again when it changes; nothing is fetched then"
-    )
-    audience: Columns = Field(default=(), description="claim aud must hold one of these; xsuaa: xs_appname by itself")
-    algorithms: tuple[Algorithm, ...] = Field(
-        default=("RS256", "ES256"), description="signatures that are accepted; never one with a shared secret"
-    )
-    scope_claim: str | None = Field(
-        default=None, description="where scopes are: a list or words; a.b looks inside; default: scope (ias: groups)"
-    )
-    scopes: Meanings = Field(
-        default={}, description='names there and their scopes: { Viewer = "search" }; default: our own names'
-    )
-    subject_claim: str = Field(default="sub", min_length=1, description="the caller's name, for logs and limits")
-    tenant: str | None = Field(default=None, description="claim zid (xsuaa) or app_tid (ias), exactly")
-    tenant_claim: str | None = Field(default=None, description="where the tenant is; default: the preset's")
-    xs_appname: str | None = Field(default=None, description='xsuaa: name of the application, such as "owl!t1234"')
+    scope_claim: str | None = setting(None, "a list or words; a.b looks inside; default: scope (ias: groups)")
+    scopes: Meanings = setting({}, 'names there and their scopes: { Viewer = "search" }; default: our own names')
+    tenant: str | None = setting(None, "claim zid (xsuaa) or app_tid (ias), exactly")
+    tenant_claim: str | None = setting(None, "where the tenant is; default: the preset's")
+    xs_appname: str | None = setting(None, 'xsuaa: name of the application, such as "owl!t1234"')
     leeway: ClassVar[float] = 30.0  # allowed clock difference in seconds
-
-    @field_validator("algorithms", mode="before")
-    @classmethod
-    def _allowed(cls, value: Any) -> Any:
-        names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        known = get_args(Algorithm)
-        if not isinstance(names, list | tuple) or not names or any(name not in known for name in names):
-            raise ValueError(
-                f"must be a list of: {', '.join(known)}; none has a shared secret, because a service that can check "
-                "such a token could create one"
-            )
-        return tuple(names)
-
-    @field_validator("scopes")
-    @classmethod
-    def _meant(cls, scopes: Mapping[str, str]) -> Mapping[str, str]:
-        for name, meaning in scopes.items():
-            if meaning not in MEANINGS:
-                raise ValueError(f"{name!r} means {meaning!r}; it must be one of: {', '.join(MEANINGS)}")
-        return scopes
 
     @field_validator("jwks_url")
     @classmethod
@@ -155,34 +122,15 @@ class JwtSettings(Section):
 class AccessSettings(Section):
     """Authentication and limits. Without keys and jwt there is no authentication, and `serve` stays on loopback."""
 
-    keys: Path | None = Field(
-        default=None, description="file of API keys, made by `owl-sap keys create`; read again when it changes"
-    )
+    keys: Path | None = setting(None, "file of API keys, made by `owl-sap keys create`; read again when it changes")
     jwt: JwtSettings | None = None
-    open_metrics: bool = Field(default=False, description="GET /metrics without a credential")
-    hosts: Columns = Field(
-        default=(),
-        description="without authentication: accepted Host names besides loopback's, for a proxy that keeps Host",
-    )
-    audit: str | None = Field(
-        default=None,
-        description='file of the audit log, one JSON line for each REST request; "-": standard error; default: none',
-    )
-    rate: Rate = Field(
-        default="600/minute",
-        description='requests of one key without its own rate (or "unlimited"); then HTTP 429',
-    )
-    tokens: Rate = Field(
-        default=UNLIMITED, description='tokens that one key may embed, such as "1000000/minute"; then HTTP 429'
-    )
-    concurrency: int = Field(
-        default=32,
-        ge=0,
-        description="concurrent requests of one key without its own limit; then HTTP 429; 0: unlimited",
-    )
-    failures: Rate = Field(
-        default="30/minute", description="failed authentications of one address; then HTTP 429 in place of 401"
-    )
+    open_metrics: bool = setting(False, "GET /metrics without a credential")
+    hosts: Columns = setting((), "without authentication: further accepted Host names, for a proxy that keeps them")
+    audit: str | None = setting(None, 'file of the audit log, a JSON line for each request; "-": standard error')
+    rate: Rate = setting("600/minute", 'requests of one key without its own rate (or "unlimited"); then HTTP 429')
+    tokens: Rate = setting(UNLIMITED, 'tokens that one key may embed, such as "1000000/minute"; then HTTP 429')
+    concurrency: int = setting(32, "concurrent requests of one key without its own limit; 0: unlimited", ge=0)
+    failures: Rate = setting("30/minute", "failed authentications of one address; then HTTP 429 in place of 401")
 
     @property
     def configured(self) -> bool:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings.section import Columns, Duration, Section
+from app.src.settings.section import Columns, Duration, Section, setting
 from connector.model import NO_TABLE, ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
 _ODD = re.compile(r"[^A-Za-z0-9_]")
@@ -33,10 +33,8 @@ Table = Annotated[str, AfterValidator(_table)]
 
 
 class ChunkSettings(Section):
-    max_tokens: int | None = Field(
-        default=None, ge=8, description="without special tokens; default: all the model takes"
-    )
-    overlap: int = Field(default=32, ge=0, description="tokens that a chunk shares with the previous one")
+    max_tokens: int | None = setting(None, "without special tokens; default: all the model takes", ge=8)
+    overlap: int = setting(32, "tokens that a chunk shares with the previous one", ge=0)
 
     @model_validator(mode="after")
     def _overlap_fits(self) -> ChunkSettings:
@@ -48,28 +46,18 @@ class ChunkSettings(Section):
 class ChangesSettings(Section):
     """Change detection at the source."""
 
-    method: Literal["full", "watermark", "log", "rowid"] = Field(
-        default="full",
-        description="full compares every row; watermark reads what a column says is new; log reads what triggers wrote "
-        'down (owl-sap changes install); rowid compares "$rowid$"',
+    method: Literal["full", "watermark", "log", "rowid"] = setting(
+        "full", 'full compares every row, watermark a column, rowid "$rowid$"; log: owl-sap changes install'
     )
-    column: str | None = Field(
-        default=None, description="watermark: the column that every change sets: a time in UTC, or a rising number"
+    column: str | None = setting(None, "watermark: every change sets it: a time in UTC or a rising number")
+    delay: Duration = setting(30.0, "watermark: longer than the longest write; younger changes wait")
+    reconcile: Duration = setting(
+        86_400.0, "longest time between full comparisons: every other method misses some changes", gt=0
     )
-    delay: Duration = Field(
-        default=30.0,
-        description="watermark: longer than the longest transaction that writes; younger changes wait for the next run",
+    hash: Literal["client", "server"] = setting(
+        "client", "full: server lets HANA hash, so that unchanged rows are not read"
     )
-    reconcile: Duration = Field(
-        default=86_400.0,
-        gt=0,
-        description="longest time between two full comparisons, which every method needs: each misses some changes "
-        "(deletions, late commits, disabled triggers)",
-    )
-    hash: Literal["client", "server"] = Field(
-        default="client", description="full: server lets HANA hash the rows, so that unchanged rows are not read"
-    )
-    log: Table | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
+    log: Table | None = setting(None, "log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
     @model_validator(mode="after")
     def _fits(self) -> ChangesSettings:
@@ -98,10 +86,10 @@ class ChangesSettings(Section):
 class ScheduleSettings(Section):
     """When a collection is synced automatically."""
 
-    every: Duration | None = Field(default=None, ge=1, description='span from start to start: "5m", "1h30m"')
-    cron: str | None = Field(default=None, description='minute hour day month weekday: "15 2 * * *"')
-    timezone: str = Field(default="UTC", description="of `cron`: a name such as Europe/Berlin; summer time is observed")
-    jitter: Duration = Field(default=0.0, description="random delay of each start, at most this long (30s)")
+    every: Duration | None = setting(None, 'span from start to start: "5m", "1h30m"', ge=1)
+    cron: str | None = setting(None, 'minute hour day month weekday: "15 2 * * *"')
+    timezone: str = setting("UTC", "of `cron`: a name such as Europe/Berlin; summer time is observed")
+    jitter: Duration = setting(0.0, "random delay of each start, at most this long (30s)")
 
     @field_validator("cron")
     @classmethod
@@ -141,40 +129,22 @@ class ScheduleSettings(Section):
 class CollectionSettings(Section):
     """One `[[collections]]` block."""
 
-    name: str = Field(description="letters, digits, - and _")
-    documents: bool = Field(
-        default=False,
-        description="clients write it, over REST or with LangChain; it has no source, template or sync",
+    name: str = setting(..., "letters, digits, - and _")
+    documents: bool = setting(False, "clients write it (REST, LangChain); it has no source or sync")
+    source: Table = setting("", 'SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"')
+    template: str = setting("", '"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
+    description: str | None = setting(None, "what it holds, in a sentence for agents", max_length=1000)
+    key: Columns = setting((), "key columns; default: the primary key")
+    where: str | None = setting(None, "your own SQL condition, sent unchanged")
+    metadata: Columns = setting((), "columns stored beside the vector, for filters")
+    row_rights: dict[str, ClaimPath] = setting(
+        {}, "metadata column = claim of the caller, or its path as a list: docs/row-rights.md"
     )
-    source: Table = Field(
-        default="", description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"'
-    )
-    template: str = Field(default="", description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
-    description: str | None = Field(
-        default=None, max_length=1000, description="what it holds, in a sentence: agents choose collections by it"
-    )
-    key: Columns = Field(default=(), description="key columns; default: the primary key")
-    where: str | None = Field(default=None, description="your own SQL condition, sent unchanged")
-    metadata: Columns = Field(default=(), description="columns stored beside the vector, for filters")
-    row_rights: dict[str, ClaimPath] = Field(
-        default={},
-        description="metadata column = claim of the caller: only rows with one of the claim's values are found; "
-        'a claim inside another is a list: MANDT = ["realm_access", "mandt"]',
-    )
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="a model of its own: packaged name, folder or cached hub id; default: [embedding] model",
-    )
-    changes: ChangesSettings = Field(default=ChangesSettings(), description="how changes are found")
-    chunk: ChunkSettings = Field(
-        default=ChunkSettings(), description="how long texts are split; default: chunks as long as the model takes"
-    )
-    schedule: ScheduleSettings | None = Field(default=None, description="when `serve` or `worker` syncs by itself")
-    switch: Literal["manual", "auto"] = Field(
-        default="manual",
-        description="a new model is built beside the active one; auto: switch to it once complete and verified",
-    )
+    model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
+    changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
+    chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
+    schedule: ScheduleSettings | None = setting(None, "when `serve` or `worker` syncs by itself")
+    switch: Literal["manual", "auto"] = setting("manual", "auto: switch to a new model once complete and verified")
 
     @field_validator("name")
     @classmethod
@@ -213,12 +183,14 @@ class CollectionSettings(Section):
                     f'row_rights names the column "{column}", which is not declared in metadata: write '
                     f"metadata = [{', '.join((*self.metadata, column))}] and sync"
                 )
-            alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
-            if alike:
-                raise ValueError(
-                    f'row_rights names the column "{column}", and the metadata column "{alike[0]}" becomes the same '
-                    "name without its odd characters: rename one of them in a view"
-                )
+            for each in self.metadata:
+                # They may get the same name (`connector.document.document.metadata_names`).
+                one, other = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (each, column))
+                if each != column and one == other and _ODD.search(each + column):
+                    raise ValueError(
+                        f'row_rights names the column "{column}", and the metadata column "{each}" becomes the same '
+                        "name without its odd characters: rename one of them in a view"
+                    )
         return self
 
     def spec(self) -> CollectionSpec:
@@ -235,11 +207,3 @@ class CollectionSettings(Section):
             chunk=chunk,
             changes=self.changes.spec(),
         )
-
-
-def _may_meet(one: str, other: str) -> bool:
-    """Return whether two columns may get the same metadata name (`connector.document.document.metadata_names`)."""
-    if not _ODD.search(one) and not _ODD.search(other):
-        return False
-    first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))
-    return first == second

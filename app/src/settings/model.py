@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.section import Duration, Networks, Section
+from app.src.settings.section import Columns, Duration, Section, setting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
@@ -18,23 +19,19 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 class HanaSettings(Section):
     """How to reach one HANA. Encryption and certificate validation are on unless switched off by name."""
 
-    host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
-    port: int = Field(default=443, ge=1, le=65535, description="443 for HANA Cloud, 3NN13 or 3NN15 on-premise")
-    user: str | None = Field(default=None, description="the technical user; docs/hana.md lists its rights")
+    host: str | None = setting(None, "host name; an IP address is not matched against certificates")
+    port: int = setting(443, "443 for HANA Cloud, 3NN13 or 3NN15 on-premise", ge=1, le=65535)
+    user: str | None = setting(None, "the technical user; docs/hana.md lists its rights")
     password: SecretStr | None = None
-    userkey: str | None = Field(
-        default=None, description="key of SAP's secure user store, instead of host, user and password"
-    )
-    schema_name: str | None = Field(default=None, alias="schema", description="current schema of the sessions")
-    encrypt: bool = Field(default=True, description="TLS; false only for a HANA that has none")
-    validate_certificate: bool = Field(default=True, description="false accepts any server: only for a trial")
-    trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
-    host_name_in_certificate: str | None = Field(
-        default=None, description="the name in the certificate, if it is not `host`; `*` is refused"
-    )
-    connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
-    communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
-    pool_size: int = Field(default=8, ge=1, le=256, description="most connections, one per thread")
+    userkey: str | None = setting(None, "key of SAP's secure user store, instead of host, user and password")
+    schema_name: str | None = setting(None, "current schema of the sessions", alias="schema")
+    encrypt: bool = setting(True, "TLS; false only for a HANA that has none")
+    validate_certificate: bool = setting(True, "false accepts any server: only for a trial")
+    trust_store: str | None = setting(None, "path of a PEM file, or the PEM itself")
+    host_name_in_certificate: str | None = setting(None, "the certificate's name, if not `host`; never `*`")
+    connect_timeout: float = setting(10.0, "seconds", gt=0)
+    communication_timeout: float = setting(120.0, "seconds a statement may stay unanswered", gt=0)
+    pool_size: int = setting(8, "most connections, one per thread", ge=1, le=256)
 
     @field_validator("host_name_in_certificate")
     @classmethod
@@ -54,16 +51,11 @@ class HanaSettings(Section):
 class StoreSettings(Section):
     """Where the vectors live."""
 
-    kind: Literal["hana", "local"] = Field(
-        default="hana", description="hana (REAL_VECTOR), or local for a HANA without vector types"
-    )
-    path: Path | None = Field(default=None, description="folder of the local store, created if absent")
-    schema_name: str | None = Field(default=None, alias="schema", description="default: [hana] schema")
-    hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
-    scan: Literal["auto", "cpu", "gpu"] = Field(
-        default="auto",
-        description="where a local store searches; auto: on the model's card, if it uses one",
-    )
+    kind: Literal["hana", "local"] = setting("hana", "hana (REAL_VECTOR), or local for a HANA without vector types")
+    path: Path | None = setting(None, "folder of the local store, created if absent")
+    schema_name: str | None = setting(None, "default: [hana] schema", alias="schema")
+    hana: HanaSettings | None = setting(None, "another HANA for the vectors; default: [hana]")
+    scan: Literal["auto", "cpu", "gpu"] = setting("auto", "where a local store searches; auto: on the model's card")
 
     @model_validator(mode="after")
     def _local_has_path(self) -> StoreSettings:
@@ -75,43 +67,27 @@ class StoreSettings(Section):
 class EmbeddingSettings(Section):
     """The model, and its use of the machine."""
 
-    model: str = Field(
-        default=DEFAULT_MODEL,
-        description='packaged name, folder, hub id that is cached here, or "hash:384" for tests; the default: English',
+    model: str = setting(
+        DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests; default: English'
     )
-    revision: str | None = Field(default=None, description="pinned revision of a hub model")
+    revision: str | None = setting(None, "pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
-        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: the fastest accurate one on the device"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = setting(
+        "auto", "auto: the fastest accurate one on the device"
     )
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
-    expect_gpu: bool = Field(
-        default=False, description="a missing GPU is a warning at each start, a metric and a fault in doctor"
+    device: str = setting("auto", "auto, cpu, cuda or cuda:<n>", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
+    memory_fraction: float = setting(0.8, "share of the card's memory to use", gt=0, le=1)
+    reserve_mb: int = setting(512, "MB of the card's memory left free", ge=0)
+    threads: int | None = setting(None, "CPU threads; default: torch's choice", ge=1)
+    max_wait: Duration = setting(
+        10.0, "longest wait (30s, 1m) of a search or a REST request for the engine; then HTTP 429", gt=0
     )
-    memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
-    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left free")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
-    max_wait: Duration = Field(
-        default=10.0,
-        gt=0,
-        description="seconds (or 30s, 1m) that a search or a REST request may wait for the engine; longer waits are "
-        "refused (HTTP 429)",
-    )
-    overlap: bool = Field(default=True, description="on a card: launch a batch while the previous one computes")
-    cuda_graphs: Literal["auto", "on", "off"] = Field(
-        default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
-    )
-    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of recent search texts")
-    preallocate: bool = Field(
-        default=False, description="compute one largest batch at loading, to allocate the card's memory then"
-    )
-    clear_cache: bool = Field(
-        default=False, description="return memory to the card after each large batch; for shared cards"
-    )
-    cudnn_benchmark: bool = Field(
-        default=False, description="let cuDNN tune its convolutions; text encoders have none, so it has no effect"
-    )
-    profiling: bool = Field(default=False, description="NVTX ranges around the engine's steps, for a profiler")
+    query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
+    preallocate: bool = setting(False, "compute one largest batch at loading, to allocate the card's memory then")
+    clear_cache: bool = setting(False, "return memory to the card after each large batch; for shared cards")
+    cudnn_benchmark: bool = setting(False, "tune cuDNN's convolutions; no effect: text encoders have none")
+    profiling: bool = setting(False, "NVTX ranges around the engine's steps, for a profiler")
 
     @property
     def hashing(self) -> bool:
@@ -122,22 +98,10 @@ class EmbeddingSettings(Section):
 class TensorRtSettings(Section):
     """INT8 and fp16 engines on a card, through ONNX Runtime and TensorRT."""
 
-    enabled: bool = Field(
-        default=False,
-        description="compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it",
-    )
-    workspace_mb: int = Field(
-        default=4096, ge=1, description="MB of the card that TensorRT may use while it builds an engine"
-    )
-    optimization_level: int = Field(
-        default=3, ge=0, le=5, description="of TensorRT's builder: 0 builds fastest, 5 runs fastest"
-    )
-    cache: Path | None = Field(
-        default=None, description="folder of calibrations and engines; default: `tensorrt` in the folder of [state]"
-    )
-    algorithm: Literal["minmax", "entropy", "percentile"] = Field(
-        default="minmax", description="how the ranges of INT8 are found: minmax entropy percentile"
-    )
+    enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
+    workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
+    optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
+    algorithm: Literal["minmax", "entropy", "percentile"] = setting("minmax", "how the ranges of INT8 are found")
     # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
     # share of the linear layers' products in 8 bits.
     least_cosine: ClassVar[float] = 0.99
@@ -146,89 +110,57 @@ class TensorRtSettings(Section):
 
 
 class SyncSettings(Section):
-    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read at once")
-    window: int = Field(default=1000, ge=1, le=100_000, description="changed rows that are embedded together")
-    readers: int = Field(
-        default=2, ge=1, le=8, description="threads that read a large table in parallel, each a range of keys"
-    )
-    max_deletes: float = Field(
-        default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
-    )
-    lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
-    longest_wait: Duration = Field(
-        default=300.0, gt=0, description="longest time (5m, 1h) between two attempts of a job while HANA is unavailable"
-    )
-    give_up_after: Duration = Field(
-        default=86_400.0, description="time (12h, 2d) after which a job that waits for HANA fails"
-    )
-    max_attempts: int = Field(
-        default=6,
-        ge=1,
-        description="attempts at a row in quarantine, before only a change or a retry by request tries it again",
-    )
+    page_rows: int = setting(1000, "rows read at once", ge=1, le=100_000)
+    window: int = setting(1000, "changed rows that are embedded together", ge=1, le=100_000)
+    readers: int = setting(2, "threads that read a large table in parallel, each a range of keys", ge=1, le=8)
+    max_deletes: float = setting(0.2, "largest share of the stored rows one run may delete", ge=0, le=1)
+    lease_wait: float = setting(60.0, "seconds to wait for another worker on the collection", ge=0)
+    longest_wait: Duration = setting(300.0, "longest time (5m, 1h) between attempts of a job without HANA", gt=0)
+    give_up_after: Duration = setting(86_400.0, "time (12h, 2d) after which a job that waits for HANA fails")
+    max_attempts: int = setting(6, "attempts at a row in quarantine; then only a change or a retry", ge=1)
 
 
 class ApiSettings(Section):
     """The REST service and its limits."""
 
-    host: str = Field(default="127.0.0.1", description="another than loopback only with [access]")
-    port: int = Field(default=8000, ge=0, le=65535, description="0 picks a free one")
+    host: str = setting("127.0.0.1", "another than loopback only with [access]")
+    port: int = setting(8000, "0 picks a free one", ge=0, le=65535)
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024)
-    max_bodies_bytes: int = Field(
-        default=256 * 1024 * 1024,
-        ge=1024,
-        description="bytes of all request bodies in memory; beyond it HTTP 503",
+    max_bodies_bytes: int = setting(256 * 1024 * 1024, "bytes of all bodies in memory; then HTTP 503", ge=1024)
+    max_inputs: int = setting(256, "texts in one /embed call", ge=1, le=65_536)
+    max_text_chars: int = setting(100_000, "characters of one text", ge=1)
+    max_k: int = setting(1000, "hits of one search", ge=1)
+    threads: int = setting(8, "requests that are worked on at once", ge=1, le=128)
+    max_wait: Duration = setting(
+        10.0, "longest wait (30s, 1m), also expected, for one of these threads; then HTTP 429", gt=0
     )
-    max_inputs: int = Field(default=256, ge=1, le=65_536, description="texts in one /embed call")
-    max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
-    max_k: int = Field(default=1000, ge=1, description="hits of one search")
-    threads: int = Field(default=8, ge=1, le=128, description="requests that are worked on at once")
-    max_wait: Duration = Field(
-        default=10.0,
-        gt=0,
-        description="seconds (or 30s, 1m) that a request may wait for one of these threads; longer or expected longer "
-        "waits are refused (HTTP 429)",
+    job_workers: int = setting(2, "jobs that `serve` runs at once; 0: all by `owl-sap worker`", ge=0, le=32)
+    run_schedules: bool = setting(True, "`serve` starts the collections' scheduled syncs")
+    timeout: Duration = setting(120.0, "seconds (or 2m) until the answer to a request must begin; then HTTP 503", gt=0)
+    read_timeout: Duration = setting(
+        30.0, "seconds for a client to send head or body, and to go on reading a large answer", gt=0
     )
-    job_workers: int = Field(
-        default=2,
-        ge=0,
-        le=32,
-        description="jobs (sync, verify, retry, build) that `serve` runs at once; 0 leaves all to `owl-sap worker`",
+    max_connections: int = setting(1024, "open connections; further ones get HTTP 503 and are closed", ge=1, le=65_536)
+    shutdown_seconds: Duration = setting(5.0, "seconds for open requests and jobs to end at shutdown", gt=0)
+    docs: bool = setting(True, "serve /docs and /openapi.json")
+    console: bool = setting(True, "serve the console at / (docs/console.md)")
+    tls_certificate: Path | None = setting(None, "PEM file with the certificate and its chain: serve https")
+    tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner only")
+    hsts: bool = setting(False, "tell browsers to use https only for a year, for all ports of this host")
+    trusted_proxies: Columns = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
+    exit_when_stuck: bool = setting(
+        False, "exit with 4 once the engine cannot recover, for a supervisor; else /health/live turns 503"
     )
-    run_schedules: bool = Field(default=True, description="`serve` starts the collections' scheduled syncs")
-    timeout: Duration = Field(
-        default=120.0, gt=0, description="seconds (or 2m) until the answer to a request must begin; then HTTP 503"
-    )
-    read_timeout: Duration = Field(
-        default=30.0,
-        gt=0,
-        description="seconds that a client may take to send a request's head, to send its body, and to go on reading "
-        "a large answer",
-    )
-    max_connections: int = Field(
-        default=1024, ge=1, le=65_536, description="open connections; further ones get HTTP 503 and are closed"
-    )
-    shutdown_seconds: Duration = Field(
-        default=5.0, gt=0, description="seconds for open requests and jobs to end at shutdown; then the process exits"
-    )
-    docs: bool = Field(default=True, description="serve /docs and /openapi.json")
-    console: bool = Field(default=True, description="serve the console at / (docs/console.md)")
-    tls_certificate: Path | None = Field(
-        default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
-    )
-    tls_key: Path | None = Field(default=None, description="PEM file with its private key, readable by its owner only")
-    hsts: bool = Field(
-        default=False, description="tell browsers to use https only for a year, for all ports of this host"
-    )
-    trusted_proxies: Networks = Field(
-        default=(),
-        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted",
-    )
-    exit_when_stuck: bool = Field(
-        default=False,
-        description="exit with code 4 once the engine cannot recover, for a supervisor that restarts the process; "
-        "without one /health/live turns 503",
-    )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
+        return addresses
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
@@ -240,48 +172,32 @@ class ApiSettings(Section):
 class WorkerSettings(Section):
     """`owl-sap worker`, the background part alone."""
 
-    concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
-    metrics_host: str = Field(default="127.0.0.1", description="where `owl-sap worker` answers GET /metrics")
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="its port; 0 picks a free one; default: none"
-    )
-    max_jobs: int = Field(
-        default=0,
-        ge=0,
-        description="jobs after which `owl-sap worker` exits with 0, for a supervisor to start a fresh one; 0: never",
-    )
-    heartbeat: Path | None = Field(
-        default=None,
-        description="file that `owl-sap worker` renews while it works, for `owl-sap health worker`; default: none",
-    )
+    concurrency: int = setting(2, "jobs that `owl-sap worker` runs at once", ge=1, le=32)
+    metrics_host: str = setting("127.0.0.1", "where `owl-sap worker` answers GET /metrics")
+    metrics_port: int | None = setting(None, "its port; 0 picks a free one; default: none", ge=0, le=65535)
+    max_jobs: int = setting(0, "jobs after which `owl-sap worker` exits, to be restarted; 0: never", ge=0)
+    heartbeat: Path | None = setting(None, "file that `owl-sap worker` renews, for `owl-sap health worker`")
 
 
 class StateSettings(Section):
     """The records of jobs."""
 
-    path: Path | None = Field(
-        default=None,
-        description="folder of the job records, created if absent; default: the local store's folder, else `.owl-sap` "
-        "beside owl-sap.toml",
+    path: Path | None = setting(
+        None, "folder of the job records; default: the local store's, else `.owl-sap` beside owl-sap.toml"
     )
     keep_jobs: ClassVar[int] = 1000  # records of finished jobs
     keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
     max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
-    max_attempts: int = Field(default=5, ge=1, description="a job fails after its process has died so often")
+    max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
 
 class McpSettings(Section):
     """Tools for agents (docs/agents.md). `owl-sap mcp` offers them to the program that starts it, also without
     `http`."""
 
-    http: bool = Field(
-        default=False, description="the service also offers them at POST /mcp, to keys with the scope search"
-    )
-    write: bool = Field(default=False, description="also offer the tool start_sync, to keys with the scope sync")
-    key: SecretStr | None = Field(
-        default=None,
-        description="API key or token whose rights `owl-sap mcp` uses; default: the operator's, who sees every row",
-    )
+    http: bool = setting(False, "the service also offers them at POST /mcp, to keys with the scope search")
+    write: bool = setting(False, "also offer the tool start_sync, to keys with the scope sync")
+    key: SecretStr | None = setting(None, "key or token whose rights `owl-sap mcp` uses; default: every right")
     max_hits: ClassVar[int] = 50  # rows of one search by an agent
     max_chars: ClassVar[int] = 40_000  # characters of texts and metadata in one answer; longer ones are cut with a note
 
@@ -292,14 +208,9 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 class SearchSettings(Section):
     """A reranker (docs/search.md)."""
 
-    rerank: str = Field(
-        default="off",
-        description="off; /folder of a cross-encoder; or package.module:function, your own code",
-    )
+    rerank: str = setting("off", "off; /folder of a cross-encoder; or package.module:function, your own code")
     rerank_depth: ClassVar[int] = 50  # how many of the best hits are reranked
-    rerank_seconds: Duration = Field(
-        default=2.0, gt=0, description="time limit of the reranker; after that the order stays unchanged"
-    )
+    rerank_seconds: Duration = setting(2.0, "time limit of the reranker; after that the order stays unchanged", gt=0)
 
     @field_validator("rerank")
     @classmethod
@@ -375,7 +286,7 @@ class Settings(Section):
 
     def tensorrt_cache(self, file: Path | None) -> Path:
         """`file`: where the settings were read."""
-        return self.tensorrt.cache or self.state_folder(file) / "tensorrt"
+        return self.state_folder(file) / "tensorrt"
 
     @property
     def store_hana(self) -> HanaSettings:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-Columns = Annotated[
-    tuple[str, ...],
-    # A variable `MANDT, MATNR` holds two names.
-    BeforeValidator(
-        lambda value: (
-            tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-        )
-    ),
-]
+# A variable `MANDT, MATNR` holds two names.
+Split = BeforeValidator(
+    lambda value: tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+)
+Columns = Annotated[tuple[str, ...], Split]
 
 
-def _network(address: str) -> str:
-    try:
-        ipaddress.ip_network(address)
-    except ValueError:
-        raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
-    return address
-
-
-Networks = Annotated[Columns, AfterValidator(lambda addresses: tuple(map(_network, addresses)))]
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """Return the field of a setting; `...` as default: required. `limits`: as in pydantic's Field."""
+    return Field(default=default, description=description, **limits)
 
 
 class Section(BaseModel):

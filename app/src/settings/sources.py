@@ -55,21 +55,37 @@ def load(
     """Read all settings. `folder` (default: the working directory) contains owl-sap.toml and .env. A given `config`
     must exist; without one, owl-sap.toml is optional. Raises SettingsError."""
     folder = folder or Path.cwd()
-    variables = _environment(environ, folder)
-    file = _file(config, variables, folder)
-    assigned = list(_in_file(_toml(file), str(file.name if config is None else file))) if file is not None else []
+    variables = _variables(environ, folder)
+    if config is None and _CONFIG_VARIABLE in variables:
+        config = Path(variables[_CONFIG_VARIABLE][0])
+    if config is not None and not config.is_file():
+        raise SettingsError(f"{config}: configuration file not found; see owl-sap.example.toml for a start")
+    file = config or folder / DEFAULT_FILE
     inert: dict[str, str] = {}
+    assigned = list(_in_file(_toml(file), str(config or file.name))) if file.is_file() else []
     assigned += _assigned_by(variables, inert)
     assigned += [(path, value, "flag") for path, value in (flags or {}).items()]
     tree: dict[str, Any] = {}
     origins: dict[SettingPath, str] = {}
     for path, value, origin in assigned:
-        _put(tree, origins, path, value, origin)
+        node = tree
+        for depth, name in enumerate(path[:-1], start=1):
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{origins[path[:depth]]}: {name}: {_NO_SECTION}")
+        node[path[-1]] = value
+        origins[path] = origin
+    text, origin = variables.get(_FAILPOINT_VARIABLE, ("", ""))
+    if text and not origin.startswith("environment "):
+        raise SettingsError(f"{origin}: only the environment, not a file, may arm a failpoint")
     try:
+        failpoint = Failpoint.parse(text) if text else None
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(error, tree, origins))) from None
-    return Loaded(settings, origins, inert, file, _failpoint(variables))
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+    return Loaded(settings, origins, inert, file if file.is_file() else None, failpoint)
 
 
 def no_collections(file: Path | None) -> str:
@@ -82,44 +98,18 @@ def no_collections(file: Path | None) -> str:
     return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 
-# ------------------------------------------------------------------------------------------------ files and environment
-
-
-def _environment(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
+def _variables(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
     """Return the variables. The environment beats .env; an empty variable counts as unset, because compose passes
     those."""
-    merged: dict[str, tuple[str, str]] = {}
     file = folder / ".env"
-    if file.is_file():
-        try:
-            # Without interpolation: a password may contain a $.
-            values = dotenv_values(file, interpolate=False)
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
-        merged |= {name: (text, f".env {name}") for name, text in values.items() if text}
-    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
-    return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
-
-
-def _failpoint(variables: _Variables) -> Failpoint | None:
-    text, origin = variables.get(_FAILPOINT_VARIABLE, ("", ""))
-    if not text:
-        return None
-    if not origin.startswith("environment "):
-        raise SettingsError(f"{origin}: only the environment, not a file, may arm a failpoint")
     try:
-        return Failpoint.parse(text)
-    except ValueError as error:
-        raise SettingsError(f"{origin}: {error}") from None
-
-
-def _file(config: Path | None, variables: _Variables, folder: Path) -> Path | None:
-    named = config or (Path(variables[_CONFIG_VARIABLE][0]) if _CONFIG_VARIABLE in variables else None)
-    if named is None:
-        return folder / DEFAULT_FILE if (folder / DEFAULT_FILE).is_file() else None
-    if not named.is_file():
-        raise SettingsError(f"{named}: configuration file not found; see owl-sap.example.toml for a start")
-    return named
+        # Without interpolation: a password may contain a $.
+        values = dotenv_values(file, interpolate=False) if file.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
+    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    merged = {name: (text, f".env {name}") for name, text in values.items() if text}
+    return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -134,8 +124,6 @@ def _toml(file: Path) -> dict[str, Any]:
             f"{file}: not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
         ) from None
 
-
-# ---------------------------------------------------------------------------------------------------------- the sources
 
 _Assigned = tuple[SettingPath, Any, str]  # a setting, its value, the value's origin
 
@@ -164,7 +152,7 @@ def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assi
         if not assigned:
             inert[variable.name] = variable.note
         yield from ((path, value, origin) for path, value in assigned.items())
-    own, guides = own_variables(), [each.name for each in VARIABLES if each.name.startswith("T4_GPU_")]
+    own, guides = OWN_VARIABLES, [each.name for each in VARIABLES if each.name.startswith("T4_GPU_")]
     for name, (_, origin) in variables.items():
         base = name if name in own else name.removesuffix(_FILE_SUFFIX)
         if name.startswith("T4_GPU_") and base not in guides:
@@ -201,19 +189,6 @@ def _text_of(name: str, variables: _Variables) -> tuple[str | None, str]:
 _NO_SECTION = "must be a section, not a single value"
 
 
-def _put(tree: dict[str, Any], origins: dict[SettingPath, str], path: SettingPath, value: Any, origin: str) -> None:
-    node = tree
-    for depth, name in enumerate(path[:-1], start=1):
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
-            raise SettingsError(f"{origins[path[:depth]]}: {name}: {_NO_SECTION}")
-    node[path[-1]] = value
-    origins[path] = origin
-
-
-# ------------------------------------------------------------------------------------------------------------- settings
-
-
 def _sections(model: type[BaseModel], path: SettingPath = ()) -> Iterator[tuple[SettingPath, type[BaseModel]]]:
     """Yield the models by path; that of a list of blocks has the list's path."""
     yield path, model
@@ -224,27 +199,13 @@ def _sections(model: type[BaseModel], path: SettingPath = ()) -> Iterator[tuple[
 
 
 _SECTIONS = dict(_sections(Settings))
-
-
-def _names(model: type[BaseModel]) -> list[str]:
-    return [info.alias or name for name, info in model.model_fields.items()]
-
-
+_NAMES = {path: [info.alias or name for name, info in model.model_fields.items()] for path, model in _SECTIONS.items()}
+_ALL = [(*path, name) for path, names in _NAMES.items() if path[:1] != ("collections",) for name in names]
 # A list of blocks is one value: each source replaces it completely.
-_LEAVES = [
-    *(
-        (*path, name)
-        for path, model in _SECTIONS.items()
-        for name in _names(model)
-        if path[:1] != ("collections",) and (*path, name) not in _SECTIONS
-    ),
-    ("collections",),
-]
+_LEAVES = [*(path for path in _ALL if path not in _SECTIONS), ("collections",)]
 
 
-def own_variables() -> dict[str, SettingPath]:
-    """Return each OWL_SAP_* variable with its setting."""
-    return {PREFIX + "__".join(path).upper(): path for path in _LEAVES}
+OWN_VARIABLES: Mapping[str, SettingPath] = {PREFIX + "__".join(path).upper(): path for path in _LEAVES}
 
 
 def show(loaded: Loaded) -> list[dict[str, Any]]:
@@ -266,9 +227,6 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------------------- messages
-
-
 def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
@@ -284,20 +242,16 @@ def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping
             named = name if isinstance(name, str) and name else f"number {index + 1}"
             shown = f"[[collections]] {'.'.join([named, *map(str, location[2:])])}"
         if fault["type"] == "extra_forbidden":
-            message = f"unknown key{_suggestion(location)}"
+            *parent, name = (part for part in location if isinstance(part, str))
+            names = _NAMES.get(tuple(parent), _NAMES[()])
+            elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
+            known = f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}"
+            message = f"unknown key{_nearest(name, names) or known}"
         elif fault["type"] == "model_type":
             message = _NO_SECTION
         else:
             message = " ".join(fault["msg"].removeprefix("Value error, ").split())  # on one line
         yield f"{origin}: {shown}: {message}"
-
-
-def _suggestion(location: Sequence[str | int]) -> str:
-    *parent, name = (part for part in location if isinstance(part, str))
-    names = _names(_SECTIONS.get(tuple(parent), Settings))
-    elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
-    near = _nearest(name, names)
-    return near or (f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}")
 
 
 def _nearest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str:

@@ -59,10 +59,6 @@ def _megabytes(text: str) -> int:
     return int(text) >> 20
 
 
-def _use_gpu(text: str) -> Mapping[Path, Any]:
-    return {("embedding", "expect_gpu"): True} if _flag(text) else {("embedding", "device"): "cpu"}
-
-
 def _device(text: str) -> str | None:
     if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
         raise ValueError("must be the number of a GPU: 0, 1, ...")
@@ -127,7 +123,7 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     Variable(
         "USE_GPU",
         "false sets embedding.device to cpu; true makes a missing GPU a warning, a metric and a fault in doctor",
-        _use_gpu,
+        lambda text: {("embedding", "expect_gpu"): True} if _flag(text) else {("embedding", "device"): "cpu"},
     ),
     _sets("GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
     _sets("RESERVE_MEMORY", "embedding.reserve_mb", "sets embedding.reserve_mb (MB)"),

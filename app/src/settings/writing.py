@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import tomlkit
@@ -41,7 +40,7 @@ def collection_block(
 
 
 def _printable(text: str) -> str:
-    """Put the text on one line: a line break would end the comment."""
+    """Replace what would end the comment."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -114,21 +113,13 @@ HANA_PASSWORD=
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The content of a new settings file. `given`: values by section and key. `why`: by "section.key", a comment that
-    replaces the description. `blocks`: collections as TOML. `made_by`: the first line."""
-
-    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    why: Mapping[str, str] = field(default_factory=dict)
-    blocks: Sequence[str] = ()
-    made_by: str = "Made by owl-sap init."
-
-
-def settings_file(start: Start) -> str:
-    """Return owl-sap.toml. It loads unchanged, and with any of its settings uncommented."""
+def settings_file(
+    given: Mapping[str, Mapping[str, Any]], why: Mapping[str, str], blocks: Sequence[str], made_by: str
+) -> str:
+    """Return owl-sap.toml. It loads unchanged, and with any of its settings uncommented. `given`: values by section and
+    key; `why`: by "section.key", a comment that replaces the description; `blocks`: collections as TOML."""
     parts = [
-        f"# {_line(start.made_by)} Change it as you need.",
+        f"# {_line(made_by)} Change it as you need.",
         "# Every setting is a variable too, OWL_SAP_<SECTION>__<KEY>: `owl-sap config show --origin` shows their",
         "# sources, `owl-sap config schema` lists all. The password does not belong here, but into",
         "# HANA_PASSWORD, or into a file that HANA_PASSWORD_FILE names (see .env.example).",
@@ -136,26 +127,23 @@ def settings_file(start: Start) -> str:
     ]
     for section, (about, examples) in _SECTIONS.items():
         parts.append(f"[{section}]  # {about}")
-        fields = type(getattr(Settings(), section)).model_fields.items()
-        infos = {info.alias or name: info for name, info in fields}
-        given = start.given.get(section, {})
+        infos = {info.alias or name: info for name, info in type(getattr(Settings(), section)).model_fields.items()}
         for key, example in examples.items():
-            why = _line(start.why.get(f"{section}.{key}") or infos[key].description or key)
-            value = given.get(key)
+            reason = _line(why.get(f"{section}.{key}") or infos[key].description or key)
+            value = given.get(section, {}).get(key)
             shown = value if value is not None else infos[key].default if example is None else example
-            setting = f"{key} = {tomlkit.item(shown).as_string()}  # {why}"
+            setting = f"{key} = {tomlkit.item(shown).as_string()}  # {reason}"
             parts.append(setting if value is not None else f"# {setting}")
         parts.append("")
-    if start.blocks:
+    if blocks:
         parts.append("# Lines marked GUESS rest on a name or on the rows of today: look at them first.")
-        parts += [block.rstrip("\n") + "\n" for block in start.blocks]
+        parts += [block.rstrip("\n") + "\n" for block in blocks]
         parts.append("# More that a block may have:")
-    return "\n".join(parts) + "\n" + ("" if start.blocks else _BLOCK) + _MORE
+    return "\n".join(parts) + "\n" + ("" if blocks else _BLOCK) + _MORE
 
 
-def environment_file(start: Start) -> str:
-    """Return .env.example."""
-    hana = start.given.get("hana", {})
-    examples = _SECTIONS["hana"][1]
+def environment_file(given: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return .env.example; `given` as in `settings_file`."""
+    hana, examples = given["hana"], _SECTIONS["hana"][1]
     shown = {name: _line(str(hana.get(name) or examples[name] or 443)) for name in ("host", "port", "user")}
-    return _ENVIRONMENT.format(**shown, kind=start.given.get("store", {}).get("kind", "hana"))
+    return _ENVIRONMENT.format(**shown, kind=given["store"]["kind"])

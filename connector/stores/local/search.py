@@ -24,8 +24,15 @@ from connector.stores import filters, records
 from connector.stores.generations import Collection
 from connector.stores.local.tables import Records
 from connector.stores.scan.int8_scan import best_scan
-from connector.stores.scan.shared_scans import SharedScans
-from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan, exact_scores
+from connector.stores.scan.vector_scan import (
+    Positions,
+    Ranking,
+    ScanCopy,
+    ScanView,
+    SharedScans,
+    VectorScan,
+    exact_scores,
+)
 
 SELECTIVE_SHARE = 10
 """A filter that matches fewer than one in this many rows is answered from the matching rows."""

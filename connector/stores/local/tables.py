@@ -127,12 +127,13 @@ def _rows(db: sqlite3.Connection, later: str, condition: str, name: str) -> list
     sql = f"SELECT {columns} FROM collections WHERE {condition} ORDER BY generation"  # noqa: S608 - constants
     found = []
     with undamaged("the record of a collection"):
-        for id_, name_, number, *stamp, names, text, last_sync, epoch, *more in db.execute(sql, (name,)):
+        for row in db.execute(sql, (name,)):
+            id_, called, number, model, fingerprint, dimension, names, text, last_sync, epoch, *more = row
             spec, created, retired, highest = more or (None, None, None, None)
             synced, began, ended = (datetime.fromisoformat(at) if at else None for at in (last_sync, created, retired))
-            checkpoint, called = records.checkpoint_of(text, synced), json.loads(names)
-            last = (epoch, spec, began, ended, highest, id_)
-            found.append(Collection(name_, "records", number, ModelStamp(*stamp), checkpoint, called, *last))
+            stamp, checkpoint = ModelStamp(model, fingerprint, dimension), records.checkpoint_of(text, synced)
+            last = (json.loads(names), epoch, spec, began, ended, highest, id_)
+            found.append(Collection(called, "records", number, stamp, checkpoint, *last))
     return found
 
 

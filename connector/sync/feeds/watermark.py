@@ -16,7 +16,7 @@ from connector.document.document import document_id, parse_id
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import check_columns
 from connector.hana.watermarks import Reach, Step, less, moment, reach, watermark
-from connector.model import CollectionSpec, Column, Key, Row, Span, Table, Value
+from connector.model import CollectionSpec, Column, Key, Span, Table, Value
 from connector.protocols import Capture, Source
 from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 from connector.sync.feeds.full import FullFeed
@@ -147,17 +147,14 @@ class LateFeed(FullFeed):
         super().__init__(source, query, plan.page_rows, mark, plan.readers)
 
     def streams(self) -> Sequence[Iterator[Batch]]:
-        return [map(self._with_late, stream) for stream in super().streams()]
+        def with_late(batch: Batch) -> Batch:
+            values, rows = {row.key: row.values[self._name] for row in batch.rows}, batch.rows
+            if self._added:  # documents are made without the watermark
+                kept = [name for name in (rows[0].values if rows else ()) if name != self._name]
+                rows = [replace(row, values={name: row.values[name] for name in kept}) for row in rows]
+            return replace(batch, rows=rows, late=partial(self._is_late, values))
 
-    def _with_late(self, batch: Batch) -> Batch:
-        values = {row.key: row.values[self._name] for row in batch.rows}
-        rows = [self._without_watermark(row) for row in batch.rows] if self._added else batch.rows
-        return replace(batch, rows=rows, late=partial(self._is_late, values))
-
-    def _without_watermark(self, row: Row) -> Row:
-        values = dict(row.values)
-        del values[self._name]
-        return replace(row, values=values)
+        return [map(with_late, stream) for stream in super().streams()]
 
     def _is_late(self, values: Mapping[Key, Value], key: Key) -> bool:
         value = values[key]

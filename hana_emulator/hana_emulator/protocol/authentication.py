@@ -13,12 +13,11 @@ from hana_emulator.protocol.codes import ProtocolError
 
 SCRAM_PBKDF2 = b"SCRAMPBKDF2SHA256"
 SCRAM = b"SCRAMSHA256"
-ITERATIONS = 15_000
-"""hdbcli refuses fewer ("Number of iterations is too small")."""
+ITERATIONS = 15_000  # hdbcli refuses fewer ("Number of iterations is too small")
 _SALT_SIZE, _NONCE_SIZE, _PROOF_SIZE = 16, 48, 32
 _LONGEST_SHORT_FIELD = 245
+# Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second
 _WIDE_LENGTHS = {246: "<H", 255: ">H"}
-"""Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second."""
 
 
 def parse_fields(data: bytes) -> list[bytes]:
@@ -87,25 +86,22 @@ class Challenge:
         if len(inner) != 1 or len(inner[0]) != _PROOF_SIZE:
             raise ProtocolError(f"client proof is not one field of {_PROOF_SIZE} bytes")
         same_login = fields[0].decode("utf-8", "replace") == self.user and fields[1] == self.method
-        salted = self._salted(os.urandom(16) if password is None else password.encode())
+        clear = os.urandom(16) if password is None else password.encode()
+        if self.method == SCRAM_PBKDF2:
+            salted = hashlib.pbkdf2_hmac("sha256", clear, self.salt, ITERATIONS, 32)
+        else:
+            salted = hmac.digest(clear, self.salt, "sha256")
         key = hashlib.sha256(salted).digest()
         signed = self.salt + self.nonce + self.client_challenge
         signature = hmac.digest(hashlib.sha256(key).digest(), signed, "sha256")
         matches = hmac.compare_digest(bytes(a ^ b for a, b in zip(signature, key, strict=True)), inner[0])
         if not (same_login and matches):
             return None
-        return build_fields([self.method, self._server_field(salted)])
-
-    def _salted(self, password: bytes) -> bytes:
-        if self.method == SCRAM_PBKDF2:
-            return hashlib.pbkdf2_hmac("sha256", password, self.salt, ITERATIONS, 32)
-        return hmac.digest(password, self.salt, "sha256")
-
-    def _server_field(self, salted: bytes) -> bytes:
         if self.method == SCRAM:
-            return b""
+            return build_fields([self.method, b""])
         signed = self.client_challenge + self.salt + self.nonce
-        return build_fields([hmac.digest(hmac.digest(salted, self.salt, "sha256"), signed, "sha256")])
+        proof = hmac.digest(hmac.digest(salted, self.salt, "sha256"), signed, "sha256")
+        return build_fields([self.method, build_fields([proof])])
 
 
 def begin(data: bytes) -> Challenge | None:

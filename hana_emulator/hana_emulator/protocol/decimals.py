@@ -8,11 +8,10 @@ from hana_emulator.errors import HanaError, invalid_number
 from hana_emulator.types import HanaType, TypeCode
 
 NULL_DECIMAL = bytes(15) + b"\x70"
+# Bytes of the scaled integers
 FIXED_SIZES: dict[int, int] = {TypeCode.FIXED8: 8, TypeCode.FIXED12: 12, TypeCode.FIXED16: 16}
-"""Bytes of the scaled integers."""
 
-FLOATING_SCALE = 32_767
-"""The wire's scale of a DECIMAL declared without one: each value keeps its own."""
+FLOATING_SCALE = 32_767  # The wire's scale of a DECIMAL declared without one: each value keeps its own
 
 _BIAS = 6176
 _MANTISSA_BITS = 113
@@ -59,7 +58,6 @@ def encode(value: str | int | float) -> bytes:
 
 
 def decode(data: bytes) -> Decimal | None:
-    """The number, None for NULL."""
     number = int.from_bytes(data, "little")
     if data[15] & 0x70 == 0x70:
         return None

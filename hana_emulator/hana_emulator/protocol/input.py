@@ -16,6 +16,7 @@ from hana_emulator.errors import HanaError, invalid_number
 from hana_emulator.protocol import decimals, temporal
 from hana_emulator.protocol.codes import FirstFormatCode, LobOption, ProtocolError
 from hana_emulator.protocol.lobs import LobInput
+from hana_emulator.registry import Registry
 from hana_emulator.seam import Storage
 from hana_emulator.types import (
     BINARIES,
@@ -25,22 +26,26 @@ from hana_emulator.types import (
     INTEGERS,
     LOBS,
     STRINGS,
+    VECTORS,
     HanaType,
     Parameter,
     TypeCode,
 )
 
+# (part data, position after the type byte) -> (value, position after it)
 Reader = Callable[[bytes, int], tuple[Any, int]]
-"""(part data, position after the type byte) -> (value, position after it)."""
-Converter = Callable[[Any], Storage]
-ParameterRow = list[Any]
-"""Storage values, and a `LobInput` wherever a LOB has not arrived whole yet."""
+Converter = Callable[[Any, HanaType], Storage]
+ParameterRow = list[Any]  # Storage values, and a `LobInput` wherever a LOB has not arrived whole yet
 
 _NULL = 0x80
 _U16 = struct.Struct("<H")
 _I32 = struct.Struct("<i")
 _LOB_HEADER = struct.Struct("<Bii")
 _NULL_LENGTH = 255
+_TEXT_CODES = frozenset({8, 9, 10, 11, 29, 30, 52, 55})
+_BINARY_CODES = frozenset({12, 13, 33, 96, 97})
+_READERS: Registry[int, Reader] = Registry()
+_CONVERTERS: Registry[TypeCode, Converter] = Registry()
 
 
 def _span(data: bytes, position: int) -> tuple[int, int]:
@@ -62,6 +67,7 @@ def _span(data: bytes, position: int) -> tuple[int, int]:
     return start, end
 
 
+@_READERS(*_TEXT_CODES)
 def _read_text(data: bytes, position: int) -> tuple[str | None, int]:
     start, end = _span(data, position)
     if start < 0:
@@ -70,9 +76,34 @@ def _read_text(data: bytes, position: int) -> tuple[str | None, int]:
     return (raw.decode() if raw.isascii() else cesu8.decode(raw)), end
 
 
+@_READERS(*_BINARY_CODES)
 def _read_binary(data: bytes, position: int) -> tuple[bytes | None, int]:
     start, end = _span(data, position)
     return (None if start < 0 else data[start:end]), end
+
+
+@_READERS(TypeCode.BOOLEAN)
+def _read_boolean(data: bytes, position: int) -> tuple[int | None, int]:
+    """Source: node-hdb, `Writer.js`, and go-hdb, `typecode.go`; hdbcli sends 0 and 2, and NULL by its type byte."""
+    found = {0: 0, 1: None, 2: 1}
+    if data[position] not in found:
+        raise ProtocolError(f"BOOLEAN parameter of value {data[position]}; 0, 1 (NULL) or 2 expected")
+    return found[data[position]], position + 1
+
+
+@_READERS(TypeCode.DECIMAL)
+def _read_decimal(data: bytes, position: int) -> tuple[Decimal | None, int]:
+    return decimals.decode(data[position : position + 16]), position + 16
+
+
+@_READERS(*LOBS)
+def _read_lob(data: bytes, position: int) -> tuple[LobInput, int]:
+    """Read only the header: LOB data follows the row, and its positions are unreliable."""
+    options, length, _position = _LOB_HEADER.unpack_from(data, position)
+    if length < 0:
+        raise ProtocolError("LOB parameter of negative length")
+    lob = LobInput(data[position - 1], bool(options & LobOption.LAST), length)
+    return lob, position + _LOB_HEADER.size
 
 
 def _read_number(form: str) -> Reader:
@@ -94,52 +125,13 @@ def _read_first_format(size: int, text: Callable[[bytes, int], str | None]) -> R
     return lambda data, position: (text(data, position), position + size)
 
 
-_BOOLEANS = {0: 0, 1: None, 2: 1}
-"""Source: node-hdb, `Writer.js`, and go-hdb, `typecode.go`; hdbcli sends 0 and 2, and NULL by its type byte."""
-
-
-def _read_boolean(data: bytes, position: int) -> tuple[int | None, int]:
-    if data[position] not in _BOOLEANS:
-        raise ProtocolError(f"BOOLEAN parameter of value {data[position]}; 0, 1 (NULL) or 2 expected")
-    return _BOOLEANS[data[position]], position + 1
-
-
-def _read_decimal(data: bytes, position: int) -> tuple[Decimal | None, int]:
-    end = position + 16
-    return decimals.decode(data[position:end]), end
-
-
-def _read_fixed(size: int, scale: int) -> Reader:
-    def read(data: bytes, position: int) -> tuple[Decimal, int]:
-        end = position + size
-        return decimals.from_fixed(int.from_bytes(data[position:end], "little", signed=True), scale), end
-
-    return read
-
-
-def _read_lob(code: int) -> Reader:
-    """Read only the header: LOB data follows the row, and its positions are unreliable."""
-
-    def read(data: bytes, position: int) -> tuple[LobInput, int]:
-        options, length, _position = _LOB_HEADER.unpack_from(data, position)
-        if length < 0:
-            raise ProtocolError("LOB parameter of negative length")
-        return LobInput(code, bool(options & LobOption.LAST), length), position + _LOB_HEADER.size
-
-    return read
-
-
-_TEXT_CODES = (8, 9, 10, 11, 29, 30, 52, 55)
-_BINARY_CODES = (12, 13, 33, 96, 97)
-_READERS: dict[int, Reader] = {
+_READERS |= {
     TypeCode.TINYINT: _read_number("<B"),
     TypeCode.SMALLINT: _read_number("<h"),
     TypeCode.INTEGER: _read_number("<i"),
     TypeCode.BIGINT: _read_number("<q"),
     TypeCode.REAL: _read_number("<f"),
     TypeCode.DOUBLE: _read_number("<d"),
-    TypeCode.BOOLEAN: _read_boolean,
-    TypeCode.DECIMAL: _read_decimal,
     TypeCode.DATE: _read_temporal("<i", temporal.NULL_DATE, temporal.date_text),
     TypeCode.TIME: _read_temporal("<i", temporal.NULL_TIME, temporal.time_text),
     TypeCode.SECONDDATE: _read_temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_text),
@@ -147,32 +139,39 @@ _READERS: dict[int, Reader] = {
     FirstFormatCode.DATE: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_date_text),
     FirstFormatCode.TIME: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_time_text),
     FirstFormatCode.TIMESTAMP: _read_first_format(2 * temporal.FIRST_FORMAT_SIZE, temporal.first_format_timestamp_text),
-    **dict.fromkeys(_TEXT_CODES, _read_text),
-    **dict.fromkeys(_BINARY_CODES, _read_binary),
-    **{code: _read_lob(code) for code in LOBS},
+}
+# For each declared type the wire codes whose readers return the storage value; others are converted
+_STRAIGHT: dict[TypeCode, frozenset[int]] = {
+    **{code: frozenset({code}) for code in (*DATETIMES, TypeCode.BOOLEAN)},
+    **{code: frozenset(codes) for codes in (INTEGERS, FLOATS, LOBS) for code in codes},
+    **dict.fromkeys(STRINGS, _TEXT_CODES),
+    **dict.fromkeys(BINARIES, _BINARY_CODES),
 }
 
 
-def _to_integer(value: Any) -> int:
+@_CONVERTERS(*INTEGERS)
+def _to_integer(value: Any, type_: HanaType) -> int:
     try:
         return int(value)
     except (ValueError, TypeError, OverflowError):
         raise invalid_number("a parameter holds no integer") from None
 
 
-def _to_float(value: Any) -> float:
+@_CONVERTERS(*FLOATS)
+def _to_float(value: Any, type_: HanaType) -> float:
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
         raise invalid_number("a parameter holds no number") from None
 
 
-def _to_decimal(type_: HanaType) -> Converter:
-    scale = decimals.fixed_scale(type_)
-    return lambda value: decimals.parse(str(value), scale)
+@_CONVERTERS(TypeCode.DECIMAL)
+def _to_decimal(value: Any, type_: HanaType) -> str:
+    return decimals.parse(str(value), decimals.fixed_scale(type_))
 
 
-def _to_boolean(value: Any) -> int:
+@_CONVERTERS(TypeCode.BOOLEAN)
+def _to_boolean(value: Any, type_: HanaType) -> int:
     if isinstance(value, str):
         if value.upper() not in ("TRUE", "FALSE", "1", "0"):
             raise invalid_number("a parameter holds no BOOLEAN")
@@ -180,80 +179,51 @@ def _to_boolean(value: Any) -> int:
     return int(bool(value))
 
 
-def _to_text(value: Any) -> str:
+@_CONVERTERS(*STRINGS, *CHARACTER_LOBS)
+def _to_text(value: Any, type_: HanaType) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _to_binary(value: Any) -> bytes:
+@_CONVERTERS(*BINARIES, TypeCode.BLOB)
+def _to_binary(value: Any, type_: HanaType) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
 
 
-def _to_vector(type_: HanaType) -> Converter:
+@_CONVERTERS(*VECTORS)
+def _to_vector(value: Any, type_: HanaType) -> bytes:
     """Check the form of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
-    width = 2 if type_.code is TypeCode.HALF_VECTOR else 4
-
-    def convert(value: Any) -> bytes:
-        if not isinstance(value, bytes) or len(value) < 4:
-            raise HanaError(2048, "column store error: a vector parameter holds no vector")
-        dimension = int.from_bytes(value[:4], "little")
-        if len(value) != 4 + dimension * width:
-            raise HanaError(2048, f"column store error: a vector parameter of {len(value)} bytes names {dimension}")
-        if type_.length not in (0, dimension):
-            raise HanaError(2048, f"column store error: vector of dimension {dimension}, {type_.length} expected")
-        return value
-
-    return convert
+    if not isinstance(value, bytes) or len(value) < 4:
+        raise HanaError(2048, "column store error: a vector parameter holds no vector")
+    dimension = int.from_bytes(value[:4], "little")
+    if len(value) != 4 + dimension * (2 if type_.code is TypeCode.HALF_VECTOR else 4):
+        raise HanaError(2048, f"column store error: a vector parameter of {len(value)} bytes names {dimension}")
+    if type_.length not in (0, dimension):
+        raise HanaError(2048, f"column store error: vector of dimension {dimension}, {type_.length} expected")
+    return value
 
 
-_TIMESTAMP_CODES = {TypeCode.DATE: 10, TypeCode.SECONDDATE: 19}
-
-
-def _between_temporals(type_: HanaType) -> Converter:
+@_CONVERTERS(*DATETIMES)
+def _to_moment(value: Any, type_: HanaType) -> str:
     """A client's form may be longer or shorter than declared: truncate it or add midnight."""
-
-    def convert(value: Any) -> str:
-        if not isinstance(value, str):
-            raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
-        text = value.replace("T", " ")
-        if type_.code is TypeCode.TIME:
-            return text[11:19] if text[4:5] == "-" else text[:8]
-        if type_.code is TypeCode.TIMESTAMP:
-            whole = text if len(text) > 10 else f"{text} 00:00:00"
-            return f"{whole[:19]}.{whole[20:27].ljust(7, '0')}"
-        if type_.code is TypeCode.SECONDDATE and len(text) == 10:
-            return f"{text} 00:00:00"
-        return text[: _TIMESTAMP_CODES[type_.code]]
-
-    return convert
-
-
-def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
-    """Wire codes whose readers return the storage value, and the conversion for all other codes."""
-    code = type_.code
-    if code in INTEGERS:
-        return frozenset(INTEGERS), _to_integer
-    if code in FLOATS:
-        return frozenset(FLOATS), _to_float
-    if code in STRINGS:
-        return frozenset(_TEXT_CODES), _to_text
-    if code in BINARIES:
-        return frozenset(_BINARY_CODES), _to_binary
-    if code in DATETIMES:
-        return frozenset({code}), _between_temporals(type_)
-    if code is TypeCode.BOOLEAN:
-        return frozenset({code}), _to_boolean
-    if code is TypeCode.DECIMAL:
-        return frozenset(), _to_decimal(type_)
-    if code in LOBS:
-        return frozenset(LOBS), _to_text if code in CHARACTER_LOBS else _to_binary
-    return frozenset(), _to_vector(type_)
+    if not isinstance(value, str):
+        raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
+    text = value.replace("T", " ")
+    if type_.code is TypeCode.TIME:
+        return text[11:19] if text[4:5] == "-" else text[:8]
+    if type_.code is TypeCode.DATE:
+        return text[:10]
+    whole = text if len(text) > 10 else f"{text} 00:00:00"
+    return whole[:19] if type_.code is TypeCode.SECONDDATE else f"{whole[:19]}.{whole[20:27].ljust(7, '0')}"
 
 
 def _decoder(type_: HanaType) -> Reader:
-    direct, convert = _converter(type_)
-    fixed: dict[int, Reader] = {code: _read_fixed(size, type_.scale) for code, size in decimals.FIXED_SIZES.items()}
-    readers = _READERS | fixed
-    straight = {code: reader for code, reader in readers.items() if code in direct}
+    def read_fixed(data: bytes, position: int) -> tuple[Decimal, int]:
+        end = position + decimals.FIXED_SIZES[data[position - 1]]
+        return decimals.from_fixed(int.from_bytes(data[position:end], "little", signed=True), type_.scale), end
+
+    readers = _READERS | dict.fromkeys(decimals.FIXED_SIZES, read_fixed)
+    straight = {code: readers[code] for code in _STRAIGHT.get(type_.code, ())}
+    convert = _CONVERTERS[type_.code]
 
     def decode(data: bytes, position: int) -> tuple[Any, int]:
         code = data[position]
@@ -267,14 +237,12 @@ def _decoder(type_: HanaType) -> Reader:
         value, position = readers[code](data, position)
         if value is None or isinstance(value, LobInput):
             return value, position
-        return convert(value), position
+        return convert(value, type_), position
 
     return decode
 
 
 class ParameterDecoder:
-    """Decodes the rows of a PARAMETERS part for one statement."""
-
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._types = [parameter.type for parameter in parameters]
         self._decoders = [_decoder(type_) for type_ in self._types]
@@ -305,19 +273,15 @@ class ParameterDecoder:
         return rows
 
     def _row(self, data: bytes, position: int) -> tuple[ParameterRow, int]:
-        row = []
-        has_lob = False
-        for decode in self._decoders:
+        """One row and the position after it; data of LOBs follows the row's other values."""
+        row: ParameterRow = []
+        lobs = []
+        for index, decode in enumerate(self._decoders):
             value, position = decode(data, position)
             if value.__class__ is LobInput:
-                has_lob = True
+                lobs.append((index, value))
             row.append(value)
-        return (row, position) if not has_lob else self._with_lobs(row, data, position)
-
-    def _with_lobs(self, row: ParameterRow, data: bytes, position: int) -> tuple[ParameterRow, int]:
-        for index, lob in enumerate(row):
-            if not isinstance(lob, LobInput):
-                continue
+        for index, lob in lobs:
             end = position + lob.length
             if end > len(data):
                 raise ProtocolError("LOB data ends after its part")
@@ -335,9 +299,8 @@ class ParameterDecoder:
             return data
         if type_.code in CHARACTER_LOBS and looks_like_vector(data):
             return data
-        _direct, convert = _converter(type_)
         try:
-            return convert(data if lob.code == TypeCode.BLOB else cesu8.decode(data))
+            return _CONVERTERS[type_.code](data if lob.code == TypeCode.BLOB else cesu8.decode(data), type_)
         except UnicodeDecodeError:
             raise ProtocolError("a character LOB is not CESU-8") from None
 

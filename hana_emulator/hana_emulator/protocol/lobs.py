@@ -11,10 +11,9 @@ from hana_emulator.errors import HanaError
 from hana_emulator.protocol.codes import LobOption, PartKind, ProtocolError
 from hana_emulator.protocol.packet import Part
 
-INLINE = 4096
-"""Units of a LOB that travel in the row itself; the rest is read piece by piece."""
+INLINE = 4096  # Units of a LOB that travel in the row itself; the rest is read piece by piece
+# Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)
 KEPT_BYTES = 256 * 1024 * 1024
-"""Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)."""
 
 _READ_REQUEST = struct.Struct("<8sqi")
 _READ_REPLY = struct.Struct("<8sBi3x")
@@ -118,15 +117,9 @@ class LobInput:
     locator: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class LobPiece:
-    locator: bytes
-    data: bytes
-    last: bool
-
-
-def parse_write_request(part: Part) -> Iterator[LobPiece]:
-    """The pieces of a WRITELOBREQUEST part. Offsets are ignored: clients only append."""
+def parse_write_request(part: Part) -> Iterator[tuple[bytes, bytes, bool]]:
+    """Locator and data of each piece of a WRITELOBREQUEST part, and whether it is the last. Offsets are ignored:
+    clients only append."""
     position = 0
     for _ in range(part.count):
         try:
@@ -137,7 +130,7 @@ def parse_write_request(part: Part) -> Iterator[LobPiece]:
         position = start + length
         if length < 0 or position > len(part.data):
             raise ProtocolError("LOB piece ends after its part")
-        yield LobPiece(locator, part.data[start:position], bool(options & LobOption.LAST))
+        yield locator, part.data[start:position], bool(options & LobOption.LAST)
 
 
 def write_reply(locators: list[bytes]) -> Part:

@@ -17,6 +17,9 @@ _NO_NAME = 0xFFFFFFFF
 _NOT_NULL, _NULLABLE = 1, 2
 _MODE_IN = 1
 _LONGEST_NAME = 255
+# Types whose own wire forms differ between protocol versions are announced as the plain type they hold. The last
+# three are Unicode in HANA Cloud, and clients decode CESU-8 in the N types only. Source: go-hdb,
+# `driver/internal/types/types.go`, "since hdb version 4: char equals nchar".
 _ON_THE_WIRE = {
     TypeCode.ALPHANUM: TypeCode.NVARCHAR,
     TypeCode.SHORTTEXT: TypeCode.NVARCHAR,
@@ -25,19 +28,14 @@ _ON_THE_WIRE = {
     TypeCode.VARCHAR: TypeCode.NVARCHAR,
     TypeCode.CLOB: TypeCode.NCLOB,
 }
-"""Types whose own wire forms differ between protocol versions are announced as the plain type they hold.
-
-The last three are Unicode in HANA Cloud, and clients decode CESU-8 in the N types only. Source: go-hdb,
-`driver/internal/types/types.go`, "since hdb version 4: char equals nchar".
-"""
 _FIRST_FORMAT = {
     TypeCode.DATE: FirstFormatCode.DATE,
     TypeCode.TIME: FirstFormatCode.TIME,
     TypeCode.SECONDDATE: FirstFormatCode.TIMESTAMP,
     TypeCode.TIMESTAMP: FirstFormatCode.TIMESTAMP,
 }
+# Greatest precision of each. Source: go-hdb, `driver/columntype_test.go`.
 _FIXED = ((18, TypeCode.FIXED8), (28, TypeCode.FIXED12), (38, TypeCode.FIXED16))
-"""Greatest precision of each. Source: go-hdb, `driver/columntype_test.go`."""
 
 
 def wire_code(type_: HanaType, data_format: int = DataFormat.LATEST) -> int:

@@ -21,9 +21,9 @@ FieldEncoder = Callable[[Any], bytes]
 RowEncoder = Callable[[StorageRow], bytes]
 
 PAGE_BYTES = 256 * 1024
-PAGE_LOB_BYTES = 32 * 1024 * 1024
-"""A page also ends when the LOBs its locators hold in memory reach this."""
+PAGE_LOB_BYTES = 32 * 1024 * 1024  # A page also ends when the LOBs its locators hold in memory reach this
 
+_MISTYPED = (struct.error, TypeError, ValueError, AttributeError, ArithmeticError)
 _NULL_FLAG = b"\x00"
 _NULL_BYTES = b"\xff"
 _SHORT = [bytes([n]) for n in range(246)]
@@ -68,23 +68,6 @@ def _temporal(form: str, null: int, number: Callable[[str], int]) -> FieldEncode
     return lambda value: absent if value is None else pack(number(value))
 
 
-def _boolean(value: int | None) -> bytes:
-    return b"\x01" if value is None else b"\x02" if value else b"\x00"
-
-
-def _decimal(value: Any) -> bytes:
-    return decimals.NULL_DECIMAL if value is None else decimals.encode(value)
-
-
-def _fixed(size: int, scale: int) -> FieldEncoder:
-    def encode(value: Any) -> bytes:
-        if value is None:
-            return _NULL_FLAG
-        return b"\x01" + decimals.to_fixed(value, scale).to_bytes(size, "little", signed=True)
-
-    return encode
-
-
 def _first_format(pack: Callable[[str], bytes], size: int) -> FieldEncoder:
     absent = bytes(size)
     return lambda value: absent if value is None else pack(value)
@@ -103,8 +86,8 @@ _ENCODERS: dict[int, FieldEncoder] = {
     TypeCode.BIGINT: _integer("<Bq"),
     TypeCode.REAL: _float("<f"),
     TypeCode.DOUBLE: _float("<d"),
-    TypeCode.BOOLEAN: _boolean,
-    TypeCode.DECIMAL: _decimal,
+    TypeCode.BOOLEAN: lambda value: b"\x01" if value is None else b"\x02" if value else b"\x00",
+    TypeCode.DECIMAL: lambda value: decimals.NULL_DECIMAL if value is None else decimals.encode(value),
     TypeCode.DATE: _temporal("<i", temporal.NULL_DATE, temporal.date_number),
     TypeCode.TIME: _temporal("<i", temporal.NULL_TIME, temporal.time_number),
     TypeCode.SECONDDATE: _temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_number),
@@ -148,32 +131,33 @@ def field_encoder(type_: HanaType, store: LobStore, data_format: int = DataForma
 
         return binary if code == TypeCode.BLOB else characters
     if code in FIXED_SIZES:
-        return _fixed(FIXED_SIZES[code], type_.scale)
+        return lambda value: (
+            _NULL_FLAG
+            if value is None
+            else b"\x01" + decimals.to_fixed(value, type_.scale).to_bytes(FIXED_SIZES[code], "little", signed=True)
+        )
     return _ENCODERS[code]
 
 
 def row_encoder(columns: Sequence[Column], store: LobStore, data_format: int = DataFormat.LATEST) -> RowEncoder:
-    """An encoder for rows. It raises HanaError 2048 if a value does not have its column's declared type."""
+    """An encoder for rows. It raises HanaError 2048 if a value does not have its column's declared type; the error
+    names the column and the two types, never the value."""
     encoders = [field_encoder(column.type, store, data_format) for column in columns]
 
     def encode(row: StorageRow) -> bytes:
         try:
             return b"".join([encoder(value) for encoder, value in zip(encoders, row, strict=True)])
-        except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError):
-            raise _mistyped(columns, encoders, row) from None
+        except _MISTYPED:
+            fault = f"row of {len(row)} values for {len(columns)} columns"
+        for column, encoder, value in zip(columns, encoders, row, strict=False):
+            try:
+                encoder(value)
+            except _MISTYPED:
+                fault = f"column {column.name} is {column.type.name}, value is {type(value).__name__}"
+                break
+        raise HanaError(2048, f"column store error: {fault}")
 
     return encode
-
-
-def _mistyped(columns: Sequence[Column], encoders: Sequence[FieldEncoder], row: StorageRow) -> HanaError:
-    """The error names the column and the two types, never the value."""
-    for column, encoder, value in zip(columns, encoders, row, strict=False):
-        try:
-            encoder(value)
-        except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError):
-            held = type(value).__name__
-            return HanaError(2048, f"column store error: column {column.name} is {column.type.name}, value is {held}")
-    return HanaError(2048, f"column store error: row of {len(row)} values for {len(columns)} columns")
 
 
 class ResultSet:

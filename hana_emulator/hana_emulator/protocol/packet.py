@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
 
 HANDSHAKE_REQUEST_SIZE = 14
+# Product version, protocol version, filler: the answer all of SAP's clients accept
 HANDSHAKE_REPLY = bytes([0x04, 0x14, 0x00, 0x04, 0x01, 0x00, 0x00, 0x00])
-"""Product version, protocol version, filler: the answer all of SAP's clients accept."""
 
 PACKET_HEADER_SIZE = 32
+# Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)
 MAX_PACKET = 256 * 1024 * 1024
-"""Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)."""
 
 _PACKET = struct.Struct("<qiIIhBxI4x")
 _REQUEST_SEGMENT = struct.Struct("<iihhbbbB8x")
@@ -23,14 +23,6 @@ _PART = struct.Struct("<bbhiii")
 _COMPRESSED = 2
 _REQUEST, _REPLY, _ERROR = 1, 2, 5
 _BIG_COUNT = 32_767
-
-
-@dataclass(frozen=True, slots=True)
-class PacketHeader:
-    session_id: int
-    packet_count: int
-    length: int
-    """Bytes that follow the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +68,16 @@ def check_handshake(data: bytes) -> None:
         raise ProtocolError("no HANA handshake (is this a TLS or HTTP client?)")
 
 
-def parse_packet_header(data: bytes) -> PacketHeader:
-    session_id, packet_count, length, _size, segments, options, _compressed = _PACKET.unpack(data)
+def parse_packet_header(data: bytes) -> tuple[int, int]:
+    """The packet's number, and how many bytes follow the header."""
+    _session_id, packet_count, length, _size, segments, options, _compressed = _PACKET.unpack(data)
     if options & _COMPRESSED:
         raise ProtocolError("compressed packet, though compression was never agreed")
     if segments != 1:
         raise ProtocolError(f"{segments} segments in a packet, 1 expected")
     if length > MAX_PACKET:
         raise ProtocolError(f"packet of {length} bytes is longer than {MAX_PACKET}")
-    return PacketHeader(session_id, packet_count, length)
+    return packet_count, length
 
 
 def parse_request(body: bytes) -> Request:
@@ -118,7 +111,13 @@ def _padded(length: int) -> int:
 
 def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
     """Build a packet. The AUTHENTICATE reply needs session id 0, the CONNECT reply the new id."""
-    parts = b"".join(_build_parts(reply.parts))
+    pieces = []
+    for part in reply.parts:
+        size = len(part.data)
+        small, big = (part.count, 0) if part.count <= _BIG_COUNT else (-1, part.count)
+        head = _PART.pack(part.kind, part.attributes, small, big, size, _padded(size))
+        pieces += [head, part.data, bytes(_padded(size) - size)]
+    parts = b"".join(pieces)
     length = _REPLY_SEGMENT.size + len(parts)
     kind = _ERROR if reply.error else _REPLY
     return b"".join(
@@ -128,12 +127,3 @@ def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
             parts,
         )
     )
-
-
-def _build_parts(parts: Iterable[Part]) -> Iterator[bytes]:
-    for part in parts:
-        length = len(part.data)
-        small, big = (part.count, 0) if part.count <= _BIG_COUNT else (-1, part.count)
-        yield _PART.pack(part.kind, part.attributes, small, big, length, _padded(length))
-        yield part.data
-        yield bytes(_padded(length) - length)

@@ -18,10 +18,8 @@ _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b
 _GENERAL_STATE = b"HY000"
 _ALIGNMENT = 8
 _COUNT_SIZE = 4
-FIRST_PAGE = 32
-"""Rows in the reply that opens a result set, as HANA sends them."""
-NEXT_PAGE = 32_767
-"""Rows in a reply to FETCHNEXT for a client that names no number."""
+FIRST_PAGE = 32  # Rows in the reply that opens a result set, as HANA sends them
+NEXT_PAGE = 32_767  # Rows in a reply to FETCHNEXT for a client that names no number
 
 
 def rows_affected(counts: Sequence[int]) -> Part:

@@ -18,17 +18,13 @@ NULL_TIMESTAMP = 3_155_380_704_000_000_001
 _DAY_SHIFT = 2
 _GREGORIAN_FROM = "1582-10-15"
 _GREGORIAN_NUMBER = date(1582, 10, 15).toordinal() + _DAY_SHIFT
-_BEFORE_MARCH = 306
-"""Days of a year from March on, before January."""
+_BEFORE_MARCH = 306  # Days of a year from March on, before January
 _DAY = 86_400
-_TICKS = 10_000_000
-"""100 ns steps per second."""
-FIRST_FORMAT_SIZE = 4
-"""Bytes of a DATE and of a TIME of the first data format; a TIMESTAMP is both."""
+_TICKS = 10_000_000  # 100 ns steps per second
+FIRST_FORMAT_SIZE = 4  # Bytes of a DATE and of a TIME of the first data format; a TIMESTAMP is both
 _FIRST_FORMAT_DATE = struct.Struct("<HBB")
 _FIRST_FORMAT_TIME = struct.Struct("<BBH")
-_YEAR_SET, _HOUR_SET = 0x8000, 0x80
-"""Flags of a value that is not NULL."""
+_YEAR_SET, _HOUR_SET = 0x8000, 0x80  # Flags of a value that is not NULL
 
 
 @lru_cache(maxsize=65_536)

@@ -20,7 +20,6 @@ DEFAULT_SCHEMA = "SAPDEMO"
 
 
 def all_rows() -> Rows:
-    """All sample rows by table, including the awkward ones."""
     rows = generate()
     awkward.add(rows)
     return rows

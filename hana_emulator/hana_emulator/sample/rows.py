@@ -12,8 +12,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-Row = tuple[str | None, ...]
-"""Storage values in the order of the table's fields; DECIMAL as text."""
+Row = tuple[str | None, ...]  # Storage values in the order of the table's fields; DECIMAL as text
 
 PRODUCTIVE, TEST = "100", "200"
 INITIAL_DATE = "00000000"
@@ -24,8 +23,6 @@ _USERS = ("MEIERA", "OKAFORJ", "SCHMIDTT", "NOWAKP", "ROSSIL", "BATCHUSER")
 
 @dataclass(slots=True)
 class Rows:
-    """Rows by table name."""
-
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
     def add(self, table: str, *rows: Row) -> None:
@@ -33,7 +30,6 @@ class Rows:
 
 
 def text(name: str) -> str:
-    """The text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _CONNECTION_ID = re.compile(r"[0-9]{1,18}")
 
 READ_COMMITTED = "READ COMMITTED"
+# The last two are the same in HANA: all reads of a transaction see one snapshot
 ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
-"""The last two are the same in HANA: all reads of a transaction see one snapshot."""
 
 
 Control = Callable[["Session"], None]

@@ -18,7 +18,7 @@ from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights, system_views
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.row_ids import RowIds
-from hana_emulator.sql.definition import accounts, objects, temporary
+from hana_emulator.sql.definition import accounts, objects, tables
 from hana_emulator.sql.functions import conversions
 from hana_emulator.sql.functions import registration as functions
 from hana_emulator.sql.functions.registration import Context
@@ -44,8 +44,7 @@ from hana_emulator.sql.storage.writer import Writer
 LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
 _PLANS = 2_000
-_LONGEST_KEPT = 100_000
-"""Plans of longer statements are not kept: they hold the text, and few come twice."""
+_LONGEST_KEPT = 100_000  # Plans of longer statements are not kept: they hold the text, and few come twice
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
@@ -72,23 +71,22 @@ class Database:
     ) -> None:
         self.lock_timeout = lock_timeout
         self.statement_memory = limits.STATEMENT_BYTES
+        # Held by the session that runs a statement of a writing transaction, or parks another one's
         self.turn = threading.RLock()
-        """Held by the session that runs a statement of a writing transaction, or parks another one's."""
+        # Whose transaction is on SQLite's only writer; read and changed in one's turn only
         self.active: Writer | None = None
-        """Whose transaction is on SQLite's only writer; read and changed in one's turn only."""
         self.locks = LockTable()
+        # By table: the last identity value given out by transactions that are parked or rolled back
         self.identities: dict[str, int] = {}
-        """By table: the last identity value given out by transactions that are parked or rolled back."""
+        # Held while a commit and the new versions it brings become visible together
         self.commit_lock = threading.Lock()
-        """Held while a commit and the new versions it brings become visible together."""
-        self.commits = 0
-        """How many there have been; changes with `commit_lock` held."""
+        self.commits = 0  # How many there have been; changes with `commit_lock` held
         self.versions = RowVersions()
         self.vectors = ColumnCache(self.versions, vectors.Column.build, vectors.MOST_BYTES)
         self.words = ColumnCache(self.versions, WordIndex.build, word_index.MOST_BYTES)
         self.logins = LoginBook()
+        # By name, what the views M_EMULATOR_... show: JSON arrays of objects. Others may put theirs in.
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
-        """By name, what the views M_EMULATOR_... show: JSON arrays of objects. Others may put theirs in."""
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-emulator-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +123,7 @@ class Database:
             rights.appoint(connection, self._user)
             for schema in {self._user, self._schema} - known.schemas:
                 objects.add_schema(connection, schema, self._user)
-            temporary.sweep_all(connection, known)
+            tables.sweep_all(connection, known)
             explain.create_storage(connection, known)
 
             rights.record_owner(connection, self._user)

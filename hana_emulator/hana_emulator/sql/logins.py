@@ -9,18 +9,15 @@ from dataclasses import asdict, dataclass
 
 from hana_emulator.errors import HanaError, authentication_failed
 
-MAXIMUM_FAILURES = 6
-"""HANA's default of the password policy `maximum_invalid_connect_attempts`."""
-_MOST_NAMES = 1_000
-"""Anybody may try any name: the oldest are forgotten."""
+MAXIMUM_FAILURES = 6  # HANA's default of the password policy `maximum_invalid_connect_attempts`
+_MOST_NAMES = 1_000  # Anybody may try any name: the oldest are forgotten
 
 
 @dataclass(slots=True)
 class _Record:
     attempts: int = 0
     failures: int = 0
-    consecutive: int = 0
-    """Failures since the last success or reset: HANA's INVALID_CONNECT_ATTEMPTS."""
+    consecutive: int = 0  # Failures since the last success or reset: HANA's INVALID_CONNECT_ATTEMPTS
     locked: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,9 +21,10 @@ from hana_emulator.sql.language import dialect, limits
 from hana_emulator.sql.language.reader import TokenReader, is_word
 from hana_emulator.sql.query import locking, queries, search, writes
 from hana_emulator.sql.query.expressions import unwrapped
-from hana_emulator.sql.query.locking import LockClause, RowLocks
-from hana_emulator.sql.query.scope import Binding, BoundQuery
+from hana_emulator.sql.query.locking import RowLocks
+from hana_emulator.sql.query.scope import Binding
 from hana_emulator.sql.query.writes import Step, WritePlan, step
+from hana_emulator.types import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     tokens = dialect.tokenize(sql)
     if not tokens:
         raise syntax_error("the statement is empty")
-    if _is_call(tokens):
+    if re.match(r"\{?\s*(\?\s*=\s*)?CALL\b", sql.lstrip(), re.IGNORECASE):
         raise HanaError(7, "feature not supported: CALL is not supported; the emulator has no procedures")
     reader = TokenReader(sql, tokens)
     control = parse_control(reader)
@@ -73,41 +75,10 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
         return Prepared(sql, FunctionCode.NIL, plan=ControlPlan(control), version=catalog.version, schema=schema)
     definition = definitions.parse(reader)
     if definition is not None:
-        return Prepared(
-            sql,
-            FunctionCode.DDL,
-            plan=DefinitionPlan(definition),
-            version=catalog.version,
-            schema=schema,
-            touches=_touched_by_definition(TokenReader(sql, tokens), catalog, schema),
-        )
+        return Prepared(sql, FunctionCode.DDL, plan=DefinitionPlan(definition), version=catalog.version, schema=schema)
     if reader.take("EXPLAIN", "PLAN"):
         return _explained(sql, reader, catalog, schema)
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
-
-
-def _is_call(tokens: list[Token]) -> bool:
-    """Whether the statement is CALL, also in the drivers' form { ? = CALL ... }."""
-    words = [token.text.upper() for token in tokens[:4]]
-    if words[:1] == ["{"]:
-        del words[0]
-    return words[:1] == ["CALL"] or words[:3] == ["?", "=", "CALL"]
-
-
-def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -> frozenset[Touch]:
-    """Privileges of the two definitions whose changes do not appear in a comparison of catalogues."""
-    if reader.take("TRUNCATE", "TABLE"):
-        privilege, depth = "DELETE", 0
-    elif reader.take("COMMENT", "ON"):
-        privilege, depth = "ALTER", 1 if reader.identifier() == "COLUMN" else 0
-    else:
-        return frozenset()
-    parts = [reader.identifier()]
-    while reader.take("."):
-        parts.append(reader.identifier())
-    names = parts[: len(parts) - depth]
-    relation = catalog.meant(names[-2] if len(names) > 1 else "", schema, names[-1]) if names else None
-    return frozenset() if relation is None else frozenset({touch(privilege, relation)})
 
 
 def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> Prepared:
@@ -153,7 +124,23 @@ class _Preparation:
             raise _unknown_statement(first)
         node = dialect.parse(dialect.number_parameters(self.sql, kept))
         if isinstance(node, exp.Query):
-            return self._query(node, clause)
+            node = unwrapped(node)
+            parts = queries.bind_select(self.binding, node, None) if isinstance(node, exp.Select) else None
+            if parts is None:
+                if clause is not None:
+                    raise not_supported("FOR UPDATE of a set operation")
+                query = queries.bind_query(self.binding, node, None)
+                plan = QueryPlan(step(query.sql), searched=frozenset(self.binding.word_indexes))
+                return self._prepared(FunctionCode.SELECT, plan, query.columns)
+            if clause is not None:
+                locks = locking.lock_rows_of(parts, clause)
+                plan = QueryPlan(step(parts.render()), None, locks)
+                return self._prepared(FunctionCode.SELECT_FOR_UPDATE, plan, tuple(parts.columns))
+            text = parts.render()
+            found = search.plan_search(self.binding, node, parts, self.parameter_count)
+            searched = self.binding.word_indexes | ({found.key[0]} if found is not None else set())
+            plan = QueryPlan(step(text), found, searched=frozenset(searched))
+            return self._prepared(FunctionCode.SELECT, plan, tuple(parts.columns))
         if clause is not None:
             raise syntax_error("FOR UPDATE is allowed after a query only")
         binder = _WRITERS.get(type(node))
@@ -161,42 +148,24 @@ class _Preparation:
             raise _unknown_statement(first)
         return self._written(binder(self.binding, node))
 
-    def _query(self, node: exp.Expr, clause: LockClause | None) -> Prepared:
-        node = unwrapped(node)
-        plan = None
-        if clause is not None:
-            return self._locking_query(node, clause)
-        if isinstance(node, exp.Select):
-            parts = queries.bind_select(self.binding, node, None)
-            query = BoundQuery(parts.render(), tuple(parts.columns))
-            plan = search.plan_search(self.binding, node, parts, self.parameter_count)
-        else:
-            query = queries.bind_query(self.binding, node, None)
-        searched = self.binding.word_indexes | ({plan.key[0]} if plan is not None else set())
-        return self._prepared(
-            FunctionCode.SELECT, QueryPlan(step(query.sql), plan, searched=frozenset(searched)), query
-        )
-
-    def _locking_query(self, node: exp.Expr, clause: LockClause) -> Prepared:
-        if not isinstance(node, exp.Select):
-            raise not_supported("FOR UPDATE of a set operation")
-        parts = queries.bind_select(self.binding, node, None)
-        locks = locking.lock_rows_of(parts, clause)
-        query = BoundQuery(parts.render(), tuple(parts.columns))
-        return self._prepared(FunctionCode.SELECT_FOR_UPDATE, QueryPlan(step(query.sql), None, locks), query)
-
     def _written(self, plan: WritePlan) -> Prepared:
-        self.binding.touches |= {touch(privilege, plan.table) for privilege in _written_by(self.tokens[0], plan)}
-        return self._prepared(plan.function, plan, BoundQuery("", ()))
+        if is_word(self.tokens[0], "UPSERT") or is_word(self.tokens[0], "REPLACE"):
+            privileges = {"INSERT", "UPDATE"}
+        elif is_word(self.tokens[0], "MERGE"):
+            privileges = {one.sql.split(" ", 1)[0] for one in plan.steps} | ({"INSERT"} if plan.collect else set())
+        else:
+            privileges = {plan.function.name}
+        self.binding.touches |= {touch(privilege, plan.table) for privilege in privileges}
+        return self._prepared(plan.function, plan, ())
 
-    def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
+    def _prepared(self, function: FunctionCode, plan: Plan, columns: tuple[Column, ...]) -> Prepared:
         if self.binding.parameters.keys() != dialect.parameter_numbers(self.tokens):
             raise syntax_error("a parameter is not allowed here")
         return Prepared(
             self.sql,
             function,
             self.binding.declared(self.parameter_count),
-            query.columns,
+            columns,
             plan,
             self.binding.catalog.version,
             self.binding.schema,
@@ -225,16 +194,6 @@ class _Preparation:
             known = sum(token.text == "?" for token in kept if dialect.is_parameter(token))
             tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
         return writes.bind_upsert(self.binding, node, tree, by_key)
-
-
-def _written_by(first: Token, plan: WritePlan) -> set[str]:
-    """The privileges that a write needs on its table."""
-    if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
-        return {"INSERT", "UPDATE"}
-    if not is_word(first, "MERGE"):
-        return {plan.function.name}
-    changing = {one.sql.split(" ", 1)[0] for one in plan.steps}
-    return changing | ({"INSERT"} if plan.collect is not None else set())
 
 
 def _unknown_statement(first: Token) -> HanaError:

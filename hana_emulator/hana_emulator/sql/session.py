@@ -15,7 +15,7 @@ from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights
 from hana_emulator.sql.control import READ_COMMITTED
-from hana_emulator.sql.definition import definitions, temporary
+from hana_emulator.sql.definition import definitions, tables
 from hana_emulator.sql.definition.workbench import Workbench
 from hana_emulator.sql.functions.registration import Context
 from hana_emulator.sql.language.names import quoted as quoted_name
@@ -37,13 +37,12 @@ from hana_emulator.sql.storage.writer import NO_PATIENCE, Writer
 if TYPE_CHECKING:
     from hana_emulator.sql.database import Database
 
-_FIRST_ROWS = 4_096
-"""Results up to this long are read at once; longer ones stay open on a connection of their own."""
+_FIRST_ROWS = 4_096  # Results up to this long are read at once; longer ones stay open on a connection of their own
 _NEXT_ROWS = 2_048
 BATCH_ERRORS = (HanaError, sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError)
 _CHANGING = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
+# SQLite's authoriser names the table of these in its second argument
 _CHANGING_SECOND = frozenset({sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_INDEX})
-"""SQLite's authoriser names the table of these in its second argument."""
 
 
 def _note_changed(changed: set[str], action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -66,8 +65,8 @@ class Session:
         self.context = Context(user=user, schema=schema, connection_id=connection_id)
         self._database = database
         self._scores: dict[int, float] = {}
+        # While a statement searches: by table, what its snapshot is, where that is a committed state
         self._versions: dict[str, Version] = {}
-        """While a statement searches: by table, what its snapshot is, where that is a committed state."""
         self._writer = Writer(database)
         self._connection = self._open()
         self._spare: list[sqlite3.Connection] = []
@@ -75,8 +74,7 @@ class Session:
         self._autocommit = False
         self._read_only = False
         self._closed = False
-        self._filled_temporary = False
-        """Whether a global temporary table may have rows of this session."""
+        self._filled_temporary = False  # Whether a global temporary table may have rows of this session
 
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context, self._writer)
@@ -148,9 +146,9 @@ class Session:
         try:
             self.rollback()
             # Tables that cannot be dropped because of another transaction's lock are dropped at the next start.
-            if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+            if self._filled_temporary or tables.belongs_to(self._database.catalog, self.connection_id):
                 with suppress(HanaError, sqlite3.Error):
-                    self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
+                    self._define(DefinitionPlan(tables.sweep), self.context.schema, patience=NO_PATIENCE)
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
@@ -185,7 +183,6 @@ class Session:
         return error
 
     def _current(self, statement: Statement) -> Prepared:
-        """The statement, prepared again if the catalogue has changed."""
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
@@ -283,8 +280,8 @@ class Session:
         ranking = search.rank(plan, vectors, self._fetch, row)
         if ranking is None:
             return None
-        self._scores = ranking.scores
-        return self._fetch(plan.final, (*row, ranking.as_json))
+        rowids, self._scores = ranking
+        return self._fetch(plan.final, (*row, json.dumps(rowids)))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
         """Implements `word_index.HOLDERS_FUNCTION`. The session's uncommitted rows are read for each term."""

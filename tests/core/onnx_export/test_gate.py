@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -101,7 +103,7 @@ def test_the_bar_can_be_set() -> None:
 
 def test_a_verdict_comes_back_from_what_is_written() -> None:
     verdict = judge(_vectors(), _blurred(_vectors(), 0.2), int8_share=0.6)
-    assert Verdict.from_dict(verdict.as_dict()) == verdict
+    assert Verdict.from_dict(asdict(verdict)) == verdict
     with pytest.raises((TypeError, KeyError)):
         Verdict.from_dict({"accepted": True})
 

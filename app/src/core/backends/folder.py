@@ -123,7 +123,9 @@ class Folder:
 def read_folder(path: Path, name: str) -> Folder:
     """Read a folder. Raises ModelUnsupported, naming the file, if the engine cannot compute the model as intended."""
     modules = _read_json(path / "modules.json", name, list)
-    kinds = [_module_kind(module) for module in modules] if isinstance(modules, list) else []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        modules = []
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if "" in kinds or kinds[:1] != ["Transformer"]:
         raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
     prompts = _read_json(path / "config_sentence_transformers.json", name, dict, optional=True)
@@ -168,10 +170,6 @@ def _read_json(path: Path, model: str, kind: type[Any], *, optional: bool = Fals
     if kind is dict and not isinstance(found, dict):
         raise ModelUnsupported(f"model {model!r}: {path.name} holds no JSON object")
     return found
-
-
-def _module_kind(module: Any) -> str:
-    return str(module.get("type", "")).rsplit(".", 1)[-1] if isinstance(module, dict) else ""
 
 
 def _pooling(config: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
 _TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
-_GROWING = "\u0130"  # Turkish I with a dot: the only character that `lower` expands, to a letter and a mark
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
 _PLACES = 4  # coordinates of each feature: more make unrelated texts less similar, fewer are faster
@@ -36,7 +35,10 @@ class HashingBackend(Backend):
 
     def __init__(self, model: str) -> None:
         self.profile = DeviceProfile.cpu()
-        dimension = parse_dimension(model)
+        number = model.removeprefix(PREFIX)
+        if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
+            raise ModelNotFound(f"model {model!r}: a hashing model is hash:N with N from {_LEAST} to {_MOST}")
+        dimension = int(number)
         digest = hashlib.sha256(f"{model}/{_VERSION}".encode()).hexdigest()
         self.info = ModelInfo(
             name=model,
@@ -56,63 +58,42 @@ class HashingBackend(Backend):
         self._blank = _features([""], [1.0], dimension)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        words = [_TOKEN.findall(text.lower())[:_MAX_TOKENS] for text in texts]
-        joined = [" ".join(each) for each in words]
+        words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
+        joined = [" ".join(each).lower() for each in words]
         ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
         offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
         return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [len(_TOKEN.findall(text.lower() if _GROWING in text else text)) for text in texts]
+        return [len(_TOKEN.findall(text)) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        if _GROWING not in text:
-            return [match.span() for match in _TOKEN.finditer(text)]
-        places = [place for place, char in enumerate(text) for _ in char.lower()]
-        spans = (match.span() for match in _TOKEN.finditer(text.lower()))
-        return [(places[start], places[end - 1] + 1) for start, end in spans]
+        return [match.span() for match in _TOKEN.finditer(text)]
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        words = words_of(batch)
-        known = self._features_of({word for text in words for word in text})
-        vectors = np.empty((len(batch), self.info.dimension), dtype=np.float32)
+        words, dimension = words_of(batch), self.info.dimension
+        needed = {word for text in words for word in text}
+        unknown = [word for word in needed if word not in self._known]
+        if len(self._known) + len(unknown) > _REMEMBERED:
+            self._known, unknown = {}, list(needed)
+        self._known |= zip(unknown, _word_features(unknown, dimension), strict=True)
+        known = self._known
+        vectors = np.empty((len(batch), dimension), dtype=np.float32)
         for start in range(0, len(batch), _BLOCK):
             texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
-            vectors[start : start + len(texts)] = self._sums(texts)
+            # A row for each text: the sum of its features at each coordinate, added in order.
+            wheres, weights = zip(*chain.from_iterable(texts), strict=True)
+            places = np.concatenate(wheres)
+            rows = np.repeat(np.arange(len(texts)) * dimension, [len(features) for features in texts])
+            places += np.repeat(rows, [len(where) for where in wheres])
+            sums = np.bincount(places, weights=np.concatenate(weights), minlength=len(texts) * dimension)
+            sums = sums.reshape(len(texts), dimension)
+            cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
+            if cancelled.any():
+                where, weight = self._blank
+                sums[cancelled] = np.bincount(where, weights=weight, minlength=dimension)
+            vectors[start : start + len(texts)] = sums
         return vectors
-
-    def _features_of(self, words: set[str]) -> dict[str, _Features]:
-        """Return the features of at least these words, cached because words repeat."""
-        unknown = [word for word in words if word not in self._known]
-        if len(self._known) + len(unknown) > _REMEMBERED:
-            self._known, unknown = {}, list(words)
-        self._known |= zip(unknown, _word_features(unknown, self.info.dimension), strict=True)
-        return self._known
-
-    def _sums(self, texts: Sequence[Sequence[_Features]]) -> NDArray[np.float64]:
-        """Return a row for each text: the sum of its features at each coordinate, added in order."""
-        shape = (len(texts), self.info.dimension)
-        wheres, weights = zip(*chain.from_iterable(texts), strict=True)
-        starts = np.repeat(np.arange(shape[0]) * shape[1], [len(features) for features in texts])
-        places = np.concatenate(wheres)
-        places += np.repeat(starts, [len(where) for where in wheres])
-        sums = np.bincount(places, weights=np.concatenate(weights), minlength=shape[0] * shape[1]).reshape(shape)
-        cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
-        if cancelled.any():
-            where, weight = self._blank
-            sums[cancelled] = np.bincount(where, weights=weight, minlength=shape[1])
-        return sums.astype(np.float64, copy=False)
-
-    def close(self) -> None:
-        pass
-
-
-def parse_dimension(model: str) -> int:
-    """Return 384 for `hash:384`. Raises ModelNotFound."""
-    number = model.removeprefix(PREFIX)
-    if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
-        raise ModelNotFound(f"model {model!r}: a hashing model is hash:N with N from {_LEAST} to {_MOST}")
-    return int(number)
 
 
 def words_of(batch: TokenBatch) -> list[list[str]]:

@@ -117,17 +117,14 @@ class OnnxRuntimeBackend(TokenizingBackend):
 
     def _computed(self, session: Session, batch: TokenBatch) -> Vectors:
         try:
-            (vectors,) = session.run([OUTPUT], self._rectangle(batch))
+            width = width_of(batch, self._multiple, self._longest)
+            ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
+            (vectors,) = session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
         except Exception as error:  # ONNX Runtime's errors share no other base class
             if _no_memory(error):
                 raise OutOfMemory("the device's memory does not hold this batch") from error
             raise
         return np.asarray(vectors, dtype=np.float32)
-
-    def _rectangle(self, batch: TokenBatch) -> Feeds:
-        width = width_of(batch, self._multiple, self._longest)
-        ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
-        return {"input_ids": ids, "attention_mask": mask}
 
 
 # Graph, providers, CPU threads -> a session with all of these providers.
@@ -167,13 +164,10 @@ def loading_errors_mapped() -> Iterator[None]:
         if _no_memory(error):
             raise OutOfMemory("the device's memory does not hold this graph") from error
         if type(error).__module__.startswith("onnxruntime."):
-            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {said}") from error
         raise
 
 
 def _no_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

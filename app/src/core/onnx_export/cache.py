@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
 KEPT = 8  # of each kind and model
 _BUILDING = ".building-"
-_ABANDONED_AFTER = 24 * 3600.0  # seconds after which the process of an incomplete entry counts as dead
 
 # Origin of an entry: `model` (SHA-256 of its weights), algorithm, versions, card, shapes.
 Dependencies = Mapping[str, str | int | float | None]
@@ -90,7 +88,6 @@ class ArtifactCache:
             except OSError:  # another process has just written the same
                 if not target.is_dir():
                     raise
-            self._tidy()
         return Entry(target / GRAPH, str(manifest["sha256"]), facts)
 
     def engine_folder(self, depends: Dependencies) -> Path:
@@ -98,32 +95,22 @@ class ArtifactCache:
         path = self.path(ENGINE, depends)
         with self._writing():
             path.mkdir(exist_ok=True)
-            self._tidy()
         return path
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Path]:
+        """Give a folder to write to, then remove all but the newest entries of each kind and model."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            aside = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
-            try:
-                yield aside
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-        except OSError as error:
-            raise DeviceUnavailable(f"[tensorrt] cache cannot be written to: {error.strerror}") from error
-
-    def _tidy(self) -> None:
-        """Remove all but the newest entries of each kind and model, and incomplete ones of dead processes."""
-        series: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):  # another process removes it
-                changed = path.stat().st_mtime
-                if not path.name.startswith(_BUILDING):
-                    series[path.name.rpartition("-")[0]].append((changed, path))
-                elif time.time() - changed > _ABANDONED_AFTER:
-                    shutil.rmtree(path, ignore_errors=True)
-        for name, entries in series.items():
-            if name.partition("-")[0] in (FLOAT, INT8, ENGINE):
+            with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=self.folder, ignore_cleanup_errors=True) as aside:
+                yield Path(aside)
+            series: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
+            for path in self.folder.iterdir():
+                if path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
+                    with contextlib.suppress(OSError):  # another process removes it
+                        series[path.name.rpartition("-")[0]].append((path.stat().st_mtime, path))
+            for entries in series.values():
                 for _, path in sorted(entries, reverse=True)[KEPT:]:
                     shutil.rmtree(path, ignore_errors=True)
+        except OSError as error:
+            raise DeviceUnavailable(f"[tensorrt] cache cannot be written to: {error.strerror}") from error

@@ -246,7 +246,7 @@ def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
 
 
 def _counted(writer: _Writer, padding_id: int) -> str:
-    """Count positions as `packed.counted_positions` does; in fp32, which TensorRT requires for CumSum."""
+    """Count positions as `packed.positions_of` does; in fp32, which TensorRT requires for CumSum."""
     padding = writer.node("Equal", "places.padding", INPUT_IDS, writer.integers("padding_id", padding_id))
     real = writer.cast("places.real", writer.node("Not", "places.not", padding), np.float32)
     sums = writer.node("CumSum", "places.sums", real, writer.constant("places.axis", np.array(1, np.int64)))

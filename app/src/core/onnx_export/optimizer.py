@@ -186,7 +186,7 @@ class T4TensorRTOptimizer:
                 engine = backend.info.path_reason
             exact = self._exact(model, site.profile.torch_name, judges)
             verdict = judge(exact, found, float(report["int8_share"]), options.bar)
-            graph = self._cache.store(INT8, depends, made, facts | {"verdict": verdict.as_dict()})
+            graph = self._cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
         if not verdict.accepted:
             log.warning("%s: INT8 by %s was %s; the float precision stays", name, algorithm, verdict.reason)
         return Optimized(

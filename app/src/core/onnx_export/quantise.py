@@ -120,24 +120,25 @@ def _plan(name: str, weight: Rows, rows: Rows, algorithm: str) -> LayerPlan:
 
 
 def entropy(magnitudes: Rows) -> float:
-    """Return the cut with the smallest Kullback-Leibler divergence in 8 bits; the largest of equal ones."""
-    counts, edges = np.histogram(magnitudes, BINS)
-    cuts = range(LEVELS, BINS + 1, STRIDE)
-    divergences = [_divergence(counts.astype(np.float64), cut) for cut in cuts]
-    return float(edges[cuts[len(cuts) - 1 - int(np.argmin(divergences[::-1]))]])
+    """Return the cut with the smallest Kullback-Leibler divergence in 8 bits; the largest of equal ones.
 
-
-def _divergence(counts: NDArray[np.float64], cut: int) -> float:
-    """Return the divergence between counts clipped at bin `cut` and the same in LEVELS even levels, whose counts are
-    spread over their non-empty bins. Infinite if a non-empty bin becomes empty."""
-    inside = counts[:cut]
-    seen = inside.copy()
-    seen[-1] += counts[cut:].sum()
-    starts = np.arange(LEVELS) * cut // LEVELS
-    filled = seen > 0
-    of_level = np.add.reduceat(inside, starts) / np.maximum(np.add.reduceat(filled.astype(np.float64), starts), 1.0)
-    quantised = np.repeat(of_level, np.diff([*starts, cut]))[filled]
-    if not quantised.all():
-        return float("inf")
-    truth, quantised = seen[filled] / seen.sum(), quantised / quantised.sum()
-    return float(np.sum(truth * np.log(truth / quantised)))
+    Compared are the counts clipped at the cut, and the same in LEVELS even levels, whose counts are spread over their
+    non-empty bins. The divergence is infinite if a non-empty bin becomes empty.
+    """
+    histogram, edges = np.histogram(magnitudes, BINS)
+    counts = histogram.astype(np.float64)
+    best, found = float("inf"), BINS
+    for cut in range(LEVELS, BINS + 1, STRIDE):
+        inside = counts[:cut]
+        seen = inside.copy()
+        seen[-1] += counts[cut:].sum()
+        starts = np.arange(LEVELS) * cut // LEVELS
+        filled = seen > 0
+        of_level = np.add.reduceat(inside, starts) / np.maximum(np.add.reduceat(filled.astype(np.float64), starts), 1.0)
+        quantised = np.repeat(of_level, np.diff([*starts, cut]))[filled]
+        if quantised.all():
+            truth, quantised = seen[filled] / seen.sum(), quantised / quantised.sum()
+            divergence = float(np.sum(truth * np.log(truth / quantised)))
+            if divergence <= best:
+                best, found = divergence, cut
+    return float(edges[found])

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
@@ -64,8 +66,6 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A primary key or a UNIQUE constraint."""
-
     name: str
     columns: tuple[str, ...]
     primary_key: bool
@@ -81,10 +81,9 @@ class Index:
     kind: str
     columns: tuple[str, ...]
     unique: bool = False
+    # Written with the index; a snapshot of the catalogue does not read it back
     descending: frozenset[str] = frozenset()
-    """Written with the index; a snapshot of the catalogue does not read it back."""
-    similarity: str | None = None
-    """The function that an HNSW index is for; read back from its options."""
+    similarity: str | None = None  # The function that an HNSW index is for; read back from its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +180,9 @@ class Catalog:
     users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     rights: Rights = field(default_factory=Rights)
     objects: SchemaObjects = field(default_factory=SchemaObjects)
-    session: int = 0
-    """Whose local temporary tables are found."""
+    session: int = 0  # Whose local temporary tables are found
+    # By the SQLite key of a table: the other tables into which its triggers may insert, directly or not
     fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By the SQLite key of a table: the other tables into which its triggers may insert, directly or not."""
 
     def seen_by(self, session: int) -> Catalog:
         return replace(self, session=session)
@@ -245,7 +243,6 @@ class Catalog:
 
 
 def writable(relation: Relation) -> Relation:
-    """Return the relation. Raises HanaError 7 for a view."""
     if relation.is_view:
         raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
     return relation
@@ -286,7 +283,6 @@ def create_storage(connection: sqlite3.Connection) -> None:
 
 
 def load(connection: sqlite3.Connection, version: int) -> Catalog:
-    """Read the catalogue as this connection sees it."""
     columns: dict[int, list[TableColumn]] = {}
     for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
         "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
@@ -294,7 +290,22 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
     ):
         kind = HanaType(TypeCode(code), length, scale)
         columns.setdefault(relation, []).append(TableColumn(name, kind, bool(nullable), default, identity, comment))
-    constraints = _load_constraints(connection)
+    constraints: dict[int, list[Constraint]] = {}
+    keyed = connection.execute(
+        "SELECT relation, name, primary_key, column_name FROM owl_constraints ORDER BY relation, name, position"
+    )
+    for (number, name, primary_key), rows in groupby(keyed, itemgetter(0, 1, 2)):
+        found = Constraint(name, tuple(row[3] for row in rows), bool(primary_key))
+        constraints.setdefault(number, []).append(found)
+    indexes: dict[tuple[str, str], Index] = {}
+    indexed = connection.execute(
+        "SELECT schema, name, relation, kind, uniqueness, options ->> '$.function', column_name FROM owl_indexes"
+        " ORDER BY schema, name, position"
+    )
+    for (schema, name, number, kind, unique, function), rows in groupby(indexed, itemgetter(0, 1, 2, 3, 4, 5)):
+        indexed_columns = tuple(row[6] for row in rows)
+        index = Index(schema, name, number, kind, indexed_columns, unique is not None, similarity=function)
+        indexes[schema, name] = index
     objects = schema_objects.load(connection)
     relations = {}
     for number, schema, name, store, definition, definition_schema in connection.execute(
@@ -314,16 +325,16 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
             temporary=temporary,
             store=store,
         )
-    found = Catalog(
+    catalog = Catalog(
         version=version,
         schemas=frozenset(name for (name,) in connection.execute("SELECT name FROM owl_schemas")),
         relations=MappingProxyType(relations),
-        indexes=MappingProxyType(_load_indexes(connection)),
+        indexes=MappingProxyType(indexes),
         users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
         rights=rights.load(connection),
         objects=objects,
     )
-    return replace(found, fired=MappingProxyType(_fired(found))) if objects.triggers else found
+    return replace(catalog, fired=MappingProxyType(_fired(catalog))) if objects.triggers else catalog
 
 
 def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
@@ -347,31 +358,6 @@ def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
         targets = {number for table in reached for number in inserted.get(table, ())}
         if targets and start in tables:
             found[tables[start].table_key] = tuple(sorted(tables[n].table_key for n in targets if n in tables))
-    return found
-
-
-def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constraint]]:
-    grouped: dict[tuple[int, str, int], list[str]] = {}
-    for relation, name, primary_key, column in connection.execute(
-        "SELECT relation, name, primary_key, column_name FROM owl_constraints ORDER BY relation, name, position"
-    ):
-        grouped.setdefault((relation, name, primary_key), []).append(column)
-    found: dict[int, list[Constraint]] = {}
-    for (relation, name, primary_key), columns in grouped.items():
-        found.setdefault(relation, []).append(Constraint(name, tuple(columns), bool(primary_key)))
-    return found
-
-
-def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index]:
-    found: dict[tuple[str, str], Index] = {}
-    for schema, name, relation, kind, uniqueness, column, function in connection.execute(
-        "SELECT schema, name, relation, kind, uniqueness, column_name, options ->> '$.function' FROM owl_indexes"
-        " ORDER BY schema, name, position"
-    ):
-        known = found.get((schema, name))
-        columns = (*known.columns, column) if known else (column,)
-        unique = uniqueness is not None
-        found[schema, name] = Index(schema, name, relation, kind, columns, unique, similarity=function)
     return found
 
 
@@ -402,7 +388,6 @@ def add_relation(connection: sqlite3.Connection, relation: Relation, comment: st
 
 
 def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
-    """Replace the columns and keys of a relation."""
     for table in ("owl_columns", "owl_constraints"):
         connection.execute(f"DELETE FROM {table} WHERE relation = ?", (relation.id,))
     for position, column in enumerate(relation.columns, 1):

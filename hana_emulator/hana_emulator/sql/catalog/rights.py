@@ -14,8 +14,7 @@ from hana_emulator.sql.language.names import hana_identifier
 if TYPE_CHECKING:
     from hana_emulator.sql.catalog.catalog import Relation
 
-PUBLIC = "PUBLIC"
-"""The role that every user has."""
+PUBLIC = "PUBLIC"  # The role that every user has
 OBJECT_PRIVILEGES = (
     *("SELECT", "INSERT", "UPDATE", "DELETE", "ALTER", "DROP", "INDEX", "TRIGGER", "REFERENCES", "EXECUTE"),
 )
@@ -80,8 +79,7 @@ class Rights:
     administrator: str = ""
     schema_owners: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     owners: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    places: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The schema of each table and view."""
+    places: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))  # The schema of each table and view
     roles: frozenset[str] = frozenset()
     grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=lambda: MappingProxyType({}))
     deactivated: frozenset[str] = frozenset()

@@ -11,14 +11,11 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-NAME = "$rowid$"
-"""The pseudo-column as statements write it, quoted; unquoted it would be upper-cased and mean nothing."""
-COLUMN = '"^0rowid"'
-"""The hidden column, quoted for SQLite text; encoded names never have a digit behind ^."""
+NAME = "$rowid$"  # The pseudo-column as statements write it, quoted; unquoted it would be upper-cased and mean nothing
+COLUMN = '"^0rowid"'  # The hidden column, quoted for SQLite text; encoded names never have a digit behind ^
 FUNCTION = "owl_next_row_id"
 _FILE = "row-ids.sqlite"
-_RESERVED = 10_000
-"""Ids that are written down as used at once, so that a killed emulator gives none of them again."""
+_RESERVED = 10_000  # Ids that are written down as used at once, so that a killed emulator gives none of them again
 
 
 class RowIds:

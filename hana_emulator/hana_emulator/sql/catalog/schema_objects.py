@@ -6,12 +6,15 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 
 LOCAL, GLOBAL = "LOCAL", "GLOBAL"
+# The column of a global temporary table that says whose a row is; no encoded name has lower-case letters
 SESSION_COLUMN = "owl_session"
-"""The column of a global temporary table that says whose a row is; no encoded name has lower-case letters."""
 
+# `owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by
 STORAGE = """
 CREATE TABLE IF NOT EXISTS owl_references(
   relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
@@ -50,7 +53,6 @@ CREATE VIEW owl_visible AS
   FROM owl_relations r LEFT JOIN owl_temporary t ON t.relation = r.id
   WHERE r.schema <> 'SYS' AND (t.session IS NULL OR t.session IN (0, hana_current_connection()));
 """
-"""`owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class Trigger:
     definition_schema: str
     owner: str
     enabled: bool = True
+    # The tables that its body writes, each with whether it inserts there; found out when it is compiled
     writes: tuple[tuple[int, bool], ...] = ()
-    """The tables that its body writes, each with whether it inserts there; found out when it is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +147,27 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
         "SELECT relation, name, condition FROM owl_checks ORDER BY relation, name"
     ):
         checks[relation] = (*checks.get(relation, ()), Check(name, condition))
+    references: dict[int, tuple[Reference, ...]] = {}
+    columns = connection.execute(
+        "SELECT relation, name, parent, on_delete, on_update, column_name, parent_column FROM owl_references"
+        " ORDER BY relation, name, position"
+    )
+    for (relation, name, parent, *actions), rows in groupby(columns, itemgetter(0, 1, 2, 3, 4)):
+        own, others = zip(*(row[5:] for row in rows), strict=True)
+        references[relation] = (*references.get(relation, ()), Reference(name, own, parent, others, *actions))
     written: dict[int, tuple[tuple[int, bool], ...]] = {}
     for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
         written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
+    triggers: dict[tuple[str, str], Trigger] = {}
+    for row in connection.execute(
+        "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
+        " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
+    ):
+        lists = (tuple(row[5].split(",")), tuple(json.loads(row[6])))
+        values = (*row[:5], *lists, *row[7:], written.get(row[0], ()))
+        triggers[row[1:3]] = Trigger(*values)
     return SchemaObjects(
-        references=MappingProxyType(_load_references(connection)),
+        references=MappingProxyType(references),
         checks=MappingProxyType(checks),
         temporary=MappingProxyType(
             {
@@ -168,26 +186,7 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
                 )
             }
         ),
-        triggers=MappingProxyType(
-            {
-                (schema, name): Trigger(
-                    number,
-                    schema,
-                    name,
-                    relation,
-                    timing,
-                    tuple(events.split(",")),
-                    tuple(json.loads(columns)),
-                    *texts,
-                    bool(enabled),
-                    written.get(number, ()),
-                )
-                for number, schema, name, relation, timing, events, columns, *texts, enabled in connection.execute(
-                    "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
-                    " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
-                )
-            }
-        ),
+        triggers=MappingProxyType(triggers),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)
@@ -222,22 +221,6 @@ def put_writes(connection: sqlite3.Connection, trigger: int, writes: Mapping[int
         "INSERT INTO owl_trigger_writes VALUES (?,?,?)",
         [(trigger, relation, inserts) for relation, inserts in writes.items()],
     )
-
-
-def _load_references(connection: sqlite3.Connection) -> dict[int, tuple[Reference, ...]]:
-    grouped: dict[tuple[int, str, int, str, str], list[tuple[str, str]]] = {}
-    for *key, column, parent_column in connection.execute(
-        "SELECT relation, name, parent, on_delete, on_update, column_name, parent_column FROM owl_references"
-        " ORDER BY relation, name, position"
-    ):
-        relation, name, parent, on_delete, on_update = key
-        grouped.setdefault((relation, name, parent, on_delete, on_update), []).append((column, parent_column))
-    found: dict[int, tuple[Reference, ...]] = {}
-    for (relation, name, parent, on_delete, on_update), pairs in grouped.items():
-        columns, parent_columns = zip(*pairs, strict=True)
-        reference = Reference(name, columns, parent, parent_columns, on_delete, on_update)
-        found[relation] = (*found.get(relation, ()), reference)
-    return found
 
 
 def add_reference(connection: sqlite3.Connection, relation: int, reference: Reference) -> None:

@@ -23,8 +23,7 @@ class SystemView:
     sql: str
 
 
-SEES_FUNCTION = "owl_sees"
-"""SQLite function: may this session's user know of the table or view with this id?"""
+SEES_FUNCTION = "owl_sees"  # SQLite function: may this session's user know of the table or view with this id?
 _ALL_RELATIONS = "owl_visible r"
 _SEEN_RELATIONS = f"(SELECT * FROM owl_visible WHERE {SEES_FUNCTION}(id)) r"
 
@@ -48,8 +47,8 @@ def flag(condition: str) -> tuple[HanaType, str]:
 # --- users, roles, privileges, logins, and the emulator's own views M_EMULATOR_... ------------------------------------
 
 
+# SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects
 MONITOR_FUNCTION = "owl_monitor"
-"""SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects."""
 
 
 def _monitored(name: str) -> str:
@@ -79,6 +78,7 @@ def _owned(privileges: tuple[str, ...], columns: str, source: str) -> str:
     return f"SELECT {columns} FROM {source}, json_each('{json.dumps(privileges)}') p"
 
 
+# Grants to the user, to PUBLIC and to the user's roles, and the rights of an owner
 _EFFECTIVE = " UNION ALL ".join(
     (
         f"{_REACH} SELECT reach.user, g.* FROM reach JOIN owl_grants g ON g.grantee = reach.grantee"
@@ -91,7 +91,6 @@ _EFFECTIVE = " UNION ALL ".join(
         _owned(SCHEMA_PRIVILEGES, "s.owner, s.owner, 'SCHEMA', p.value, s.name, NULL, 'SYS', 1", "owl_schemas s"),
     )
 )
-"""Grants to the user, to PUBLIC and to the user's roles, and the rights of an owner."""
 _EFFECTIVE_COLUMNS = "user, grantee, kind, privilege, schema, relation, grantor, grantable"
 
 _ACCOUNT_VIEWS: dict[str, SystemView] = {
@@ -163,103 +162,91 @@ _ACCOUNT_VIEWS: dict[str, SystemView] = {
 # --- constraints, sequences, synonyms, triggers, temporary tables -----------------------------------------------------
 
 
-_CONSTRAINTS = view(
-    "FROM (SELECT relation, name, primary_key, 1 AS keyed, position, column_name, NULL AS condition"
-    " FROM owl_constraints UNION ALL SELECT relation, name, 0, 1, position, column_name, NULL FROM owl_indexes"
-    " WHERE uniqueness = 'UNIQUE' UNION ALL SELECT relation, name, 0, 0, 1, NULL, condition FROM owl_checks) k"
-    " CROSS JOIN owl_visible r ON r.id = k.relation",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    TABLE_OID=(BIGINT, "r.id"),
-    COLUMN_NAME=(NAME, "k.column_name"),
-    POSITION=(INTEGER, "k.position"),
-    CONSTRAINT_NAME=(NAME, "k.name"),
-    IS_PRIMARY_KEY=flag("k.primary_key"),
-    IS_UNIQUE_KEY=flag("k.keyed"),
-    CHECK_CONDITION=(TEXT, "k.condition"),
-)
-
-_REFERENTIAL_CONSTRAINTS = view(
-    "FROM owl_references f JOIN owl_visible r ON r.id = f.relation JOIN owl_visible p ON p.id = f.parent",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    COLUMN_NAME=(NAME, "f.column_name"),
-    POSITION=(INTEGER, "f.position"),
-    CONSTRAINT_NAME=(NAME, "f.name"),
-    REFERENCED_SCHEMA_NAME=(NAME, "p.schema"),
-    REFERENCED_TABLE_NAME=(NAME, "p.name"),
-    REFERENCED_COLUMN_NAME=(NAME, "f.parent_column"),
-    REFERENCED_CONSTRAINT_NAME=(
-        NAME,
-        "(SELECT k.name FROM owl_constraints k WHERE k.relation = f.parent AND k.column_name = f.parent_column"
-        " ORDER BY k.primary_key DESC LIMIT 1)",
-    ),
-    UPDATE_RULE=(nvarchar(11), "f.on_update"),
-    DELETE_RULE=(nvarchar(11), "f.on_delete"),
-)
-
-_SEQUENCES = view(
-    "FROM owl_sequences s",
-    SCHEMA_NAME=(NAME, "s.schema"),
-    SEQUENCE_NAME=(NAME, "s.name"),
-    SEQUENCE_OID=(BIGINT, "s.id"),
-    START_NUMBER=(BIGINT, "s.start"),
-    MIN_VALUE=(BIGINT, "s.minimum"),
-    MAX_VALUE=(BIGINT, "s.maximum"),
-    INCREMENT_BY=(BIGINT, "s.increment"),
-    IS_CYCLED=flag("s.cycles"),
-    RESET_BY_QUERY=(TEXT, "NULL"),
-    CACHE_SIZE=(BIGINT, "s.cache"),
-    CREATE_TIME=(TIMESTAMP, "s.created"),
-)
-
-_SYNONYMS = view(
-    "FROM owl_synonyms y LEFT JOIN owl_visible r ON r.schema = y.object_schema AND r.name = y.object_name"
-    " WHERE y.object_schema <> 'SYS'",
-    SCHEMA_NAME=(NAME, "y.schema"),
-    SYNONYM_NAME=(NAME, "y.name"),
-    OBJECT_SCHEMA=(NAME, "y.object_schema"),
-    OBJECT_NAME=(NAME, "y.object_name"),
-    OBJECT_TYPE=(nvarchar(16), "r.kind"),
-    IS_VALID=flag("r.id IS NOT NULL"),
-    CREATE_TIME=(TIMESTAMP, "y.created"),
-)
-
-_TEMPORARY_TABLES = view(
-    "FROM owl_visible r WHERE r.temporary IS NOT NULL",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    TEMPORARY_TABLE_TYPE=(nvarchar(16), "r.temporary"),
-    TABLE_TYPE=(nvarchar(16), "r.store"),
-    CONNECTION_ID=(INTEGER, "hana_current_connection()"),
-    CREATE_TIME=(TIMESTAMP, "r.created"),
-)
-"""HANA lists those of other connections too; here a session sees its own."""
-
-_TRIGGERS = view(
-    "FROM owl_triggers g JOIN owl_visible r ON r.id = g.relation",
-    SCHEMA_NAME=(NAME, "g.schema"),
-    TRIGGER_NAME=(NAME, "g.name"),
-    TRIGGER_OID=(BIGINT, "g.id"),
-    OWNER_NAME=(NAME, "g.owner"),
-    SUBJECT_TABLE_SCHEMA=(NAME, "r.schema"),
-    SUBJECT_TABLE_NAME=(NAME, "r.name"),
-    TRIGGER_ACTION_TIME=(nvarchar(16), "g.timing"),
-    TRIGGER_EVENT=(nvarchar(32), "replace(g.events, ',', ' OR ')"),
-    TRIGGERED_ACTION_LEVEL=(nvarchar(16), "'ROW'"),
-    DEFINITION=(NCLOB, "g.definition"),
-    IS_VALID=flag("g.valid"),
-    IS_ENABLED=flag("g.enabled"),
-    CREATE_TIME=(TIMESTAMP, "g.created"),
-)
-
 _SCHEMA_VIEWS: dict[str, SystemView] = {
-    "CONSTRAINTS": _CONSTRAINTS,
-    "REFERENTIAL_CONSTRAINTS": _REFERENTIAL_CONSTRAINTS,
-    "SEQUENCES": _SEQUENCES,
-    "SYNONYMS": _SYNONYMS,
-    "TRIGGERS": _TRIGGERS,
-    "M_TEMPORARY_TABLES": _TEMPORARY_TABLES,
+    "CONSTRAINTS": view(
+        "FROM (SELECT relation, name, primary_key, 1 AS keyed, position, column_name, NULL AS condition"
+        " FROM owl_constraints UNION ALL SELECT relation, name, 0, 1, position, column_name, NULL FROM owl_indexes"
+        " WHERE uniqueness = 'UNIQUE' UNION ALL SELECT relation, name, 0, 0, 1, NULL, condition FROM owl_checks) k"
+        " CROSS JOIN owl_visible r ON r.id = k.relation",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        TABLE_OID=(BIGINT, "r.id"),
+        COLUMN_NAME=(NAME, "k.column_name"),
+        POSITION=(INTEGER, "k.position"),
+        CONSTRAINT_NAME=(NAME, "k.name"),
+        IS_PRIMARY_KEY=flag("k.primary_key"),
+        IS_UNIQUE_KEY=flag("k.keyed"),
+        CHECK_CONDITION=(TEXT, "k.condition"),
+    ),
+    "REFERENTIAL_CONSTRAINTS": view(
+        "FROM owl_references f JOIN owl_visible r ON r.id = f.relation JOIN owl_visible p ON p.id = f.parent",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        COLUMN_NAME=(NAME, "f.column_name"),
+        POSITION=(INTEGER, "f.position"),
+        CONSTRAINT_NAME=(NAME, "f.name"),
+        REFERENCED_SCHEMA_NAME=(NAME, "p.schema"),
+        REFERENCED_TABLE_NAME=(NAME, "p.name"),
+        REFERENCED_COLUMN_NAME=(NAME, "f.parent_column"),
+        REFERENCED_CONSTRAINT_NAME=(
+            NAME,
+            "(SELECT k.name FROM owl_constraints k WHERE k.relation = f.parent AND k.column_name = f.parent_column"
+            " ORDER BY k.primary_key DESC LIMIT 1)",
+        ),
+        UPDATE_RULE=(nvarchar(11), "f.on_update"),
+        DELETE_RULE=(nvarchar(11), "f.on_delete"),
+    ),
+    "SEQUENCES": view(
+        "FROM owl_sequences s",
+        SCHEMA_NAME=(NAME, "s.schema"),
+        SEQUENCE_NAME=(NAME, "s.name"),
+        SEQUENCE_OID=(BIGINT, "s.id"),
+        START_NUMBER=(BIGINT, "s.start"),
+        MIN_VALUE=(BIGINT, "s.minimum"),
+        MAX_VALUE=(BIGINT, "s.maximum"),
+        INCREMENT_BY=(BIGINT, "s.increment"),
+        IS_CYCLED=flag("s.cycles"),
+        RESET_BY_QUERY=(TEXT, "NULL"),
+        CACHE_SIZE=(BIGINT, "s.cache"),
+        CREATE_TIME=(TIMESTAMP, "s.created"),
+    ),
+    "SYNONYMS": view(
+        "FROM owl_synonyms y LEFT JOIN owl_visible r ON r.schema = y.object_schema AND r.name = y.object_name"
+        " WHERE y.object_schema <> 'SYS'",
+        SCHEMA_NAME=(NAME, "y.schema"),
+        SYNONYM_NAME=(NAME, "y.name"),
+        OBJECT_SCHEMA=(NAME, "y.object_schema"),
+        OBJECT_NAME=(NAME, "y.object_name"),
+        OBJECT_TYPE=(nvarchar(16), "r.kind"),
+        IS_VALID=flag("r.id IS NOT NULL"),
+        CREATE_TIME=(TIMESTAMP, "y.created"),
+    ),
+    "TRIGGERS": view(
+        "FROM owl_triggers g JOIN owl_visible r ON r.id = g.relation",
+        SCHEMA_NAME=(NAME, "g.schema"),
+        TRIGGER_NAME=(NAME, "g.name"),
+        TRIGGER_OID=(BIGINT, "g.id"),
+        OWNER_NAME=(NAME, "g.owner"),
+        SUBJECT_TABLE_SCHEMA=(NAME, "r.schema"),
+        SUBJECT_TABLE_NAME=(NAME, "r.name"),
+        TRIGGER_ACTION_TIME=(nvarchar(16), "g.timing"),
+        TRIGGER_EVENT=(nvarchar(32), "replace(g.events, ',', ' OR ')"),
+        TRIGGERED_ACTION_LEVEL=(nvarchar(16), "'ROW'"),
+        DEFINITION=(NCLOB, "g.definition"),
+        IS_VALID=flag("g.valid"),
+        IS_ENABLED=flag("g.enabled"),
+        CREATE_TIME=(TIMESTAMP, "g.created"),
+    ),
+    # HANA lists those of other connections too; here a session sees its own
+    "M_TEMPORARY_TABLES": view(
+        "FROM owl_visible r WHERE r.temporary IS NOT NULL",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        TEMPORARY_TABLE_TYPE=(nvarchar(16), "r.temporary"),
+        TABLE_TYPE=(nvarchar(16), "r.store"),
+        CONNECTION_ID=(INTEGER, "hana_current_connection()"),
+        CREATE_TIME=(TIMESTAMP, "r.created"),
+    ),
 }
 
 
@@ -267,8 +254,8 @@ _SCHEMA_VIEWS: dict[str, SystemView] = {
 
 
 VERSION = "4.00.000.00.1700000000"
+# Quarterly release of HANA Cloud whose SQL this emulator imitates: late enough for REAL_VECTOR and HALF_VECTOR
 CLOUD_VERSION = "2025.40.0"
-"""Quarterly release of HANA Cloud whose SQL this emulator imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
 
 
 def _codes(codes: frozenset[TypeCode]) -> str:
@@ -286,12 +273,12 @@ _TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOAT
 
 
 _QUOTED_DEFAULT = "substr(c.defaults, 2, length(c.defaults) - 2)"
+# A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so
 _PLAIN_DEFAULT = (
     "CASE WHEN c.defaults GLOB char(39) || '*' || char(39)"
     f" AND instr(replace({_QUOTED_DEFAULT}, char(39, 39), ''), char(39)) = 0"
     f" THEN replace({_QUOTED_DEFAULT}, char(39, 39), char(39)) ELSE c.defaults END"
 )
-"""A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so."""
 
 
 def _columns_view(kind: str, name: str) -> SystemView:
@@ -315,50 +302,55 @@ def _columns_view(kind: str, name: str) -> SystemView:
     )
 
 
-_TABLES = view(
-    "FROM owl_visible r WHERE r.kind = 'TABLE'",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    TABLE_OID=(BIGINT, "r.id"),
-    COMMENTS=(TEXT, "r.comment"),
-    TABLE_TYPE=(nvarchar(16), "r.store"),
-    IS_COLUMN_TABLE=(FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
-    HAS_PRIMARY_KEY=(
-        FLAG,
-        "CASE WHEN EXISTS (SELECT 1 FROM owl_constraints k WHERE k.relation = r.id AND k.primary_key) THEN 'TRUE'"
-        " ELSE 'FALSE' END",
+# A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints
+_INDEXED = (
+    "(SELECT schema, name, relation, kind, uniqueness, position, column_name, descending FROM owl_indexes UNION ALL"
+    " SELECT r.schema, k.name, k.relation, 'INVERTED VALUE UNIQUE',"
+    " 'UNIQUE', k.position, k.column_name, 0"
+    " FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation WHERE NOT k.primary_key)"
+)
+
+
+_VIEWS: dict[str, SystemView] = {
+    **_ACCOUNT_VIEWS,
+    "DUMMY": view("", DUMMY=(nvarchar(1), "'X'")),
+    "TABLES": view(
+        "FROM owl_visible r WHERE r.kind = 'TABLE'",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        TABLE_OID=(BIGINT, "r.id"),
+        COMMENTS=(TEXT, "r.comment"),
+        TABLE_TYPE=(nvarchar(16), "r.store"),
+        IS_COLUMN_TABLE=(FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
+        HAS_PRIMARY_KEY=(
+            FLAG,
+            "CASE WHEN EXISTS (SELECT 1 FROM owl_constraints k WHERE k.relation = r.id AND k.primary_key) THEN 'TRUE'"
+            " ELSE 'FALSE' END",
+        ),
+        IS_TEMPORARY=(FLAG, "CASE WHEN r.temporary IS NULL THEN 'FALSE' ELSE 'TRUE' END"),
+        TEMPORARY_TABLE_TYPE=(nvarchar(16), "r.temporary"),
+        IS_USER_DEFINED_TYPE=(FLAG, "'FALSE'"),
+        IS_SYSTEM_TABLE=(FLAG, "'FALSE'"),
+        CREATE_TIME=(TIMESTAMP, "r.created"),
     ),
-    IS_TEMPORARY=(FLAG, "CASE WHEN r.temporary IS NULL THEN 'FALSE' ELSE 'TRUE' END"),
-    TEMPORARY_TABLE_TYPE=(nvarchar(16), "r.temporary"),
-    IS_USER_DEFINED_TYPE=(FLAG, "'FALSE'"),
-    IS_SYSTEM_TABLE=(FLAG, "'FALSE'"),
-    CREATE_TIME=(TIMESTAMP, "r.created"),
-)
-
-
-_M_TABLES = view(
-    "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.temporary IS NOT 'LOCAL'",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
-    IS_COLUMN_TABLE=(FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
-    TABLE_TYPE=(nvarchar(16), "r.store"),
-)
-
-
-_M_CS_TABLES = view(
-    "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.store = 'COLUMN' AND r.temporary IS NOT 'LOCAL'",
-    SCHEMA_NAME=(NAME, "r.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    PART_ID=(INTEGER, "0"),
-    RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
-    LOADED=(nvarchar(10), "'FULL'"),
-)
-"""One part for each column table: none is partitioned here."""
-
-
-def _views_view() -> SystemView:
-    return view(
+    "M_TABLES": view(
+        "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.temporary IS NOT 'LOCAL'",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
+        IS_COLUMN_TABLE=(FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
+        TABLE_TYPE=(nvarchar(16), "r.store"),
+    ),
+    # One part for each column table: none is partitioned here
+    "M_CS_TABLES": view(
+        "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.store = 'COLUMN' AND r.temporary IS NOT 'LOCAL'",
+        SCHEMA_NAME=(NAME, "r.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        PART_ID=(INTEGER, "0"),
+        RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
+        LOADED=(nvarchar(10), "'FULL'"),
+    ),
+    "VIEWS": view(
         "FROM owl_visible r WHERE r.kind = 'VIEW'",
         SCHEMA_NAME=(NAME, "r.schema"),
         VIEW_NAME=(NAME, "r.name"),
@@ -372,60 +364,37 @@ def _views_view() -> SystemView:
         ),
         IS_COLUMN_VIEW=(FLAG, "'FALSE'"),
         CREATE_TIME=(TIMESTAMP, "r.created"),
-    )
-
-
-_INDEXED = (
-    "(SELECT schema, name, relation, kind, uniqueness, position, column_name, descending FROM owl_indexes UNION ALL"
-    " SELECT r.schema, k.name, k.relation, 'INVERTED VALUE UNIQUE',"
-    " 'UNIQUE', k.position, k.column_name, 0"
-    " FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation WHERE NOT k.primary_key)"
-)
-"""A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints."""
-
-_INDEXES = view(
-    f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
-    " JOIN owl_visible r ON r.id = i.relation",
-    SCHEMA_NAME=(NAME, "i.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    TABLE_OID=(BIGINT, "r.id"),
-    INDEX_NAME=(NAME, "i.name"),
-    INDEX_TYPE=(nvarchar(32), "i.kind"),
-    CONSTRAINT=(nvarchar(32), "i.uniqueness"),
-)
-
-_INDEX_COLUMNS = view(
-    f"FROM {_INDEXED} i JOIN owl_visible r ON r.id = i.relation",
-    SCHEMA_NAME=(NAME, "i.schema"),
-    TABLE_NAME=(NAME, "r.name"),
-    INDEX_NAME=(NAME, "i.name"),
-    COLUMN_NAME=(NAME, "i.column_name"),
-    POSITION=(INTEGER, "i.position"),
-    ASCENDING_ORDER=(FLAG, "CASE i.descending WHEN 1 THEN 'FALSE' ELSE 'TRUE' END"),
-    CONSTRAINT=(nvarchar(32), "i.uniqueness"),
-)
-
-_SCHEMAS = view(
-    "FROM (SELECT name, owner, created FROM owl_schemas UNION ALL"
-    " SELECT 'SYS', 'SYS', '2020-01-01 00:00:00.0000000') s",
-    SCHEMA_NAME=(NAME, "s.name"),
-    SCHEMA_OWNER=(NAME, "s.owner"),
-    CREATE_TIME=(TIMESTAMP, "s.created"),
-    HAS_PRIVILEGES=(FLAG, "'TRUE'"),
-)
-
-_VIEWS: dict[str, SystemView] = {
-    **_ACCOUNT_VIEWS,
-    "DUMMY": view("", DUMMY=(nvarchar(1), "'X'")),
-    "TABLES": _TABLES,
-    "M_TABLES": _M_TABLES,
-    "M_CS_TABLES": _M_CS_TABLES,
-    "VIEWS": _views_view(),
+    ),
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),
-    "SCHEMAS": _SCHEMAS,
-    "INDEXES": _INDEXES,
-    "INDEX_COLUMNS": _INDEX_COLUMNS,
+    "SCHEMAS": view(
+        "FROM (SELECT name, owner, created FROM owl_schemas UNION ALL"
+        " SELECT 'SYS', 'SYS', '2020-01-01 00:00:00.0000000') s",
+        SCHEMA_NAME=(NAME, "s.name"),
+        SCHEMA_OWNER=(NAME, "s.owner"),
+        CREATE_TIME=(TIMESTAMP, "s.created"),
+        HAS_PRIVILEGES=(FLAG, "'TRUE'"),
+    ),
+    "INDEXES": view(
+        f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
+        " JOIN owl_visible r ON r.id = i.relation",
+        SCHEMA_NAME=(NAME, "i.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        TABLE_OID=(BIGINT, "r.id"),
+        INDEX_NAME=(NAME, "i.name"),
+        INDEX_TYPE=(nvarchar(32), "i.kind"),
+        CONSTRAINT=(nvarchar(32), "i.uniqueness"),
+    ),
+    "INDEX_COLUMNS": view(
+        f"FROM {_INDEXED} i JOIN owl_visible r ON r.id = i.relation",
+        SCHEMA_NAME=(NAME, "i.schema"),
+        TABLE_NAME=(NAME, "r.name"),
+        INDEX_NAME=(NAME, "i.name"),
+        COLUMN_NAME=(NAME, "i.column_name"),
+        POSITION=(INTEGER, "i.position"),
+        ASCENDING_ORDER=(FLAG, "CASE i.descending WHEN 1 THEN 'FALSE' ELSE 'TRUE' END"),
+        CONSTRAINT=(nvarchar(32), "i.uniqueness"),
+    ),
     "DATA_TYPES": view(
         "FROM (SELECT value AS name FROM json_each('[" + ",".join(f'"{name}"' for name in CATALOGUE_NAMES) + "]')) t",
         TYPE_NAME=(nvarchar(16), "t.name"),
@@ -465,13 +434,7 @@ def find(schema: str, name: str) -> SystemView | None:
     return _VIEWS.get(name) if schema in ("", "SYS", "PUBLIC") else None
 
 
-def names() -> list[str]:
-    return sorted(_VIEWS)
-
-
 def register(connection: sqlite3.Connection) -> None:
-    """Register the functions that the views use."""
-
     def record_count(schema: str, table: str) -> int:
         (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted_table(schema, table)}").fetchone()
         return int(count)

@@ -22,7 +22,7 @@ from hana_emulator.sql.catalog.rights import (
 from hana_emulator.sql.definition.objects import add_schema, drop_schemas, holds_objects
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier
-from hana_emulator.sql.language.reader import Parsers, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f0000', 'now')"
 _ALL = "ALL PRIVILEGES"
@@ -69,24 +69,22 @@ def _known_user(catalog: Catalog, name: str) -> str:
 
 @PARSERS("ALTER", "USER")
 def _alter_user(reader: TokenReader) -> Definition:
-    name = reader.identifier()
+    name, password, deactivate = reader.identifier(), None, False
     if reader.take("PASSWORD"):
         password = reader.password()
         _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
-
-        def change(bench: Workbench) -> None:
-            if name != bench.user:
-                _require_admin(bench, name)
-            bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
-
-        return change
-    deactivate = reader.take("DEACTIVATE")
-    if not deactivate:
-        reader.expect("ACTIVATE")
-    reader.take("USER", "NOW")
+    else:
+        deactivate = reader.take("DEACTIVATE")
+        if not deactivate:
+            reader.expect("ACTIVATE")
+        reader.take("USER", "NOW")
 
     def run(bench: Workbench) -> None:
-        _require_admin(bench, name)
+        if password is None or name != bench.user:
+            _require_admin(bench, name)
+        if password is not None:
+            bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
+            return
         bench.connection.execute("DELETE FROM owl_deactivated WHERE name = ?", (name,))
         if deactivate:
             bench.connection.execute("INSERT INTO owl_deactivated VALUES (?)", (name,))
@@ -163,45 +161,39 @@ def _known_role(catalog: Catalog, name: str) -> str:
 # --- grants -----------------------------------------------------------------------------------------------------------
 
 
-Grants = list[tuple[Grant, Touch | None]]
-"""Grants, each with the privilege that its grantor needs (None: a role)."""
+Grants = list[tuple[Grant, Touch | None]]  # Grants, each with the privilege that its grantor needs (None: a role)
 
 
 def _clause(reader: TokenReader, stop: str) -> Callable[[Workbench, bool], Grants]:
     """Read privileges or roles, and the object or schema after ON. The result raises HanaError 257, 259, 362, 389."""
     named = reader.several(lambda: _words(reader, stop))
-    privileges = [privilege.upper() for privilege in named]
+    on_schema, place = reader.take("ON", "SCHEMA"), None
+    if on_schema:
+        place = Name("", reader.identifier())
+    elif reader.take("ON"):
+        reader.take("TABLE")
+        place = reader.name()
 
-    def unplaced(bench: Workbench, grantable: bool) -> Grants:
-        return [
-            (Grant(SYSTEM, name.upper(), grantable=grantable), Touch(name.upper()))
-            if name.upper() in rights.SYSTEM_PRIVILEGES
-            else (Grant(ROLE, _known_role(bench.catalog, name), grantable=grantable), None)
-            for name in named
-        ]
-
-    if not reader.take("ON"):
-        return unplaced
-    if reader.take("SCHEMA"):
-        schema = reader.identifier()
-
-        def on_schema(bench: Workbench, grantable: bool) -> Grants:
-            bench.catalog.require_schema(schema)
+    def run(bench: Workbench, grantable: bool) -> Grants:
+        if place is None:
+            return [
+                (Grant(SYSTEM, name.upper(), grantable=grantable), Touch(name.upper()))
+                if name.upper() in rights.SYSTEM_PRIVILEGES
+                else (Grant(ROLE, _known_role(bench.catalog, name), grantable=grantable), None)
+                for name in named
+            ]
+        privileges = [privilege.upper() for privilege in named]
+        if on_schema:
+            schema = bench.catalog.require_schema(place.name)
             wanted = _expanded(privileges, SCHEMA_PRIVILEGES)
             return [(Grant(SCHEMA, one, schema, None, grantable), Touch(one, schema)) for one in wanted]
-
-        return on_schema
-    reader.take("TABLE")
-    place = reader.name()
-
-    def on_object(bench: Workbench, grantable: bool) -> Grants:
         relation = bench.catalog.relation(*bench.place(place))
         wanted = _expanded(privileges, OBJECT_PRIVILEGES)
         return [
             (Grant(OBJECT, one, relation.schema, relation.id, grantable), rights.touch(one, relation)) for one in wanted
         ]
 
-    return on_object
+    return run
 
 
 def _expanded(privileges: Sequence[str], known: Sequence[str]) -> Sequence[str]:

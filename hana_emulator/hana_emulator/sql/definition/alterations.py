@@ -30,8 +30,7 @@ from hana_emulator.sql.query.writes import default_of, stored
 Alteration = Callable[[Workbench, Relation], None]
 
 PARSERS: Parsers[Definition] = Parsers()
-_ALTERATIONS: Parsers[Alteration] = Parsers()
-"""By the words after the table's name."""
+_ALTERATIONS: Parsers[Alteration] = Parsers()  # By the words after the table's name
 
 
 @PARSERS("ALTER", "TABLE")

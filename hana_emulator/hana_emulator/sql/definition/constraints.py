@@ -19,7 +19,7 @@ from hana_emulator.sql.definition.workbench import Workbench
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import is_text
 from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
-from hana_emulator.sql.query import expressions, sequences
+from hana_emulator.sql.query import expressions
 from hana_emulator.sql.query.scope import Scope, Source, SourceColumn
 from hana_emulator.sql.query.writes import default_of
 from hana_emulator.sql.storage.changes import ENFORCING_FUNCTION, POSTPONE_FUNCTION
@@ -57,15 +57,10 @@ def check_reference(relation: Relation, parent: Relation, reference: Reference) 
         raise HanaError(365, f"no matching unique or primary key for this column list: {parent.name} ({columns})")
 
 
-def check_condition(bench: Workbench, relation: Relation, check: Check) -> None:
-    """Raise HanaError 257 or 260 for an invalid condition, 7 for a subquery or a sequence."""
-    _condition(bench, relation, check)
-
-
-def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
-    """The SQLite condition for a row named NEW."""
+def check_condition(bench: Workbench, relation: Relation, check: Check) -> str:
+    """The SQLite condition for a row named NEW. Raises HanaError 257 or 260, 7 for a subquery or a sequence."""
     tree = dialect.parse_condition(check.condition)
-    if tree.find(exp.Query) is not None or sequences.mentioned(tree):
+    if tree.find(exp.Query) is not None or expressions.mentions_sequence(tree):
         raise not_supported("a subquery or a sequence in a CHECK constraint")
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
     scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
@@ -124,7 +119,7 @@ def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
 def impose(bench: Workbench, relation: Relation) -> None:
     """Create the triggers for the checks and foreign keys of `relation`."""
     for check in relation.checks:
-        failed = f"NOT ({_condition(bench, relation, check)})"
+        failed = f"NOT ({check_condition(bench, relation, check)})"
         body = _refusal(677, f"check constraint violation: {hana_identifier(check.name)} of {_shown(relation)}")
         for event in ("INSERT", "UPDATE"):
             trigger = _name(_TRIGGERS, relation, check.name, f" {event}")
@@ -189,7 +184,14 @@ def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, ref
     actions = {
         "RESTRICT": used,
         "SET NULL": _update(child, [f"{column} = NULL" for column in own], children),
-        "SET DEFAULT": _update(child, _defaults(bench, child, reference), children),
+        "SET DEFAULT": _update(
+            child,
+            [
+                f"{column} = {default_of(bench.binding(), child.column(name)) or 'NULL'}"
+                for column, name in zip(own, reference.columns, strict=True)
+            ],
+            children,
+        ),
     }
     delete = actions.get(reference.on_delete, f"DELETE FROM {child.sqlite_name} WHERE {children}")
     yield _trigger(name("parent delete"), "DELETE", parent, exists, delete)
@@ -211,11 +213,6 @@ def _update(child: Relation, changes: Sequence[str], condition: str) -> str:
     return f"UPDATE {child.sqlite_name} SET {', '.join([*changes, *child.row_id_renewal])} WHERE {condition}"
 
 
-def _defaults(bench: Workbench, child: Relation, reference: Reference) -> list[str]:
-    columns = [child.column(name) for name in reference.columns]
-    return [f"{quoted(c.name)} = {default_of(bench.binding(), c) or 'NULL'}" for c in columns]
-
-
 # --- existing rows ----------------------------------------------------------------------------------------------------
 
 
@@ -227,7 +224,7 @@ def check_rows(bench: Workbench, relation: Relation, references: Sequence[Refere
         if _any_row(bench, relation, _missing(parent, keys, own)):
             raise HanaError(461, f"foreign key constraint violation: {hana_identifier(reference.name)} (rows break it)")
     for check in checks:
-        if _any_row(bench, relation, f"NOT ({_condition(bench, relation, check)})"):
+        if _any_row(bench, relation, f"NOT ({check_condition(bench, relation, check)})"):
             raise HanaError(677, f"check constraint violation: {hana_identifier(check.name)} (rows break it)")
 
 

@@ -11,7 +11,6 @@ from hana_emulator.sql.definition import (
     alterations,
     objects,
     sequence_definitions,
-    synonyms,
     tables,
     triggers,
     views,
@@ -25,7 +24,6 @@ _PARSERS: Parsers[Definition] = Parsers(
         **alterations.PARSERS,
         **views.PARSERS,
         **sequence_definitions.PARSERS,
-        **synonyms.PARSERS,
         **objects.PARSERS,
         **accounts.PARSERS,
         **triggers.PARSERS,
@@ -52,10 +50,10 @@ def parse(reader: TokenReader) -> Definition | None:
 
 def require_change(user: str, before: Catalog, after: Catalog) -> None:
     """Check the privileges for a definition's changes. Raises HanaError 258; the caller undoes the changes."""
-    before.rights.require(user, _needed(before, after))
+    before.rights.require(user, [*_needed_for_relations(before, after), *_needed_for_objects(before, after)])
 
 
-def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
+def _needed_for_relations(before: Catalog, after: Catalog) -> Iterable[Touch]:
     yield from (Touch("CREATE SCHEMA") for _ in after.schemas - before.schemas)
     yield from (Touch("DROP", schema) for schema in before.schemas - after.schemas)
     was = {relation.id: relation for relation in before.relations.values()}
@@ -74,34 +72,23 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
     for index in set(before.indexes.values()) ^ set(after.indexes.values()):
         if index.relation in was and index.relation in now:
             yield touch("INDEX", was[index.relation])
-    yield from _needed_for_sequences(before, after)
-    yield from _needed_for_synonyms(before, after)
-    yield from _needed_for_triggers(before, after)
 
 
-def _needed_for_sequences(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    owners = before.rights.sequence_owners
+def _needed_for_objects(before: Catalog, after: Catalog) -> Iterable[Touch]:
+    """For sequences, synonyms and triggers. Any user may create a public synonym: it grants no privilege on its
+    target. Dropping a table drops its triggers; creating one checks TRIGGER on the table."""
+    owners, tables = before.rights.sequence_owners, {relation.id for relation in after.relations.values()}
     was, now = ({one.id: one for one in catalog.objects.sequences.values()} for catalog in (before, after))
     yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
     for number, one in was.items():
         if now.get(number) != one:
             yield Touch("ALTER" if number in now else "DROP", one.schema, one.name, owner=owners.get(number, ""))
-
-
-def _needed_for_triggers(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    """The definition itself checks TRIGGER on the table. Dropping the table drops its triggers."""
-    was, now = ({one.id: one for one in catalog.objects.triggers.values()} for catalog in (before, after))
-    tables = {relation.id for relation in after.relations.values()}
-    yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
-    for number in was.keys() - now.keys():
-        one = was[number]
-        if one.relation in tables:
-            yield Touch("DROP", one.schema, one.name, owner=one.owner)
-
-
-def _needed_for_synonyms(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    """Any user may create a public synonym: it grants no privilege on its target."""
-    was, now = before.objects.synonyms, after.objects.synonyms
-    yield from (Touch("CREATE ANY", schema) for schema, _ in now.keys() - was.keys() if schema != PUBLIC)
-    for place in was.keys() - now.keys():
+    places, left = before.objects.synonyms.keys(), after.objects.synonyms.keys()
+    yield from (Touch("CREATE ANY", schema) for schema, _ in left - places if schema != PUBLIC)
+    for place in places - left:
         yield Touch("DROP", *place, owner=before.rights.synonym_owners.get(place, ""))
+    old, new = ({one.id: one for one in catalog.objects.triggers.values()} for catalog in (before, after))
+    yield from (Touch("CREATE ANY", new[number].schema) for number in new.keys() - old.keys())
+    for trigger in (old[number] for number in old.keys() - new.keys()):
+        if trigger.relation in tables:
+            yield Touch("DROP", trigger.schema, trigger.name, owner=trigger.owner)

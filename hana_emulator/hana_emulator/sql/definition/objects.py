@@ -1,16 +1,25 @@
-"""Parse definitions of indexes, comments and schemas; they run on a `Workbench`."""
+"""Parse definitions of indexes, comments, schemas and synonyms; they run on a `Workbench`."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
+from functools import partial
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
-from hana_emulator.sql.catalog.catalog import Catalog, Index, Relation
+from hana_emulator.sql.catalog import schema_objects
+from hana_emulator.sql.catalog.catalog import Catalog, Index
+from hana_emulator.sql.catalog.rights import PUBLIC, touch
 from hana_emulator.sql.definition import constraints
-from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
+from hana_emulator.sql.definition.workbench import (
+    Definition,
+    Workbench,
+    drop_table,
+    refuse_taken,
+    refuse_used_by_sessions,
+)
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.types import LOBS, VECTORS
@@ -18,47 +27,35 @@ from hana_emulator.types import LOBS, VECTORS
 # --- indexes ----------------------------------------------------------------------------------------------------------
 
 
-def _create_index(unique: bool) -> Callable[[TokenReader], Definition]:
-    def parser(reader: TokenReader) -> Definition:
-        name = reader.name()
-        reader.expect("ON")
-        table = reader.name()
-        columns = _index_columns(reader)
-        return lambda bench: _add_index(bench, name, table, columns, unique)
-
-    return parser
-
-
-def _index_columns(reader: TokenReader) -> list[tuple[str, bool]]:
+def _create_index(unique: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    reader.expect("ON")
+    table = reader.name()
     reader.expect("(")
-    columns = []
-    while True:
-        name = reader.identifier()
-        descending = reader.take("DESC")
-        columns.append((name, descending or (reader.take("ASC") and False)))
-        if not reader.take(","):
-            break
+    columns = reader.several(
+        lambda: (reader.identifier(), reader.take("DESC") or (reader.take("ASC") and False))  # name, descending
+    )
     reader.expect(")")
-    return columns
 
+    def run(bench: Workbench) -> None:
+        relation = bench.table(table)
+        schema = bench.catalog.require_schema(name.schema or relation.schema)
+        refuse_taken_index(bench, schema, name.name)
+        refuse_used_by_sessions(bench, relation)
+        if unique and relation.temporary is not None:
+            raise HanaError(368, "unique constraint not allowed on temporary table")
+        for column, _ in columns:
+            if relation.column(column).type.code in LOBS | VECTORS:
+                raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
+        keys = ", ".join(f"{quoted(column)}{' DESC' if descending else ''}" for column, descending in columns)
+        word = "UNIQUE INDEX" if unique else "INDEX"
+        bench.connection.execute(f"CREATE {word} {quoted_index(schema, name.name)} ON {relation.sqlite_name} ({keys})")
+        kind = "INVERTED VALUE" + (" UNIQUE" if unique else "")
+        falling = frozenset(column for column, descending in columns if descending)
+        index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique, falling)
+        catalogue.add_index(bench.connection, index, None)
 
-def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[str, bool]], unique: bool) -> None:
-    relation = bench.table(table)
-    schema = bench.catalog.require_schema(name.schema or relation.schema)
-    refuse_taken_index(bench, schema, name.name)
-    refuse_used_by_sessions(bench, relation)
-    if unique and relation.temporary is not None:
-        raise HanaError(368, "unique constraint not allowed on temporary table")
-    for column, _ in columns:
-        if relation.column(column).type.code in LOBS | VECTORS:
-            raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
-    keys = ", ".join(f"{quoted(column)}{' DESC' if descending else ''}" for column, descending in columns)
-    word = "UNIQUE INDEX" if unique else "INDEX"
-    bench.connection.execute(f"CREATE {word} {quoted_index(schema, name.name)} ON {relation.sqlite_name} ({keys})")
-    kind = "INVERTED VALUE" + (" UNIQUE" if unique else "")
-    falling = frozenset(column for column, descending in columns if descending)
-    index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique, falling)
-    catalogue.add_index(bench.connection, index, None)
+    return run
 
 
 def refuse_taken_index(bench: Workbench, schema: str, name: str) -> None:
@@ -148,31 +145,24 @@ def _drop_index(reader: TokenReader) -> Definition:
 @PARSERS("COMMENT", "ON")
 def _comment_on(reader: TokenReader) -> Definition:
     kind = reader.identifier()
-    parts = [reader.identifier()]
-    while reader.take("."):
-        parts.append(reader.identifier())
+    parts = reader.dotted()
     reader.expect("IS")
     text = None if reader.take("NULL") else reader.string()
-    if kind == "COLUMN" and len(parts) > 1:
-        return lambda bench: _comment_column(bench, parts, text)
-    if kind not in ("TABLE", "VIEW") or len(parts) > 2:
+    named = parts[:-1] if kind == "COLUMN" else parts
+    if kind not in ("TABLE", "VIEW", "COLUMN") or not 1 <= len(named) <= 2:
         raise not_supported(f"COMMENT ON {kind}")
-    return lambda bench: _comment_relation(bench, parts, text)
 
+    def run(bench: Workbench) -> None:
+        place = bench.place(Name(named[0] if len(named) == 2 else "", named[-1]))
+        relation = bench.catalog.relation(*place)
+        bench.touches.add(touch("ALTER", relation))
+        if kind == "COLUMN":
+            values = (text, relation.id, relation.column(parts[-1]).name)
+            bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
+        else:
+            bench.connection.execute("UPDATE owl_relations SET comment = ? WHERE id = ?", (text, relation.id))
 
-def _named_relation(bench: Workbench, parts: Sequence[str]) -> Relation:
-    return bench.catalog.relation(*bench.place(Name(parts[0] if len(parts) == 2 else "", parts[-1])))
-
-
-def _comment_relation(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
-    relation = _named_relation(bench, parts)
-    bench.connection.execute("UPDATE owl_relations SET comment = ? WHERE id = ?", (text, relation.id))
-
-
-def _comment_column(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
-    relation = _named_relation(bench, parts[:-1])
-    values = (text, relation.id, relation.column(parts[-1]).name)
-    bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
+    return run
 
 
 @PARSERS("CREATE", "SCHEMA")
@@ -212,7 +202,6 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
 
 def holds_objects(catalog: Catalog, schema: str) -> bool:
-    """Whether the schema contains tables, views, sequences, synonyms or triggers."""
     named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
     return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
 
@@ -234,7 +223,46 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
                 bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 
+# --- synonyms: other names of tables and views, whose target need not exist yet ---------------------------------------
+
+
+def _create_synonym(public: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    reader.expect("FOR")
+    target = reader.name()
+
+    def run(bench: Workbench) -> None:
+        place = (PUBLIC, name.name) if public else bench.place(name)
+        encode(name.name)
+        if place in bench.catalog.objects.synonyms:
+            raise HanaError(330, f"cannot use duplicate synonym name: {hana_identifier(name.name)}")
+        if not public:
+            refuse_taken(bench, *place)
+        found = (target.schema or bench.schema, target.name)
+        schema_objects.add_synonym(bench.connection, place, found, bench.user)
+
+    return run
+
+
+def _drop_synonym(public: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    _ = reader.take("CASCADE") or reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        place = (PUBLIC, name.name) if public else bench.place(name)
+        target = bench.catalog.objects.synonyms.get(place)
+        if target is None or target[0] == "SYS":
+            raise HanaError(315, f"invalid synonym: {hana_identifier(name.name)}")
+        bench.connection.execute("DELETE FROM owl_synonyms WHERE schema = ? AND name = ?", place)
+
+    return run
+
+
 PARSERS |= {
-    ("CREATE", "INDEX"): _create_index(False),
-    ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
+    ("CREATE", "INDEX"): partial(_create_index, False),
+    ("CREATE", "UNIQUE", "INDEX"): partial(_create_index, True),
+    ("CREATE", "SYNONYM"): partial(_create_synonym, False),
+    ("CREATE", "PUBLIC", "SYNONYM"): partial(_create_synonym, True),
+    ("DROP", "SYNONYM"): partial(_drop_synonym, False),
+    ("DROP", "PUBLIC", "SYNONYM"): partial(_drop_synonym, True),
 }

@@ -11,8 +11,8 @@ from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 
+# NO MAXVALUE of an ascending sequence, and, negated, NO MINVALUE of a descending one
 _GREATEST = 4_611_686_018_427_387_903
-"""NO MAXVALUE of an ascending sequence, and, negated, NO MINVALUE of a descending one."""
 
 Change = dict[str, int | bool | None]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog.catalog import Constraint, TableColumn
+from hana_emulator.sql.catalog.schema_objects import Check
 from hana_emulator.sql.language.names import encode
 from hana_emulator.sql.language.reader import Name, TokenReader
 from hana_emulator.types import INTEGERS, LOBS
@@ -34,12 +35,6 @@ class ReferenceDraft:
     on_update: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckDraft:
-    name: str
-    condition: str
-
-
 @dataclass(slots=True)
 class TableDraft:
     """Columns and constraints as written; an unnamed constraint has ''."""
@@ -47,9 +42,8 @@ class TableDraft:
     columns: list[TableColumn] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
     references: list[ReferenceDraft] = field(default_factory=list)
-    checks: list[CheckDraft] = field(default_factory=list)
-    nullability: dict[str, bool] = field(default_factory=dict)
-    """What was written of NULL and NOT NULL, by column."""
+    checks: list[Check] = field(default_factory=list)
+    nullability: dict[str, bool] = field(default_factory=dict)  # What was written of NULL and NOT NULL, by column
     identity_start: int = 1
 
     def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:
@@ -83,7 +77,7 @@ def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
         reader.expect("REFERENCES")
         _references(reader, draft, columns, name)
     elif reader.peek("CHECK", "(") and reader.take("CHECK"):
-        draft.checks.append(CheckDraft(name, reader.enclosed()))
+        draft.checks.append(Check(name, reader.enclosed()))
     elif name:
         raise reader.error("PRIMARY KEY, UNIQUE, FOREIGN KEY or CHECK")
     else:
@@ -117,7 +111,8 @@ def _column(reader: TokenReader, draft: TableDraft) -> TableColumn:
 
 def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
     if column.type.code in LOBS and reader.take("MEMORY", "THRESHOLD"):
-        return _without_memory_threshold(reader, column)
+        _ = reader.take("NULL") or reader.number()  # the bytes that HANA keeps in memory
+        return column
     if reader.take("NOT", "NULL"):
         draft.nullability[column.name] = False
         return replace(column, nullable=False)
@@ -139,18 +134,11 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
     elif reader.take("REFERENCES"):
         _references(reader, draft, [column.name], name)
     elif reader.peek("CHECK", "(") and reader.take("CHECK"):
-        draft.checks.append(CheckDraft(name, reader.enclosed()))
+        draft.checks.append(Check(name, reader.enclosed()))
     elif name:
         raise reader.error("PRIMARY KEY, UNIQUE, REFERENCES or CHECK")
     else:
         return None
-    return column
-
-
-def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
-    """Read the number of bytes that HANA keeps in memory, or NULL, and ignore it."""
-    if not reader.take("NULL") and reader.number() < 0:
-        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
     return column
 
 

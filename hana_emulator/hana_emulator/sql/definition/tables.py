@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids, schema_objects
-from hana_emulator.sql.catalog.catalog import Constraint, Relation, TableColumn
+from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
 from hana_emulator.sql.definition import constraints, views
-from hana_emulator.sql.definition.table_drafts import CheckDraft, ReferenceDraft, TableDraft, table_body
+from hana_emulator.sql.definition.table_drafts import ReferenceDraft, TableDraft, table_body
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import hana_identifier, quoted
@@ -24,30 +26,13 @@ from hana_emulator.types import TypeCode
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """The words between CREATE and TABLE. `scope` is '' for a permanent table."""
-
-    store: str
-    scope: str = ""
-
-    def relation(self, bench: Workbench, name: Name) -> Relation:
-        """An empty table of this kind. Raises HanaError 397 if the name has a wrong or missing #."""
-        schema, table = bench.place(name)
-        if table.startswith("#") is not (self.scope == LOCAL):
-            raise HanaError(
-                397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
-            )
-        session = bench.catalog.session if self.scope == LOCAL else 0
-        temporary = Temporary(self.scope, session, schema) if self.scope else None
-        return Relation(0, schema, table, (), temporary=temporary, store=self.store)
-
-
-@dataclass(frozen=True, slots=True)
 class _Creation:
+    """CREATE ... TABLE up to the name. `scope` is '' for a permanent table."""
+
     name: Name
-    kind: _Kind
-    if_absent: bool = False
-    comment: str | None = None
+    store: str
+    scope: str
+    if_absent: bool
 
     def needless(self, bench: Workbench) -> bool:
         return self.if_absent and bench.catalog.find(*bench.place(self.name)) is not None
@@ -56,57 +41,62 @@ class _Creation:
 # --- CREATE TABLE -----------------------------------------------------------------------------------------------------
 
 
-def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
-    def parser(reader: TokenReader) -> Definition:
-        if_absent = reader.take("IF", "NOT", "EXISTS")
-        creation = _Creation(reader.name(), kind, if_absent)
-        if reader.take("LIKE"):
-            return _like_definition(creation, reader.name(), with_data=_with_data(reader, otherwise=False))
-        names = reader.identifiers() if _names_come(reader) else []
-        if reader.take("AS"):
-            text = reader.enclosed()
-            with_data = _with_data(reader, otherwise=True)
+def _create_table(store: str, scope: str, reader: TokenReader) -> Definition:
+    if_absent = reader.take("IF", "NOT", "EXISTS")
+    creation = _Creation(reader.name(), store, scope, if_absent)
+    if reader.take("LIKE"):
+        model = reader.name()
+        with_data = _with_data(reader, otherwise=False)
 
-            def run(bench: Workbench) -> None:
-                if creation.needless(bench):
-                    return
-                query = queries.bind_query(bench.binding(), dialect.parse(text), None)
-                labels = names or [column.name for column in query.columns]
-                if len(labels) != len(query.columns):
-                    raise HanaError(426, "number of columns mismatch: the list of names and the query")
-                columns = [
-                    TableColumn(label, found.type, found.nullable)
-                    for label, found in zip(labels, query.columns, strict=True)
-                ]
-                created = _create(bench, creation, TableDraft(columns))
-                if with_data:
-                    into = ", ".join(quoted(label) for label in labels)
-                    bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
+        def copy(bench: Workbench) -> None:
+            if creation.needless(bench):
+                return
+            source = bench.table(model)
+            bench.touches.add(touch("SELECT", source))
+            keys = [key for key in source.constraints if key.primary_key or not scope]
+            created = _create(bench, creation, TableDraft(list(source.columns), keys))
+            if with_data:
+                names = ", ".join(quoted(column.name) for column in source.columns)
+                text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
+                bench.connection.execute(text)
 
-            return run
-        draft = table_body(reader)
-        creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
-        if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
-            raise not_supported("ON COMMIT DELETE ROWS")
-        if kind.scope:
-            reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
-        return _table_definition(creation, draft)
+        return copy
+    # A list of bare names comes before AS; columns of a table have types.
+    following = reader.tokens[reader.index + 2 : reader.index + 3]
+    names = reader.identifiers() if reader.peek("(") and following and following[0].text in (",", ")") else []
+    if reader.take("AS"):
+        return _create_as(creation, names, reader.enclosed(), _with_data(reader, otherwise=True))
+    draft = table_body(reader)
+    comment = reader.string() if reader.take("COMMENT") else None
+    if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
+        raise not_supported("ON COMMIT DELETE ROWS")
+    if scope:
+        reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
 
-    return parser
-
-
-def _table_definition(creation: _Creation, draft: TableDraft) -> Definition:
     def run(bench: Workbench) -> None:
         if not creation.needless(bench):
-            _create(bench, creation, draft)
+            _create(bench, creation, draft, comment)
 
     return run
 
 
-def _names_come(reader: TokenReader) -> bool:
-    """Whether a list of bare names follows, as before AS; columns of a table have types."""
-    following = reader.tokens[reader.index + 2 : reader.index + 3]
-    return reader.peek("(") and bool(following) and following[0].text in (",", ")")
+def _create_as(creation: _Creation, names: list[str], text: str, with_data: bool) -> Definition:
+    def run(bench: Workbench) -> None:
+        if creation.needless(bench):
+            return
+        query = queries.bind_query(bench.binding(), dialect.parse(text), None)
+        labels = names or [column.name for column in query.columns]
+        if len(labels) != len(query.columns):
+            raise HanaError(426, "number of columns mismatch: the list of names and the query")
+        columns = [
+            TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
+        ]
+        created = _create(bench, creation, TableDraft(columns))
+        if with_data:
+            into = ", ".join(quoted(label) for label in labels)
+            bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
+
+    return run
 
 
 def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
@@ -115,13 +105,20 @@ def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
     return reader.take("WITH", "DATA") or otherwise
 
 
-def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relation:
-    empty = creation.kind.relation(bench, creation.name)
-    refuse_taken(bench, empty.schema, empty.name)
-    relation = with_draft(empty, draft)
+def _create(bench: Workbench, creation: _Creation, draft: TableDraft, comment: str | None = None) -> Relation:
+    """Raises HanaError 397 if the name has a wrong or missing #."""
+    schema, table = bench.place(creation.name)
+    scope = creation.scope
+    if table.startswith("#") is not (scope == LOCAL):
+        raise HanaError(
+            397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
+        )
+    temporary = Temporary(scope, bench.catalog.session if scope == LOCAL else 0, schema) if scope else None
+    refuse_taken(bench, schema, table)
+    relation = with_draft(Relation(0, schema, table, (), temporary=temporary, store=creation.store), draft)
     for column in relation.columns:
         default_of(bench.binding(), column)
-    number = catalogue.add_relation(bench.connection, relation, creation.comment)
+    number = catalogue.add_relation(bench.connection, relation, comment)
     relation = replace(relation, id=number)
     bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
     if draft.identity_start > 1:
@@ -146,8 +143,10 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
             raise HanaError(294, "cannot have more than one primary key")
         if relation.temporary and not relation.is_shared_by_sessions and not constraint.primary_key:
             raise HanaError(368, "unique constraint not allowed on temporary table")
-        label = constraint.name or ("_SYS_TREE_PRIMARY_KEY" if constraint.primary_key else _unique_name(keys))
-        if any(key.name == label for key in keys):
+        taken = {key.name for key in keys}
+        free = next(name for number in count() if (name := f"_SYS_TREE_UNIQUE_{number}") not in taken)
+        label = constraint.name or ("_SYS_TREE_PRIMARY_KEY" if constraint.primary_key else free)
+        if label in taken:
             raise HanaError(457, f"duplicate constraint name: {hana_identifier(label)}")
         keys.append(replace(constraint, name=label))
     primary = next((key.columns for key in keys if key.primary_key), ())
@@ -160,17 +159,17 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
     return changed
 
 
-def _unique_name(keys: Sequence[Constraint]) -> str:
-    taken, number = {key.name for key in keys}, 0
-    while f"_SYS_TREE_UNIQUE_{number}" in taken:
-        number += 1
-    return f"_SYS_TREE_UNIQUE_{number}"
-
-
 def sqlite_table(relation: Relation, name: str) -> str:
     """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form. An identity
     column is SQLite's rowid; keys are indexes created later."""
-    pieces = [_sqlite_column(column) for column in relation.columns]
+    pieces = []
+    for column in relation.columns:
+        if column.identity:
+            kind = " INTEGER PRIMARY KEY AUTOINCREMENT"
+        else:
+            collation = " COLLATE hana_decimal" if column.type.code is TypeCode.DECIMAL else ""
+            kind = f"{'' if column.nullable else ' NOT NULL'}{collation}"
+        pieces.append(quoted(column.name) + kind)
     if relation.is_shared_by_sessions:
         pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
     if relation.next_row_id:
@@ -178,21 +177,13 @@ def sqlite_table(relation: Relation, name: str) -> str:
     return f"CREATE TABLE {name} ({', '.join(pieces)})"
 
 
-def _sqlite_column(column: TableColumn) -> str:
-    if column.identity:
-        return f"{quoted(column.name)} INTEGER PRIMARY KEY AUTOINCREMENT"
-    collation = " COLLATE hana_decimal" if column.type.code is TypeCode.DECIMAL else ""
-    return f"{quoted(column.name)}{'' if column.nullable else ' NOT NULL'}{collation}"
-
-
 def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
-    """Make `number` the next identity value of a table."""
     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
     connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
 
 
 def attach(
-    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
+    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[Check]
 ) -> tuple[list[Reference], list[Check]]:
     """Write foreign keys and checks to the catalogue; `constraints.impose` activates them. Raises HanaError 257, 259,
     260, 266, 365, 366, 367, 457."""
@@ -233,22 +224,6 @@ def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> R
     return reference
 
 
-def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> Definition:
-    def run(bench: Workbench) -> None:
-        if creation.needless(bench):
-            return
-        source = bench.table(model)
-        bench.touches.add(touch("SELECT", source))
-        keys = [key for key in source.constraints if key.primary_key or not creation.kind.scope]
-        created = _create(bench, creation, TableDraft(list(source.columns), keys))
-        if with_data:
-            names = ", ".join(quoted(column.name) for column in source.columns)
-            text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
-            bench.connection.execute(text)
-
-    return run
-
-
 # --- DROP, TRUNCATE ---------------------------------------------------------------------------------------------------
 
 PARSERS: Parsers[Definition] = Parsers()
@@ -286,6 +261,7 @@ def _truncate(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
+        bench.touches.add(touch("DELETE", relation))
         constraints.refuse_used_rows(bench, relation)
         own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
         with constraints.lifted(bench, relation):
@@ -296,12 +272,37 @@ def _truncate(reader: TokenReader) -> Definition:
     return run
 
 
-_STORES = {(): "COLUMN", ("COLUMN",): "COLUMN", ("ROW",): "ROW"}
-_SCOPES = {(): "", ("LOCAL", "TEMPORARY"): LOCAL, ("GLOBAL", "TEMPORARY"): GLOBAL}
 PARSERS |= {
-    **{
-        ("CREATE", *scope_words, *store_words, "TABLE"): _create_table(_Kind(store, scope))
-        for scope_words, scope in _SCOPES.items()
-        for store_words, store in _STORES.items()
-    },
+    ("CREATE", *scope_words, *store_words, "TABLE"): partial(_create_table, store, scope)
+    for scope_words, scope in (((), ""), (("LOCAL", "TEMPORARY"), LOCAL), (("GLOBAL", "TEMPORARY"), GLOBAL))
+    for store_words, store in (((), "COLUMN"), (("COLUMN",), "COLUMN"), (("ROW",), "ROW"))
 }
+
+
+# --- temporary tables at the end of a session, and at the next start --------------------------------------------------
+
+
+def belongs_to(catalog: Catalog, session: int) -> bool:
+    return any(entry.scope == LOCAL and entry.session == session for entry in catalog.objects.temporary.values())
+
+
+def sweep(bench: Workbench) -> None:
+    """Drop the session's local temporary tables and its rows in global ones, as a definition."""
+    for relation in bench.catalog.relations.values():
+        if relation.temporary is None:
+            continue
+        if relation.temporary.scope != LOCAL:
+            text = f"DELETE FROM {relation.sqlite_name} WHERE {SESSION_COLUMN} = ?"
+            bench.connection.execute(text, (bench.catalog.session,))
+        elif relation.temporary.session == bench.catalog.session:
+            drop_table(bench, relation)
+
+
+def sweep_all(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    """Clean up after all earlier sessions, inside a transaction."""
+    for relation in catalog.relations.values():
+        if relation.temporary is not None and relation.temporary.scope == LOCAL:
+            connection.execute(f"DROP TABLE {relation.sqlite_name}")
+            connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+        elif relation.temporary is not None:
+            connection.execute(f"DELETE FROM {relation.sqlite_name}")

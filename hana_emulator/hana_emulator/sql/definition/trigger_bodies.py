@@ -13,12 +13,11 @@ from sqlglot.tokenizer_core import Token, TokenType
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.reader import TokenReader, is_word
-from hana_emulator.sql.query import sequences
+from hana_emulator.sql.query import expressions
 
+# Characters; with the other two it bounds the conditions that are repeated for each statement of an IF
 LONGEST_BODY = 50_000
-"""Characters; with the other two it bounds the conditions that are repeated for each statement of an IF."""
-_MOST_PARTS = 200
-"""Statements and conditions of one body."""
+_MOST_PARTS = 200  # Statements and conditions of one body
 _DEEPEST = 16
 _STATEMENTS = ("INSERT", "UPDATE", "DELETE")
 _LONGEST_QUOTED = 20
@@ -93,7 +92,7 @@ class _Body:
             raise self.reader.error("a condition")
         self.reader.expect("THEN")
         tree = dialect.parse_condition(f"({self._text(tokens)})")
-        if tree.find(exp.Query) is not None or sequences.mentioned(tree):
+        if tree.find(exp.Query) is not None or expressions.mentions_sequence(tree):
             raise not_supported("a subquery or a sequence in an IF of a trigger")
         return tree
 
@@ -110,7 +109,6 @@ class _Body:
         self.found.append(_guarded(dialect.parse(self._text(tokens)), guards))
 
     def _text(self, tokens: Sequence[Token]) -> str:
-        """The text of `tokens` with transition variables replaced by columns."""
         pieces, position, index = [], tokens[0].start, 0
         while index < len(tokens):
             token = tokens[index]
@@ -138,7 +136,6 @@ def _quoted(name: str) -> str:
 
 
 def _guarded(tree: exp.Expr, guards: Sequence[exp.Expr]) -> exp.Expr:
-    """The statement with `guards` added to its condition."""
     if not guards:
         return tree
     if isinstance(tree, exp.Insert):

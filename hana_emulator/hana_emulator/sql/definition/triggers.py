@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from sqlglot import exp
 
@@ -29,8 +30,7 @@ from hana_emulator.sql.storage.failures import ERROR_MARK
 
 _PREFIX = "owl fired "
 _EVENTS = ("INSERT", "UPDATE", "DELETE")
-_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}
-"""Which form of the row an event does not have."""
+_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}  # Which form of the row an event does not have
 _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
     exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
     exp.Update: writes.bind_update,  # type: ignore[dict-item]
@@ -41,62 +41,52 @@ _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
 # --- as written -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    name: Name
-    table: Name
-    timing: str
-    events: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: dict[str, str]
-    """By NEW and OLD, the names that REFERENCING gives."""
-    body: str
-    definition: str
-
-
-def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
-    def parser(reader: TokenReader) -> Definition:
-        name = reader.name()
-        if reader.peek("INSTEAD", "OF"):
-            raise not_supported("INSTEAD OF triggers")
-        timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
-        if timing == "AFTER":
-            reader.expect("AFTER")
-        events, columns = _events(reader)
-        reader.expect("ON")
-        table = reader.name()
-        rows = _referencing(reader)
-        for event in events:
-            if _ABSENT.get(event) in rows:
-                raise not_supported(f"REFERENCING {_ABSENT[event]} in a trigger for {event}, which has no such row")
-        if reader.take("FOR", "EACH"):
-            if reader.peek("STATEMENT"):
-                raise not_supported("triggers FOR EACH STATEMENT")
-            reader.expect("ROW")
-        if reader.peek("ORDER"):
-            raise not_supported("ORDER of triggers")
-        draft = _Draft(name, table, timing, events, columns, rows, _body(reader), reader.sql.strip())
-        trigger_bodies.statements(draft.body, draft.rows.values())
-        return lambda bench: _create(bench, draft, replacing=replacing)
-
-    return parser
-
-
-def _events(reader: TokenReader) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read INSERT OR UPDATE [OF column, ...] OR DELETE; return the events and columns."""
+def _create_trigger(replacing: bool, reader: TokenReader) -> Definition:
+    name = reader.name()
+    if reader.peek("INSTEAD", "OF"):
+        raise not_supported("INSTEAD OF triggers")
+    timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
+    if timing == "AFTER":
+        reader.expect("AFTER")
     events: list[str] = []
     columns: list[str] = []
-    while True:
+    while not events or reader.take("OR"):
         event = next((event for event in _EVENTS if reader.take(event)), None)
         if event is None or event in events:
             raise reader.error("INSERT, UPDATE or DELETE, each once")
         events.append(event)
         if event == "UPDATE" and reader.take("OF"):
-            columns.append(reader.identifier())
-            while reader.take(","):
-                columns.append(reader.identifier())
-        if not reader.take("OR"):
-            return tuple(events), tuple(columns)
+            columns = reader.several(reader.identifier)
+    reader.expect("ON")
+    table = reader.name()
+    rows = _referencing(reader)
+    for event in events:
+        if _ABSENT.get(event) in rows:
+            raise not_supported(f"REFERENCING {_ABSENT[event]} in a trigger for {event}, which has no such row")
+    if reader.take("FOR", "EACH"):
+        if reader.peek("STATEMENT"):
+            raise not_supported("triggers FOR EACH STATEMENT")
+        reader.expect("ROW")
+    if reader.peek("ORDER"):
+        raise not_supported("ORDER of triggers")
+    body = _body(reader)
+    trigger_bodies.statements(body, rows.values())
+    draft = Trigger(
+        id=0,
+        schema="",
+        name=name.name,
+        relation=0,
+        timing=timing,
+        events=tuple(events),
+        columns=tuple(columns),
+        new_row=rows.get("NEW", ""),
+        old_row=rows.get("OLD", ""),
+        body=body,
+        definition=reader.sql.strip(),
+        definition_schema="",
+        owner="",
+    )
+    return lambda bench: _create(bench, name, table, draft, replacing=replacing)
 
 
 def _referencing(reader: TokenReader) -> dict[str, str]:
@@ -134,10 +124,10 @@ def _body(reader: TokenReader) -> str:
 # --- CREATE, DROP -----------------------------------------------------------------------------------------------------
 
 
-def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
-    schema, name = bench.place(draft.name)
+def _create(bench: Workbench, label: Name, table: Name, draft: Trigger, *, replacing: bool) -> None:
+    schema, name = bench.place(label)
     encode(name)
-    relation = bench.table(draft.table)
+    relation = bench.table(table)
     if relation.temporary is not None:
         raise not_supported("triggers of temporary tables")
     bench.touches.add(touch("TRIGGER", relation))
@@ -147,26 +137,23 @@ def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
         bench.connection.execute("DELETE FROM owl_triggers WHERE schema = ? AND name = ?", (schema, name))
     for column in draft.columns:
         relation.column(column)
-    trigger = Trigger(
-        id=0,
-        schema=schema,
-        name=name,
-        relation=relation.id,
-        timing=draft.timing,
-        events=draft.events,
-        columns=draft.columns,
-        new_row=draft.rows.get("NEW", ""),
-        old_row=draft.rows.get("OLD", ""),
-        body=draft.body,
-        definition=draft.definition,
-        definition_schema=bench.schema,
-        owner=bench.user,
-    )
+    trigger = replace(draft, schema=schema, relation=relation.id, definition_schema=bench.schema, owner=bench.user)
     trigger = replace(trigger, id=schema_objects.put_trigger(bench.connection, trigger))
-    compiled = _compile(bench, relation, trigger)
-    bench.touches |= compiled.touches
-    _fire(bench.connection, relation, trigger, compiled.statements)
-    _try_out(bench.connection, relation, trigger)
+    statements, _, touches = _compile(bench, relation, trigger)
+    bench.touches |= touches
+    _fire(bench.connection, relation, trigger, statements)
+    # SQLite compiles the body when it plans statements that fire it.
+    column = quoted((*draft.columns, relation.columns[0].name)[0])
+    firing = {
+        "INSERT": f"EXPLAIN INSERT INTO {relation.sqlite_name} DEFAULT VALUES",
+        "UPDATE": f"EXPLAIN UPDATE {relation.sqlite_name} SET {column} = {column}",
+        "DELETE": f"EXPLAIN DELETE FROM {relation.sqlite_name}",
+    }
+    try:
+        for event in trigger.events:
+            bench.connection.execute(firing[event]).close()
+    except sqlite3.OperationalError:
+        raise not_supported("a statement of this form in the body of a trigger") from None
     _take_out(bench.connection)
 
 
@@ -193,18 +180,10 @@ def _unknown(name: str) -> HanaError:
 # --- in SQLite --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """SQLite statements of a body, the tables it writes (true if it inserts), the privileges it needs."""
-
-    statements: list[str]
-    writes: dict[int, bool]
-    touches: set[Touch]
-
-
-def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compiled:
-    """Compile a body. Raises HanaError 7, 257, 259, 260 ..., and 451 if it writes the trigger's own table."""
-    compiled = _Compiled([], {}, set())
+def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> tuple[list[str], dict[int, bool], set[Touch]]:
+    """The SQLite statements of a body, the tables it writes (true if it inserts), the privileges it needs. Raises
+    HanaError 7, 257, 259, 260 ..., and 451 if it writes the trigger's own table."""
+    statements, written, touches = list[str](), dict[int, bool](), set[Touch]()
     rows = {"NEW": trigger.new_row, "OLD": trigger.old_row}
     sources = [_transition(relation, trigger, form, variable) for form, variable in rows.items() if variable]
     for tree in trigger_bodies.statements(trigger.body, [name for name in rows.values() if name]):
@@ -212,7 +191,7 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compile
             bench.catalog.seen_by(0),
             trigger.definition_schema,
             queries.bind_query,
-            touches=compiled.touches,
+            touches=touches,
             outer=Scope(sources=sources),
         )
         binder = _WRITERS.get(type(tree))
@@ -227,10 +206,10 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compile
             raise not_supported("writing a temporary table in a trigger")
         if plan.chosen_identity:
             raise not_supported("a chosen value for an identity column in a trigger")
-        compiled.touches.add(touch(plan.function.name, plan.table))
-        compiled.writes[plan.table.id] = compiled.writes.get(plan.table.id, False) or plan.inserts
-        compiled.statements.extend(step.sql for step in plan.steps)
-    return compiled
+        touches.add(touch(plan.function.name, plan.table))
+        written[plan.table.id] = written.get(plan.table.id, False) or plan.inserts
+        statements.extend(step.sql for step in plan.steps)
+    return statements, written, touches
 
 
 def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) -> Source:
@@ -260,22 +239,6 @@ def _quoted_text(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _try_out(connection: sqlite3.Connection, relation: Relation, trigger: Trigger) -> None:
-    """Let SQLite compile the body by planning statements that fire it. Raises HanaError 7 if SQLite rejects it."""
-    table = relation.sqlite_name
-    column = quoted(trigger.columns[0] if trigger.columns else relation.columns[0].name)
-    firing = {
-        "INSERT": f"EXPLAIN INSERT INTO {table} DEFAULT VALUES",
-        "UPDATE": f"EXPLAIN UPDATE {table} SET {column} = {column}",
-        "DELETE": f"EXPLAIN DELETE FROM {table}",
-    }
-    try:
-        for event in trigger.events:
-            connection.execute(firing[event]).close()
-    except sqlite3.OperationalError:
-        raise not_supported("a statement of this form in the body of a trigger") from None
-
-
 def lift(bench: Workbench) -> None:
     """Remove all triggers from SQLite: definitions must not fire them, and they prevent SQLite from renaming."""
     if bench.catalog.objects.triggers:
@@ -300,19 +263,19 @@ def install(bench: Workbench) -> None:
         try:
             for column in trigger.columns:
                 relation.column(column)
-            compiled = _compile(bench, relation, trigger)
+            statements, written, _ = _compile(bench, relation, trigger)
         except HanaError as error:
             schema_objects.put_writes(bench.connection, trigger.id, {}, valid=False)
             text = f"Cannot execute trigger: {hana_identifier(trigger.schema)}.{hana_identifier(trigger.name)}"
             refusal = f"SELECT RAISE(ABORT, {literal(f'{ERROR_MARK}465:{text} ({error.text})')})"
-            trigger, compiled = replace(trigger, columns=()), _Compiled([refusal], {}, set())
+            trigger, statements = replace(trigger, columns=()), [refusal]
         else:
-            schema_objects.put_writes(bench.connection, trigger.id, compiled.writes, valid=True)
+            schema_objects.put_writes(bench.connection, trigger.id, written, valid=True)
         if trigger.enabled:
-            _fire(bench.connection, relation, trigger, compiled.statements)
+            _fire(bench.connection, relation, trigger, statements)
 
 
 PARSERS |= {
-    ("CREATE", "TRIGGER"): _create_trigger(replacing=False),
-    ("CREATE", "OR", "REPLACE", "TRIGGER"): _create_trigger(replacing=True),
+    ("CREATE", "TRIGGER"): partial(_create_trigger, False),
+    ("CREATE", "OR", "REPLACE", "TRIGGER"): partial(_create_trigger, True),
 }

@@ -24,10 +24,9 @@ class Workbench:
     catalog: Catalog
     schema: str
     user: str
-    touches: set[Touch] = field(default_factory=set)
-    """What the definition reads, and so needs privileges for."""
+    touches: set[Touch] = field(default_factory=set)  # What the definition reads, and so needs privileges for
+    # Tables, by number, whose `"$rowid$"` restart once the definition is committed
     truncated: list[int] = field(default_factory=list)
-    """Tables, by number, whose `"$rowid$"` restart once the definition is committed."""
 
     def refresh(self) -> None:
         """Read the catalogue again, including the changes of this definition."""

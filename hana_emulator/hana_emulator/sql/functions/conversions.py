@@ -31,10 +31,6 @@ def _sized(number: Decimal, precision: int, scale: int) -> str:
     return store.decimal_text(number, HanaType(TypeCode.DECIMAL, precision, scale), _EXPRESSION)
 
 
-def _to_decimal(value: Storage, precision: int, scale: int) -> Storage:
-    return _sized(_decimal(value), precision, scale)
-
-
 def _binary(operation: Callable[[Decimal, Decimal], Decimal]) -> Callable[[Storage, Storage, int, int], Storage]:
     def apply(left: Storage, right: Storage, precision: int, scale: int) -> Storage:
         return _sized(operation(_decimal(left), _decimal(right)), precision, scale)
@@ -46,10 +42,6 @@ def _division(left: Decimal, right: Decimal) -> Decimal:
     if not right:
         raise HanaError(304, "division by zero undefined")
     return _WIDE.divide(left, right)
-
-
-def _remainder(left: Decimal, right: Decimal) -> Decimal:
-    return _WIDE.remainder(left, right) if right else left
 
 
 def _bigint(value: Storage) -> Storage:
@@ -108,6 +100,7 @@ def _converting(kind: HanaType) -> Callable[[Storage], Storage]:
     return store.converter(kind, _EXPRESSION)
 
 
+# All of them give NULL as soon as an argument is NULL
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_integer": (1, _converting(_BIGINT)),
     "owl_double": (1, _converting(DOUBLE)),
@@ -117,12 +110,12 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_seconddate": (1, _converting(HanaType(TypeCode.SECONDDATE, 19))),
     "owl_timestamp": (1, _converting(HanaType(TypeCode.TIMESTAMP, 27, 7))),
     "owl_text": (1, store.as_text),
-    "owl_decimal": (3, _to_decimal),
+    "owl_decimal": (3, lambda value, precision, scale: _sized(_decimal(value), precision, scale)),
     "owl_add": (4, _binary(_WIDE.add)),
     "owl_subtract": (4, _binary(_WIDE.subtract)),
     "owl_multiply": (4, _binary(_WIDE.multiply)),
     "owl_divide": (4, _binary(_division)),
-    "owl_modulo": (4, _binary(_remainder)),
+    "owl_modulo": (4, _binary(lambda left, right: _WIDE.remainder(left, right) if right else left)),
     "owl_bigint": (1, _bigint),
     "owl_divide_double": (2, _divide_double),
     "owl_remainder": (2, _modulo),
@@ -131,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_ceil": (3, _rounding("ceil")),
     "owl_abs": (3, _absolute),
 }
-"""All of them give NULL as soon as an argument is NULL."""
 
 
 def register(connection: sqlite3.Connection, report: Report) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from hana_emulator.errors import HanaError, out_of_memory
@@ -29,8 +30,6 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Context:
-    """A session's state that functions read, and their last error."""
-
     user: str = "OWL"
     schema: str = "OWL"
     connection_id: int = 0
@@ -38,11 +37,10 @@ class Context:
     clock: Callable[[], datetime] = utc_now
     last_identity: int | None = None
     error: HanaError | None = None
+    # The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call
     statement_time: datetime | None = None
-    """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call."""
     session_variables: dict[str, str] = field(default_factory=dict)
-    current_numbers: dict[int, int] = field(default_factory=dict)
-    """CURRVAL of each sequence, by its id."""
+    current_numbers: dict[int, int] = field(default_factory=dict)  # CURRVAL of each sequence, by its id
     memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     def begin_statement(self) -> None:
@@ -74,8 +72,7 @@ _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().ti
 _define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
 SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
 
-SESSION_VARIABLES = "owl_session_variables"
-"""SQLite function: the session's variables as a JSON object."""
+SESSION_VARIABLES = "owl_session_variables"  # SQLite function: the session's variables as a JSON object
 
 
 # ------------------------------------------------------------------------------------------------------- registration
@@ -84,27 +81,20 @@ SESSION_VARIABLES = "owl_session_variables"
 def register(connection: sqlite3.Connection, context: Context) -> None:
     """Register all functions with `connection`; their names begin with `hana_`."""
     for name, scalar in SCALARS.items():
-        compute = _null_in_null_out(scalar.compute) if scalar.strict else scalar.compute
-        connection.create_function(name, -1, _guarded(compute, context), deterministic=scalar.pure)
+        guarded = _guarded(scalar.compute, context, strict=scalar.strict)
+        connection.create_function(name, -1, guarded, deterministic=scalar.pure)
     for name, read in _SESSION.items():
-        connection.create_function(name, 0, _guarded(_reading(read, context), context))
+        connection.create_function(name, 0, _guarded(partial(read, context), context))
     connection.create_function("hana_session_context", 1, context.session_variables.get)
     connection.create_function(SESSION_VARIABLES, 0, lambda: json.dumps(context.session_variables))
 
 
-def _reading(read: Callable[[Context], Any], context: Context) -> Callable[[], Any]:
-    return lambda: read(context)
+def _guarded(compute: Callable[..., Any], context: Context, *, strict: bool = False) -> Callable[..., Storage]:
+    """`strict`: NULL in, NULL out."""
 
-
-def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Storage) -> Any:
-        return None if None in arguments else compute(*arguments)
-
-    return call
-
-
-def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
     def call(*arguments: Storage) -> Storage:
+        if strict and None in arguments:
+            return None
         try:
             # An unpaired surrogate becomes U+FFFD; an integer beyond 64 bits raises 314.
             value = compute(*arguments)

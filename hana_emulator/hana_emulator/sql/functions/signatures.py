@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.functions.builtin import (
-    conversion,
     formats,
     fulltext,
     fvecs,
@@ -64,17 +64,15 @@ class Signature:
     result: HanaType | ResultRule
     variadic: bool = False
     required: int = -1
+    # Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart
     by_type: Callable[[Sequence[HanaType]], str] | None = None
-    """Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart."""
 
     def parameter(self, position: int) -> HanaType | None:
-        """The type expected at a 0-based position; None for any."""
         if position < len(self.parameters):
             return self.parameters[position]
         return self.parameters[-1] if self.variadic and self.parameters else None
 
     def accepts(self, count: int) -> bool:
-        """Whether the function can be called with `count` arguments."""
         least = len(self.parameters) if self.required < 0 else self.required
         return least <= count and (self.variadic or count <= len(self.parameters))
 
@@ -82,7 +80,6 @@ class Signature:
         return self.result(arguments) if callable(self.result) else self.result
 
     def function(self, arguments: Sequence[HanaType]) -> str:
-        """The SQLite function for arguments of these types."""
         return self.by_type(arguments) if self.by_type else self.sqlite_name
 
 
@@ -93,10 +90,15 @@ def _first(arguments: Sequence[HanaType]) -> HanaType:
     return arguments[0] if arguments else TEXT
 
 
-def _first_text(arguments: Sequence[HanaType]) -> HanaType:
-    """Text functions return the string type of their first argument, or NVARCHAR."""
-    kind = _first(arguments)
-    return kind if kind.code in STRINGS or kind.code in (TypeCode.NCLOB, TypeCode.CLOB, TypeCode.TEXT) else TEXT
+def _keeping(kept: Collection[TypeCode], otherwise: HanaType) -> ResultRule:
+    """The type of the first argument if it is one of `kept`."""
+    return lambda arguments: arguments[0] if arguments and arguments[0].code in kept else otherwise
+
+
+_string_piece = _keeping(STRINGS, TEXT)
+_first_text = _keeping(STRINGS | {TypeCode.NCLOB, TypeCode.CLOB, TypeCode.TEXT}, TEXT)
+_day_result = _keeping((TypeCode.DATE, TypeCode.SECONDDATE), TIMESTAMP)
+_second_result = _keeping((TypeCode.SECONDDATE, TypeCode.TIME), TIMESTAMP)
 
 
 def _substring(arguments: Sequence[HanaType]) -> HanaType:
@@ -105,21 +107,6 @@ def _substring(arguments: Sequence[HanaType]) -> HanaType:
     if kind.code in VECTORS | {TypeCode.BLOB}:
         return VARBINARY
     return kind if kind.code in STRINGS | BINARIES else TEXT
-
-
-def _string_piece(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in STRINGS else TEXT
-
-
-def _day_result(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in (TypeCode.DATE, TypeCode.SECONDDATE) else TIMESTAMP
-
-
-def _second_result(arguments: Sequence[HanaType]) -> HanaType:
-    kind = _first(arguments)
-    return kind if kind.code in (TypeCode.SECONDDATE, TypeCode.TIME) else TIMESTAMP
 
 
 def _vector_like(arguments: Sequence[HanaType]) -> HanaType:
@@ -164,15 +151,9 @@ def _nvarchar_function(arguments: Sequence[HanaType]) -> str:
         return "hana_vector_text"
     if code in BINARIES:
         return "hana_bintohex"
-    if len(arguments) > 1 and arguments[1].code in STRINGS:
-        return "hana_moment_text" if code in DATETIMES else "hana_number_text"
+    if len(arguments) > 1 and arguments[1].code in STRINGS and code in DATETIMES:
+        return "hana_moment_text"
     return "hana_to_nvarchar"
-
-
-def _replaced(arguments: Sequence[HanaType]) -> HanaType:
-    """The replacement may be longer than the text it replaces, so the result has the maximum length."""
-    kind = _first_text(arguments)
-    return kind.sized(TEXT.length) if kind.code in STRINGS else kind
 
 
 _PARTS: tuple[tuple[str, Callable[[datetime], int | str], HanaType], ...] = (
@@ -224,9 +205,8 @@ SCALARS["hana_vector_text"] = Scalar(fvecs.to_text)
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 _EITHER: dict[str, Any] = {"required": 1, "by_type": _nvarchar_function}
-_define("TO_NVARCHAR TO_VARCHAR", conversion.to_nvarchar, (None, None), TEXT, **_EITHER)
+_define("TO_NVARCHAR TO_VARCHAR", formats.to_nvarchar, (None, None), TEXT, **_EITHER)
 SCALARS["hana_moment_text"] = Scalar(formats.write_moment)
-SCALARS["hana_number_text"] = Scalar(formats.write_number)
 _define("TO_NCLOB", texts.plain, (None,), NCLOB)
 _define("TO_CLOB", texts.plain, (None,), CLOB)
 for name, kind in (("TINYINT", TINYINT), ("SMALLINT", SMALLINT), ("INTEGER", INTEGER), ("BIGINT", BIGINT)):
@@ -235,10 +215,10 @@ _define("TO_INT", numbers.to_integer("INTEGER"), (None,), INTEGER)
 _define("TO_DOUBLE", numbers.to_double, (DOUBLE,), DOUBLE)
 _define("TO_REAL", numbers.to_real, (DOUBLE,), REAL)
 _define("TO_SMALLDECIMAL", numbers.to_decimal, (None,), FLOATING_DECIMAL.sized(16, FLOATING_DECIMAL.scale))
-_define("TO_DATE", conversion.to_date, (None, TEXT), DATE, required=1)
-_define("TO_TIME", conversion.to_time, (None, TEXT), TIME, required=1)
-_define("TO_SECONDDATE", conversion.to_seconddate, (None, TEXT), SECONDDATE, required=1)
-_define("TO_TIMESTAMP", conversion.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
+_define("TO_DATE", formats.to_date, (None, TEXT), DATE, required=1)
+_define("TO_TIME", formats.to_time, (None, TEXT), TIME, required=1)
+_define("TO_SECONDDATE", formats.to_seconddate, (None, TEXT), SECONDDATE, required=1)
+_define("TO_TIMESTAMP", formats.to_timestamp, (None, TEXT), TIMESTAMP, required=1)
 _define("TO_DATS", moments.to_dats, (None,), nvarchar(8))
 _define("TO_BINARY TO_VARBINARY", texts.to_binary, (None,), VARBINARY)
 _define("TO_BLOB", texts.to_binary, (None,), BLOB)
@@ -263,7 +243,13 @@ _define("LTRIM", texts.ltrim, (None, TEXT), _first_text, required=1)
 _define("RTRIM", texts.rtrim, (None, TEXT), _first_text, required=1)
 _define("LPAD", texts.lpad, (None, INTEGER, TEXT), TEXT, required=2)
 _define("RPAD", texts.rpad, (None, INTEGER, TEXT), TEXT, required=2)
-_define("REPLACE", texts.replace, (None, TEXT, TEXT), _replaced)
+# The replacement may be longer than the text it replaces.
+_define(
+    "REPLACE",
+    texts.replace,
+    (None, TEXT, TEXT),
+    lambda kinds: kind.sized(TEXT.length) if (kind := _first_text(kinds)).code in STRINGS else kind,
+)
 _define("LOCATE", texts.locate, (None, TEXT, INTEGER, INTEGER), INTEGER, required=2)
 _define("SUBSTR_BEFORE", texts.substring_before, (None, TEXT), TEXT)
 _define("SUBSTR_AFTER", texts.substring_after, (None, TEXT), TEXT)
@@ -289,7 +275,7 @@ _define("BINTOSTR BINTONSTR", texts.binary_to_text, (None,), TEXT)
 _define("STRTOBIN", texts.encoded, (TEXT, TEXT), VARBINARY, required=1)
 _define("HASH_SHA256", texts.hash_sha256, (VARBINARY,), VARBINARY.sized(32), variadic=True)
 _define("HASH_MD5", texts.hash_md5, (VARBINARY,), VARBINARY.sized(16), variadic=True)
-_define("SYSUUID NEWUID", conversion.sysuuid, (), VARBINARY.sized(16), pure=False)
+_define("SYSUUID NEWUID", lambda: uuid.uuid4().bytes, (), VARBINARY.sized(16), pure=False)
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,10 @@ def plain_decimal(number: Decimal, precision: int = 34) -> str:
 def _float(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if type(value) is not float:
-            value = _to_float(value, column)
+            try:
+                value = float(digits(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                raise invalid_number(f"not a valid number string for {column}") from None
         if not math.isfinite(value):
             raise HanaError(314, f"numeric overflow: {column} takes finite numbers")
         if kind.code is TypeCode.REAL:
@@ -128,13 +131,6 @@ def _float(kind: HanaType, column: str) -> Convert:
         return value
 
     return convert
-
-
-def _to_float(value: Storage, column: str) -> float:
-    try:
-        return float(digits(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise invalid_number(f"not a valid number string for {column}") from None
 
 
 @_MAKERS(TypeCode.BOOLEAN)
@@ -213,9 +209,9 @@ def _vector(kind: HanaType, column: str) -> Convert:
 
 @_MAKERS(TypeCode.DATE, TypeCode.TIME, TypeCode.SECONDDATE, TypeCode.TIMESTAMP)
 def _moment(kind: HanaType, column: str) -> Convert:
-    parse = {TypeCode.DATE: date_text, TypeCode.TIME: time_text, TypeCode.SECONDDATE: second_text}.get(
-        kind.code, timestamp_text
-    )
+    if kind.code is TypeCode.SECONDDATE:
+        return lambda value: timestamp_text(as_text(value), column)[:19]
+    parse = {TypeCode.DATE: date_text, TypeCode.TIME: time_text}.get(kind.code, timestamp_text)
     return lambda value: parse(as_text(value), column)
 
 
@@ -243,10 +239,6 @@ def time_text(text: str, where: str) -> str:
     if len(stripped) > 10 and stripped[10] in " T":
         stripped = stripped[11:]
     return _time_parts(stripped, where)[0]
-
-
-def second_text(text: str, where: str) -> str:
-    return timestamp_text(text, where)[:19]
 
 
 def timestamp_text(text: str, where: str) -> str:

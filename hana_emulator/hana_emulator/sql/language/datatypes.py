@@ -23,8 +23,7 @@ from hana_emulator.types import (
     TypeCode,
 )
 
-FLOATING_SCALE = 32_767
-"""The scale of a DECIMAL without one: any number of fraction digits (the wire's way to say so)."""
+FLOATING_SCALE = 32_767  # The scale of a DECIMAL without one: any number of fraction digits (the wire's way to say so)
 DECIMAL_PRECISION = 34
 FLOATING_DECIMAL = HanaType(TypeCode.DECIMAL, DECIMAL_PRECISION, FLOATING_SCALE)
 MAX_NVARCHAR = 5_000
@@ -59,6 +58,7 @@ _SIZED = {  # default length, maximum length
     TypeCode.REAL_VECTOR: (0, MAX_VECTOR_DIMENSION),
     TypeCode.HALF_VECTOR: (0, MAX_VECTOR_DIMENSION),
 }
+# DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds
 _ALIASES = {
     "INT": "INTEGER",
     "DEC": "DECIMAL",
@@ -69,13 +69,12 @@ _ALIASES = {
     "SECONDTIME": "TIME",
     "DATETIME": "TIMESTAMP",
 }
-"""DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds."""
+# SYS.DATA_TYPES
 CATALOGUE_NAMES = (
     *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "DECIMAL", "SMALLDECIMAL", "REAL", "DOUBLE", "BOOLEAN"),
     *("CHAR", "VARCHAR", "NCHAR", "NVARCHAR", "ALPHANUM", "SHORTTEXT", "BINARY", "VARBINARY"),
     *("CLOB", "NCLOB", "BLOB", "TEXT", "DATE", "TIME", "SECONDDATE", "TIMESTAMP", "REAL_VECTOR", "HALF_VECTOR"),
 )
-"""SYS.DATA_TYPES."""
 
 
 def type_named(name: str, sizes: Sequence[int] = ()) -> HanaType:
@@ -198,15 +197,12 @@ def arithmetic(operator: str, left: HanaType | None, right: HanaType | None) -> 
         return DOUBLE
     if all(kind.code in INTEGERS for kind in kinds):
         return FLOATING_DECIMAL if operator == "/" else BIGINT
-    return _decimal_result(operator, as_decimal(kinds[0]), as_decimal(kinds[1]))
-
-
-def _decimal_result(operator: str, left: HanaType, right: HanaType) -> HanaType:
-    if operator in "/%" or is_floating(left) or is_floating(right):
+    one, two = as_decimal(kinds[0]), as_decimal(kinds[1])
+    if operator in "/%" or is_floating(one) or is_floating(two):
         return FLOATING_DECIMAL
     if operator == "*":
-        scale, digits = left.scale + right.scale, left.length + right.length
+        scale, digits = one.scale + two.scale, one.length + two.length
     else:
-        scale = max(left.scale, right.scale)
-        digits = max(left.length - left.scale, right.length - right.scale) + scale + 1
+        scale = max(one.scale, two.scale)
+        digits = max(one.length - one.scale, two.length - two.scale) + scale + 1
     return HanaType(TypeCode.DECIMAL, digits, scale) if digits <= 38 else FLOATING_DECIMAL

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from sqlglot import exp, tokens
@@ -15,14 +16,14 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.parser import Parser as SqlParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from hana_emulator.errors import HanaError, syntax_error
-from hana_emulator.sql.language import clauses, grammar
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.registry import Registry
 
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 """It logs the text of statements that it only half understands, literals and all."""
 _LONGEST_QUOTED = 40
+# What sqlglot's parser raises here and there at text that is no SQL
 _STUMBLES = (TypeError, AttributeError, ValueError, LookupError)
-"""What sqlglot's parser raises here and there at text that is no SQL."""
 PARAMETER_PREFIX = "P__"
 _PARAMETER_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _CLOCK_TOKENS = {
@@ -48,23 +49,97 @@ class HanaCast(exp.Expression):
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "to": True, "expressions": False}
 
 
-def _plain_keywords(keywords: dict[str, TokenType]) -> dict[str, TokenType]:
-    kept = {word: kind for word, kind in keywords.items() if kind not in _CLOCK_TOKENS and "{" not in word}
-    return {**kept, "TOP": TokenType.TOP, "MINUS": TokenType.EXCEPT, "LIKE_REGEXPR": TokenType.RLIKE}
+class ReplaceRegexpr(exp.Expression):
+    """REPLACE_REGEXPR(expression IN this WITH replacement FROM start OCCURRENCE occurrence)."""
+
+    arg_types: ClassVar[dict[str, bool]] = {
+        "this": True,
+        "expression": True,
+        "flag": False,
+        "replacement": False,
+        "start": False,
+        "occurrence": False,
+    }
+
+
+class LikeRegexpr(exp.Expression, exp.Predicate):
+    """this LIKE_REGEXPR expression FLAG flag."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "expression": True, "flag": False}
+
+
+_FUNCTION_PARSERS: Registry[str, Callable[[Any], exp.Expr]] = Registry()  # Calls with clauses between their arguments
+
+
+@_FUNCTION_PARSERS("CAST")
+def _cast(parser: SqlParser) -> exp.Expr:
+    value = parser._parse_disjunction()
+    if not parser._match(TokenType.ALIAS):
+        parser.raise_error("Expected AS and a type")
+    name = parser._advance_any()
+    sizes = []
+    if parser._match(TokenType.L_PAREN):
+        sizes = parser._parse_csv(parser._parse_number)
+        if not parser._match(TokenType.R_PAREN):
+            parser.raise_error("Expected )")
+    return parser.expression(HanaCast(this=value, to=name.text.upper() if name else "", expressions=sizes))
+
+
+@_FUNCTION_PARSERS("SCORE")
+def _score(parser: SqlParser) -> exp.Expr:
+    term = parser._parse_bitwise()
+    if not parser._match(TokenType.IN) or not parser._match(TokenType.L_PAREN):
+        parser.raise_error("Expected IN ( after the search term")
+    columns = parser._parse_csv(parser._parse_column)
+    if not parser._match_text_seq("EXACT", "SEARCH", "MODE") or not parser._match(TokenType.STRING):
+        parser.raise_error("Expected EXACT SEARCH MODE 'text'")
+    if not parser._match(TokenType.R_PAREN):
+        parser.raise_error("Expected )")
+    return parser.expression(Score(this=term, expressions=columns))
+
+
+@_FUNCTION_PARSERS("REPLACE_REGEXPR")
+def _replace_regexpr(parser: SqlParser) -> exp.Expr:
+    pattern = parser._parse_bitwise()
+    flag = parser._parse_bitwise() if parser._match_text_seq("FLAG") else None
+    if not parser._match(TokenType.IN):
+        parser.raise_error("Expected IN")
+    subject = parser._parse_bitwise()
+    clauses: dict[str, exp.Expr | None] = {}
+    for word, argument in (("WITH", "replacement"), ("FROM", "start"), ("OCCURRENCE", "occurrence")):
+        if parser._match_text_seq(word):
+            everything = word == "OCCURRENCE" and parser._match_text_seq("ALL")
+            clauses[argument] = exp.Literal.number(0) if everything else parser._parse_bitwise()
+    return parser.expression(ReplaceRegexpr(this=subject, expression=pattern, flag=flag, **clauses))
+
+
+def _like_regexpr(parser: SqlParser, this: exp.Expr | None) -> exp.Expr:
+    pattern = parser._parse_bitwise()
+    flag = parser._parse_bitwise() if parser._match_text_seq("FLAG") else None
+    return parser.expression(LikeRegexpr(this=this, expression=pattern, flag=flag))
 
 
 class Hana(Dialect):
     NORMALIZATION_STRATEGY = NormalizationStrategy.UPPERCASE
 
     class Tokenizer(tokens.Tokenizer):
+        # sqlglot would take what follows RENAME, CALL and the like as one string
         COMMANDS: ClassVar[set[TokenType]] = set()
-        """sqlglot would take what follows RENAME, CALL and the like as one string."""
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
-        KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
+        KEYWORDS: ClassVar[dict[str, TokenType]] = {
+            **{
+                word: kind
+                for word, kind in tokens.Tokenizer.KEYWORDS.items()
+                if kind not in _CLOCK_TOKENS and "{" not in word
+            },
+            "TOP": TokenType.TOP,
+            "MINUS": TokenType.EXCEPT,
+            "LIKE_REGEXPR": TokenType.RLIKE,
+        }
+        # A # belongs to a name, and begins that of a local temporary table
         SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
             sign: kind for sign, kind in tokens.Tokenizer.SINGLE_TOKENS.items() if sign != "#"
         }
-        """A # belongs to a name, and begins that of a local temporary table."""
         VAR_SINGLE_TOKENS: ClassVar[set[str]] = {"#", "$"}
 
     class Parser(SqlParser):
@@ -76,38 +151,13 @@ class Hana(Dialect):
                 for name in _KEPT_FUNCTION_PARSERS
                 if name in SqlParser.FUNCTION_PARSERS
             },
-            "CAST": lambda self: self._parse_hana_cast(),
-            "SCORE": lambda self: self._parse_score(),
-            "REPLACE_REGEXPR": clauses.replace_regexpr,
+            **_FUNCTION_PARSERS,
         }
         RANGE_PARSERS: ClassVar[dict[Any, Any]] = {
             **SqlParser.RANGE_PARSERS,
-            TokenType.RLIKE: clauses.like_regexpr,
+            TokenType.RLIKE: _like_regexpr,
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": SqlParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
-
-        def _parse_hana_cast(self) -> exp.Expr:
-            value = self._parse_disjunction()
-            if not self._match(TokenType.ALIAS):
-                self.raise_error("Expected AS and a type")
-            name = self._advance_any()
-            sizes = []
-            if self._match(TokenType.L_PAREN):
-                sizes = self._parse_csv(self._parse_number)
-                if not self._match(TokenType.R_PAREN):
-                    self.raise_error("Expected )")
-            return self.expression(HanaCast(this=value, to=name.text.upper() if name else "", expressions=sizes))
-
-        def _parse_score(self) -> exp.Expr:
-            term = self._parse_bitwise()
-            if not self._match(TokenType.IN) or not self._match(TokenType.L_PAREN):
-                self.raise_error("Expected IN ( after the search term")
-            columns = self._parse_csv(self._parse_column)
-            if not self._match_text_seq("EXACT", "SEARCH", "MODE") or not self._match(TokenType.STRING):
-                self.raise_error("Expected EXACT SEARCH MODE 'text'")
-            if not self._match(TokenType.R_PAREN):
-                self.raise_error("Expected )")
-            return self.expression(Score(this=term, expressions=columns))
 
 
 def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
@@ -115,7 +165,11 @@ def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
     try:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
-        raise syntax_error(f"cannot read the statement: {_unreadable(str(error))}") from None
+        # sqlglot's message is used only if it names the missing text; others quote the statement with its values.
+        message = str(error)
+        known = message.startswith("Missing ") and len(message) < 80
+        detail = message if known else "a string or a comment does not end"
+        raise syntax_error(f"cannot read the statement: {detail}") from None
     return _with_numbered_parameters(
         [
             part
@@ -124,11 +178,6 @@ def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
             for part in _single_words(token, sql)
         ]
     )
-
-
-def _unreadable(message: str) -> str:
-    """Use sqlglot's message only if it names the missing text; others quote the statement with its values."""
-    return message if message.startswith("Missing ") and len(message) < 80 else "a string or a comment does not end"
 
 
 def _single_words(token: Token, sql: str) -> list[Token]:
@@ -165,7 +214,6 @@ def _with_numbered_parameters(found: list[Token]) -> list[Token]:
 
 
 def is_parameter(token: Token) -> bool:
-    """`?` or `:1`."""
     return token.token_type is TokenType.PLACEHOLDER
 
 
@@ -192,22 +240,23 @@ def number_parameters(sql: str, found: list[Token]) -> str:
             number += token.text == "?"
             pieces += [sql[position : token.start], numbered_parameter(token, number)]
             position = token.end + 1
-    return "".join([*pieces, sql[position : _end_without_hint(sql, found)]])
+    hint = _hint_place(found)
+    end = found[hint].start if hint is not None else found[-1].end + 1 if found else len(sql)
+    return "".join([*pieces, sql[position:end]])
 
 
-def _end_without_hint(sql: str, found: list[Token]) -> int:
+def _hint_place(found: list[Token]) -> int | None:
+    """The index of WITH in a final WITH HINT (...)."""
     for index in range(len(found) - 2, 0, -1):
         if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
-            return int(found[index].start)
-    return int(found[-1].end) + 1 if found else len(sql)
+            return index
+    return None
 
 
 def hints(found: list[Token]) -> frozenset[str]:
     """The names in a final WITH HINT (...), upper-cased."""
-    for index in range(len(found) - 2, 0, -1):
-        if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
-            return frozenset(str(token.text).upper() for token in found[index + 2 :])
-    return frozenset()
+    hint = _hint_place(found)
+    return frozenset() if hint is None else frozenset(str(token.text).upper() for token in found[hint + 2 :])
 
 
 def parse(sql: str) -> exp.Expr:
@@ -229,12 +278,11 @@ def parse(sql: str) -> exp.Expr:
         raise syntax_error("the statement is not understood by this emulator") from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("exactly one statement is expected")
-    grammar.check(trees[0])
+    _check(trees[0])
     return trees[0]
 
 
 def parse_condition(sql: str) -> exp.Expr:
-    """The syntax tree of a single expression or condition."""
     tree = parse(f"SELECT 1 FROM DUMMY WHERE {sql}")
     where = tree.args["where"]
     assert isinstance(where, exp.Where)
@@ -248,3 +296,68 @@ def parameter_number(node: exp.Expr) -> int | None:
         digits = node.this.removeprefix(PARAMETER_PREFIX)
         return int(digits) if digits != node.this and digits.isdecimal() else None
     return None
+
+
+# The supported part of sqlglot's syntax. sqlglot accepts more than HANA and stores it as extra arguments of ordinary
+# nodes (a negated LIKE, a QUALIFY). Anything not listed is rejected, so that nothing is ignored.
+_BINARY = "this expression"
+_UNDERSTOOD: dict[str, str] = {
+    **dict.fromkeys(
+        ("Add", "And", "Div", "EQ", "Escape", "GT", "GTE", "Is", "LT", "LTE", "Mul", "NEQ", "Or", "Sub"), _BINARY
+    ),
+    **dict.fromkeys(("Boolean", "Exists", "From", "Having", "HexString", "National", "Neg", "Not", "Paren"), "this"),
+    **dict.fromkeys(("Placeholder", "Var", "Where", "DataType"), "this"),
+    **dict.fromkeys(("Distinct", "Group", "Tuple", "Values", "Whens", "With"), "expressions"),
+    **dict.fromkeys(("Except", "Intersect", "Union"), "this expression distinct with_ order limit offset"),
+    **dict.fromkeys(("Null", "Star"), ""),
+    "Alias": "this alias",
+    "Anonymous": "this expressions",
+    "Between": "this low high",
+    "CTE": "this alias",
+    "Case": "this ifs default",
+    "Cast": "this to",
+    "Column": "this table db",
+    "DPipe": "this expression safe",
+    "Delete": "this where",
+    "Extract": "this expression",
+    "HanaCast": "this to expressions",
+    "Identifier": "this quoted",
+    "If": "this true",
+    "In": "this expressions query",
+    "Insert": "this expression",
+    "Join": "this side kind on",
+    "LikeRegexpr": "this expression flag",
+    "Like": "this expression negate",
+    "Limit": "expression",
+    "Literal": "this is_string",
+    "Lock": "update",
+    "Merge": "this on using whens",
+    "Offset": "expression",
+    "Order": "this expressions",
+    "Ordered": "this desc nulls_first",
+    "ReplaceRegexpr": "this expression flag replacement start occurrence",
+    "Schema": "this expressions",
+    "Score": "this expressions",
+    "Select": "distinct expressions from_ group having joins limit locks offset order where with_",
+    "Subquery": "this alias",
+    "Table": "this db alias",
+    "TableAlias": "this columns",
+    "Trim": "this position expression",
+    "Update": "this expressions from_ where",
+    "When": "matched condition then",
+    "Window": "this partition_by order spec over",
+    "WithinGroup": "this expression",
+    "WindowSpec": "kind start start_side end end_side",
+}
+_ARGUMENTS = {name: frozenset(arguments.split()) for name, arguments in _UNDERSTOOD.items()}
+
+
+def _check(tree: exp.Expr) -> None:
+    """Raise HanaError 7 for the first unsupported node or argument."""
+    for node in tree.walk():
+        name = type(node).__name__
+        if name not in _ARGUMENTS:
+            raise not_supported(name.upper())
+        extra = [argument for argument, value in node.args.items() if value and argument not in _ARGUMENTS[name]]
+        if extra:
+            raise not_supported(f"{extra[0].strip('_').upper()} in {name.upper()}")

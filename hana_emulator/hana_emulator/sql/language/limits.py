@@ -13,20 +13,18 @@ from pathlib import Path
 from hana_emulator.errors import HanaError, out_of_memory
 
 LONGEST_STATEMENT = 64 << 20
+# Characters of a statement outside strings and comments: reading them takes some seconds, in Python
 LONGEST_CODE = 1_000_000
-"""Characters of a statement outside strings and comments: reading them takes some seconds, in Python."""
+# Tables, views and subqueries of a statement, those within views and WITH entries counted each time they are read
 MOST_SOURCES = 1_000
-"""Tables, views and subqueries of a statement, those within views and WITH entries counted each time they are read."""
 MOST_PARAMETERS = 32_767
-LONGEST_VALUE = 256 << 20
-"""Bytes; as much as one packet may bring."""
+LONGEST_VALUE = 256 << 20  # Bytes; as much as one packet may bring
+# Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled while it runs
 LONGEST_BUILT = 32 << 20
-"""Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled while it runs."""
+# By how much the process may grow while a statement runs (HANA's statement_memory_limit is much the same)
 STATEMENT_BYTES = 2 << 30
-"""By how much the process may grow while a statement runs (HANA's statement_memory_limit is much the same)."""
 
-_CHECK_EVERY = 100_000
-"""Steps of SQLite's machine between two looks at the memory: some milliseconds."""
+_CHECK_EVERY = 100_000  # Steps of SQLite's machine between two looks at the memory: some milliseconds
 _LITERAL = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

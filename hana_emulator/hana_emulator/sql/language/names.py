@@ -29,7 +29,6 @@ def decode(encoded: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column name quoted for SQLite text."""
     return '"' + encode(name).replace('"', '""') + '"'
 
 
@@ -39,7 +38,6 @@ def quoted_table(schema: str, table: str) -> str:
 
 
 def quoted_key(key: str) -> str:
-    """`table_key` quoted for SQLite text."""
     return '"' + key.replace('"', '""') + '"'
 
 

@@ -123,7 +123,6 @@ class TokenReader:
         return -int(token.text) if negative else int(token.text)
 
     def identifiers(self) -> list[str]:
-        """Read ( name, name, ... )."""
         self.expect("(")
         found = self.several(self.identifier)
         self.expect(")")
@@ -153,7 +152,6 @@ class TokenReader:
         return self.sql[self.tokens[start].start : self.tokens[self.index - 2].end + 1]
 
     def rest(self) -> str:
-        """The text from here to the end."""
         token = self.current
         self.index = len(self.tokens)
         return self.sql[token.start : self.tokens[-1].end + 1] if token is not None else ""

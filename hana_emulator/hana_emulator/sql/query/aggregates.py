@@ -138,31 +138,23 @@ def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Exp
     return Bound(f"owl_corr({', '.join(coerce(numeric(name, side), DOUBLE).sql for side in sides)})", DOUBLE)
 
 
-def _sorted_arguments(
-    binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]
-) -> tuple[list[exp.Expr], list[str]]:
-    """The arguments without the ORDER BY of the last one, and the flags and keys for `accumulators.ordered`."""
+@AGGREGATES("STRING_AGG")
+def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    if not 1 <= len(arguments) <= 2:
+        raise wrong_arguments(name)
     nodes, flags, keys = list(arguments), "", list[str]()
     if isinstance(nodes[-1], exp.Order):
         order = nodes[-1]
         nodes[-1] = order.this
-        for key in order.expressions:
+        for key in order.expressions:  # in the form that `accumulators.ordered` reads
             bound = expressions.bind(binding, scope, key.this)
             exact = bound.type is not None and bound.type.code is TypeCode.DECIMAL
             flags += "D" if key.args.get("desc") else "A"
             flags += ("F" if key.args.get("nulls_first") else "L") + ("N" if exact else "T")
             keys.append(bound.sql)
-    return nodes, [literal(flags), *keys]
-
-
-@AGGREGATES("STRING_AGG")
-def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    if not 1 <= len(arguments) <= 2:
-        raise wrong_arguments(name)
-    nodes, sorting = _sorted_arguments(binding, scope, arguments)
     text = text_of(expressions.bind(binding, scope, nodes[0]))
     separator = text_of(expressions.bind(binding, scope, nodes[1])).sql if len(nodes) > 1 else "''"
-    return Bound(f"owl_string_agg({', '.join([text.sql, separator, *sorting])})", NCLOB)
+    return Bound(f"owl_string_agg({', '.join([text.sql, separator, literal(flags), *keys])})", NCLOB)
 
 
 @expressions.BINDERS(exp.WithinGroup)

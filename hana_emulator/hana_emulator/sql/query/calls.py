@@ -14,7 +14,7 @@ from hana_emulator.registry import Registry
 from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.signatures import wrong_arguments
 from hana_emulator.sql.language import datatypes
-from hana_emulator.sql.language.clauses import LikeRegexpr, ReplaceRegexpr
+from hana_emulator.sql.language.dialect import LikeRegexpr, ReplaceRegexpr
 from hana_emulator.sql.query import aggregates, expressions
 from hana_emulator.sql.query.coercion import coerce, sort_key, text_of
 from hana_emulator.sql.query.scope import Binding, Bound, Scope

@@ -61,24 +61,14 @@ def _converted(sql: str, source: HanaType, target: HanaType) -> str:
     if code in DATETIMES:
         return _moment(sql, source, code)
     if code in BINARIES or code is TypeCode.BLOB:
-        return (
-            f"hana_to_binary({sql})"
-            if is_text(source)
-            else _same_family(sql, source, BINARIES | {TypeCode.BLOB}, target)
-        )
-    return _vector(sql, source, target)
-
-
-def _vector(sql: str, source: HanaType, target: HanaType) -> str:
+        if is_text(source):
+            return f"hana_to_binary({sql})"
+        if source.code in BINARIES | {TypeCode.BLOB}:
+            return sql
+        raise _inconsistent(source, target)
     if is_text(source) or source.code in BINARIES | VECTORS | {TypeCode.BLOB}:
         return f"hana_to_{target.name.lower()}({sql})"
     raise _inconsistent(source, target)
-
-
-def _same_family(sql: str, source: HanaType, family: frozenset[TypeCode], target: HanaType) -> str:
-    if source.code not in family:
-        raise _inconsistent(source, target)
-    return sql
 
 
 def _numeric(sql: str, source: HanaType, target: HanaType) -> str:
@@ -128,17 +118,15 @@ def comparable(left: Bound, right: Bound) -> tuple[str, str]:
     common = comparison_type(left.type, right.type)
     if common is None:
         return left.sql, right.sql
-    texts = [side.sql if _ready(side.type, common) else coerce(side, common).sql for side in (left, right)]
+    texts = [
+        side.sql
+        if kind.code is common.code or (kind.code in INTEGERS and common.code in FLOATS)
+        else coerce(side, common).sql
+        for side, kind in ((left, left.type), (right, right.type))
+    ]
     if common.code is TypeCode.DECIMAL:
         texts = [f"{text} COLLATE {DECIMAL_COLLATION}" for text in texts]
     return texts[0], texts[1]
-
-
-def _ready(kind: HanaType | None, common: HanaType) -> bool:
-    """Whether SQLite compares a value of `kind` correctly without conversion."""
-    if kind is None or kind.code is common.code:
-        return True
-    return kind.code in INTEGERS and common.code in FLOATS
 
 
 def refuse_lob(bound: Bound) -> None:

@@ -6,7 +6,8 @@ Each kind of node has its own function. A node without one is rejected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from sqlglot import exp
@@ -17,8 +18,8 @@ from hana_emulator.sql.functions import signatures
 from hana_emulator.sql.functions.store import plain_decimal, to_decimal, utf16_length
 from hana_emulator.sql.language import datatypes
 from hana_emulator.sql.language.dialect import HanaCast, Score, parameter_number
-from hana_emulator.sql.language.names import literal
-from hana_emulator.sql.query import coercion, sequences
+from hana_emulator.sql.language.names import hana_identifier, literal
+from hana_emulator.sql.query import coercion
 from hana_emulator.sql.query.scope import Binding, Bound, Scope, typed_parameter
 from hana_emulator.sql.storage.word_index import HOLDERS_FUNCTION
 from hana_emulator.types import (
@@ -64,8 +65,7 @@ NILADIC = frozenset(
         "SYSUUID",
     }
 )
-_LONGEST_NUMBER = 4_000
-"""Digits of a literal; Python converts no more than 4,300."""
+_LONGEST_NUMBER = 4_000  # Digits of a literal; Python converts no more than 4,300
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
@@ -101,16 +101,10 @@ def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -
 
 
 def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
-    """Bind a WHERE, ON or HAVING condition."""
     bound = bind(binding, scope, node)
     if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
         raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
     return bound.sql
-
-
-def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expr, exp.Expr]) -> str:
-    left, right = bind_pair(binding, scope, *pair)
-    return compare(operator, left, right)
 
 
 def compare(operator: str, left: Bound, right: Bound) -> str:
@@ -138,18 +132,14 @@ def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """Balance AND and OR chains, because SQLite and Python limit the depth of an expression."""
     word = "AND" if isinstance(node, exp.And) else "OR"
-    parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
-    return Bound(_balanced(parts, word), BOOLEAN)
-
-
-def _flattened(node: exp.Expr, kind: type[exp.Expr]) -> Iterator[exp.Expr]:
-    pending = [node]
+    pending, parts = [node], list[str]()
     while pending:
         current = pending.pop()
-        if type(current) is kind:
+        if type(current) is type(node):
             pending += [current.args["expression"], current.this]
         else:
-            yield current
+            parts.append(condition(binding, scope, current))
+    return Bound(_balanced(parts, word), BOOLEAN)
 
 
 def _balanced(parts: list[str], word: str) -> str:
@@ -176,7 +166,13 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple):
         return _tuple_in(binding, scope, node)
     if query is not None:
-        return _in_query(binding, scope, node.this, query)
+        left = bind(binding, scope, node.this)
+        inner = binding.bind_query(binding, unwrapped(query), scope)
+        if len(inner.columns) != 1:
+            raise HanaError(269, "too many values: the subquery of IN must give one column")
+        left = typed_parameter(binding, left, inner.columns[0].type)
+        first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
+        return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
     nodes = node.expressions
     if not nodes:
         raise syntax_error("IN needs a list of values or a query")
@@ -190,16 +186,6 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     else:
         sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
     return _predicate(sql, left, *options)
-
-
-def _in_query(binding: Binding, scope: Scope, tested: exp.Expr, query: exp.Expr) -> Bound:
-    left = bind(binding, scope, tested)
-    inner = binding.bind_query(binding, unwrapped(query), scope)
-    if len(inner.columns) != 1:
-        raise HanaError(269, "too many values: the subquery of IN must give one column")
-    left = typed_parameter(binding, left, inner.columns[0].type)
-    first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
-    return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
 
 
 def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
@@ -334,7 +320,7 @@ def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         (
             condition(binding, scope, branch.this)
             if subject is None
-            else combine(binding, scope, "=", (subject, branch.this))
+            else compare("=", *bind_pair(binding, scope, subject, branch.this))
         )
         for branch in branches
     ]
@@ -453,7 +439,34 @@ def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
     if not table and not node.this.quoted and name in NILADIC:
         return by_signature(name, [])
-    return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
+    return _sequence_value(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
+
+
+_PSEUDO_COLUMNS = ("NEXTVAL", "CURRVAL")
+
+
+def mentions_sequence(node: exp.Expr) -> bool:
+    """Whether `node` may contain NEXTVAL or CURRVAL."""
+    return any(column.name.upper() in _PSEUDO_COLUMNS and column.table for column in node.find_all(exp.Column))
+
+
+def _sequence_value(binding: Binding, scope: Scope, name: str, table: str, schema: str) -> Bound | None:
+    """Bind sequence.NEXTVAL or sequence.CURRVAL; None for other columns. Raises HanaError 313."""
+    if name not in _PSEUDO_COLUMNS or not table:
+        return None
+    with suppress(HanaError):
+        return scope.resolve(name, table, schema)
+    sequence = binding.catalog.objects.sequences.get((schema or binding.schema, table))
+    if sequence is None:
+        raise HanaError(313, f"invalid sequence: {hana_identifier(table)}")
+    label = literal(sequence.name)
+    if name == "CURRVAL":
+        return Bound(f"owl_currval({sequence.id}, {label})", BIGINT, nullable=False)
+    values = (
+        sequence.start, sequence.increment, sequence.minimum, sequence.maximum, int(sequence.cycles), sequence.version
+    )  # fmt: skip
+    text = ", ".join(map(str, values))
+    return Bound(f"owl_nextval({sequence.id}, {label}, {text})", BIGINT, nullable=False)
 
 
 @BINDERS(Score)

@@ -15,7 +15,7 @@ from hana_emulator.errors import invalid_column, not_supported
 from hana_emulator.seam import Storage
 from hana_emulator.sql.language.reader import TokenReader, is_word
 from hana_emulator.sql.query.queries import SelectParts
-from hana_emulator.sql.query.scope import Bound, Source
+from hana_emulator.sql.query.scope import Bound
 
 _TABLE = re.compile(r'"(~(?:[^"]|"")*)" AS (\w+)')
 _ROWID = "_rowid_"
@@ -29,10 +29,6 @@ class LockClause:
     columns: tuple[tuple[str, ...], ...] = ()
     patience: float | None = None
     skips_locked: bool = False
-
-    @property
-    def nowait(self) -> bool:
-        return self.patience == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +57,7 @@ def split_clause(sql: str, tokens: Sequence[Token]) -> tuple[list[Token], LockCl
                 reader = TokenReader(sql, list(tokens[place + 2 :]))
                 columns: list[tuple[str, ...]] = []
                 if reader.take("OF"):
-                    columns.append(_dotted(reader))
-                    while reader.take(","):
-                        columns.append(_dotted(reader))
+                    columns = [tuple(parts) for parts in reader.several(reader.dotted)]
                 patience: float | None = None
                 if reader.take("NOWAIT"):
                     patience = 0.0
@@ -76,13 +70,6 @@ def split_clause(sql: str, tokens: Sequence[Token]) -> tuple[list[Token], LockCl
     return list(tokens), None
 
 
-def _dotted(reader: TokenReader) -> tuple[str, ...]:
-    parts = [reader.identifier()]
-    while reader.take("."):
-        parts.append(reader.identifier())
-    return tuple(parts)
-
-
 def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
     """Add rowids to the select list of `parts`. Raises HanaError 7 if result rows are not table rows."""
     if parts.distinct or parts.groups or parts.scope.aggregates:
@@ -91,21 +78,22 @@ def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
     wanted = [source for source in parts.scope.sources if source.alias in by_alias]
     if len(wanted) < sum(source.schema != "SYS" for source in parts.scope.sources):
         raise not_supported("FOR UPDATE of views and derived tables")
+    named = set()
+    for names in clause.columns:  # each may be qualified by the table's name, or be one
+        column, table = names[-1], names[-2] if len(names) > 1 else ""
+        owners = [
+            source.alias
+            for source in wanted
+            if (table in ("", source.name) and any(entry.column.name == column for entry in source.columns))
+            or (not table and source.name == column)
+        ]
+        if not owners:
+            raise invalid_column(".".join(names))
+        named.add(owners[0])
     if clause.columns:
-        named = {_owner(wanted, column) for column in clause.columns}
         wanted = [source for source in wanted if source.alias in named]
     for source in wanted:
         if any(entry.column.name == _ROWID.upper() for entry in source.columns):
             raise not_supported(f"FOR UPDATE of a table with a column {_ROWID.upper()}")
         parts.items.append(Bound(f"{source.alias}.{_ROWID}", None))
     return RowLocks(clause, tuple(by_alias[source.alias] for source in wanted))
-
-
-def _owner(sources: Sequence[Source], names: tuple[str, ...]) -> str:
-    """The alias of the table that has the column, which may be qualified by the table name."""
-    column, table = names[-1], names[-2] if len(names) > 1 else ""
-    for source in sources:
-        known = any(entry.column.name == column for entry in source.columns)
-        if (known and table in ("", source.name)) or (not table and source.name == column):
-            return source.alias
-    raise invalid_column(".".join(names))

@@ -13,7 +13,6 @@ from hana_emulator.sql.catalog import row_ids, system_views
 from hana_emulator.sql.catalog.catalog import Relation
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
-from hana_emulator.sql.catalog.system_views import SystemView
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import unify
 from hana_emulator.sql.language.names import MAX_IDENTIFIER, hana_identifier, quoted
@@ -29,16 +28,14 @@ from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
+# What is raised where a table, a column, a sequence or a schema does not exist any more
 _GONE = frozenset({259, 260, 313, 362})
-"""What is raised where a table, a column, a sequence or a schema does not exist any more."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
 
 @dataclass(slots=True)
 class SelectParts:
-    """The bound clauses of one SELECT."""
-
     scope: Scope
     items: list[Bound] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
@@ -144,7 +141,12 @@ def _bind_items(binding: Binding, node: exp.Select, parts: SelectParts) -> None:
         elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
             _expand(parts, parts.scope.matching(identifier(item.args.get("table")), identifier(item.args.get("db"))))
         else:
-            _bind_item(binding, item, parts)
+            inner = item.this if isinstance(item, exp.Alias) else item
+            if isinstance(expressions.unwrapped(inner), _CONDITIONS):
+                raise syntax_error("a condition is not a value; use CASE WHEN ... THEN ... END")
+            bound = expressions.bind(binding, parts.scope, inner)
+            parts.items.append(bound)
+            parts.columns.append(_result_column(item, bound))
     for index, (bound, column) in enumerate(zip(parts.items, parts.columns, strict=True), 1):
         if parts.distinct:
             refuse_lob(bound)
@@ -158,30 +160,21 @@ def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
             parts.columns.append(entry.column)
 
 
-def _bind_item(binding: Binding, item: exp.Expr, parts: SelectParts) -> None:
-    inner = item.this if isinstance(item, exp.Alias) else item
-    if isinstance(expressions.unwrapped(inner), _CONDITIONS):
-        raise syntax_error("a condition is not a value; use CASE WHEN ... THEN ... END")
-    bound = expressions.bind(binding, parts.scope, inner)
-    parts.items.append(bound)
-    parts.columns.append(_result_column(item, inner, bound))
-
-
-def _result_column(item: exp.Expr, inner: exp.Expr, bound: Bound) -> Column:
-    kind = bound.type or DEFAULT_PARAMETER
-    name = identifier(item.args["alias"]) if isinstance(item, exp.Alias) else ""
+def _result_column(item: exp.Expr, bound: Bound) -> Column:
+    """As in HANA, an unnamed column is named after its text."""
+    if isinstance(item, exp.Alias):
+        name = identifier(item.args["alias"])
+    elif bound.column is not None:
+        name = bound.column.name
+    else:
+        try:
+            text = item.sql()
+        except ValueError:
+            text = type(item).__name__.upper()
+        name = text.replace(f":{dialect.PARAMETER_PREFIX}", "?")[:MAX_IDENTIFIER]
     if bound.column is not None:
-        return replace(bound.column, name=name or bound.column.name)
-    return Column(name or _expression_name(inner), kind, bound.nullable)
-
-
-def _expression_name(node: exp.Expr) -> str:
-    """HANA names an unnamed column after its text."""
-    try:
-        text = node.sql()
-    except ValueError:
-        text = type(node).__name__.upper()
-    return text.replace(f":{dialect.PARAMETER_PREFIX}", "?")[:MAX_IDENTIFIER]
+        return replace(bound.column, name=name)
+    return Column(name, bound.type or DEFAULT_PARAMETER, bound.nullable)
 
 
 # --- ORDER BY, LIMIT --------------------------------------------------------------------------------------------------
@@ -190,19 +183,15 @@ def _expression_name(node: exp.Expr) -> str:
 def _bind_order(binding: Binding, node: exp.Expr, parts: SelectParts) -> None:
     order = node.args.get("order")
     for key in order.expressions if order is not None else []:
-        bound = _order_key(binding, key.this, parts)
+        position = _position(key.this, parts.columns)
+        if position is None and isinstance(key.this, exp.Column) and key.this.args.get("table") is None:
+            name = identifier(key.this.this)
+            position = next((place for place, column in enumerate(parts.columns, 1) if column.name == name), None)
+        if position is not None:
+            bound = Bound(str(position), parts.items[position - 1].type)
+        else:
+            bound = expressions.bind(binding, parts.scope, key.this)
         parts.order.append(aggregates.ordering(sort_key(bound), key))
-
-
-def _order_key(binding: Binding, node: exp.Expr, parts: SelectParts) -> Bound:
-    position = _position(node, parts.columns)
-    if position is None and isinstance(node, exp.Column) and node.args.get("table") is None:
-        names = [column.name for column in parts.columns]
-        name = identifier(node.this)
-        position = names.index(name) + 1 if name in names else None
-    if position is not None:
-        return Bound(str(position), parts.items[position - 1].type)
-    return expressions.bind(binding, parts.scope, node)
 
 
 def _position(node: exp.Expr, columns: Sequence[Column]) -> int | None:
@@ -214,46 +203,40 @@ def _position(node: exp.Expr, columns: Sequence[Column]) -> int | None:
 
 
 def _bind_limits(binding: Binding, scope: Scope, node: exp.Expr) -> tuple[str, str]:
-    return tuple(_bind_limit(binding, scope, node.args.get(part)) for part in ("limit", "offset"))  # type: ignore[return-value]
-
-
-def _bind_limit(binding: Binding, scope: Scope, node: exp.Expr | None) -> str:
-    if node is None:
-        return ""
-    value = node.args.get("expression") or node.this
-    if isinstance(value, exp.Paren):
-        value = value.this
-    if not (isinstance(value, exp.Literal) and not value.is_string) and dialect.parameter_number(value) is None:
-        raise syntax_error("TOP, LIMIT and OFFSET take a number or a parameter")
-    return expressions.bind(binding, scope, value, INTEGER).sql
+    texts = []
+    for clause in (node.args.get("limit"), node.args.get("offset")):
+        if clause is None:
+            texts.append("")
+            continue
+        value = clause.args.get("expression") or clause.this
+        if isinstance(value, exp.Paren):
+            value = value.this
+        if not (isinstance(value, exp.Literal) and not value.is_string) and dialect.parameter_number(value) is None:
+            raise syntax_error("TOP, LIMIT and OFFSET take a number or a parameter")
+        texts.append(expressions.bind(binding, scope, value, INTEGER).sql)
+    return texts[0], texts[1]
 
 
 # --- FROM -------------------------------------------------------------------------------------------------------------
 
 
 def bind_sources(binding: Binding, scope: Scope, node: exp.Expr) -> str:
-    first = bind_source(binding, scope, node.args["from_"].this)
-    return " ".join([first, *(_bind_join(binding, scope, join) for join in node.args.get("joins") or [])])
-
-
-def _bind_join(binding: Binding, scope: Scope, join: exp.Join) -> str:
-    side, kind = (str(join.args.get(part) or "").upper() for part in ("side", "kind"))
-    known = len(scope.sources)
-    source = bind_source(binding, scope, join.this)
-    on = join.args.get("on")
-    text = f" ON {expressions.condition(binding, scope, on)}" if on is not None else ""
-    if side and not text:
-        raise syntax_error(f"{side} JOIN needs ON")
-    _mark_optional(scope, side, known)
-    words = f"{side} JOIN" if side else "CROSS JOIN" if kind == "CROSS" or on is None else "JOIN"
-    return f"{words} {source}{text}"
-
-
-def _mark_optional(scope: Scope, side: str, known: int) -> None:
-    if side in ("LEFT", "FULL"):
-        scope.sources[known:] = [source.outer() for source in scope.sources[known:]]
-    if side in ("RIGHT", "FULL"):
-        scope.sources[:known] = [source.outer() for source in scope.sources[:known]]
+    pieces = [bind_source(binding, scope, node.args["from_"].this)]
+    for join in node.args.get("joins") or []:
+        side, kind = (str(join.args.get(part) or "").upper() for part in ("side", "kind"))
+        known = len(scope.sources)
+        source = bind_source(binding, scope, join.this)
+        on = join.args.get("on")
+        if side and on is None:
+            raise syntax_error(f"{side} JOIN needs ON")
+        text = f" ON {expressions.condition(binding, scope, on)}" if on is not None else ""
+        if side in ("LEFT", "FULL"):
+            scope.sources[known:] = [source.outer() for source in scope.sources[known:]]
+        if side in ("RIGHT", "FULL"):
+            scope.sources[:known] = [source.outer() for source in scope.sources[:known]]
+        words = f"{side} JOIN" if side else "CROSS JOIN" if kind == "CROSS" or on is None else "JOIN"
+        pieces.append(f"{words} {source}{text}")
+    return " ".join(pieces)
 
 
 def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
@@ -284,7 +267,9 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
     found = binding.catalog.meant(schema, binding.schema, name)
     system = system_views.find(schema, name) if found is None else None
     if system is not None:
-        return _add_system(binding, scope, alias or name, system)
+        columns = tuple(SourceColumn(column, quoted(column.name)) for column in system.columns)
+        scope.sources.append(Source(binding.alias(), alias or name, "SYS", columns))
+        return f"({system.sql}) AS {scope.sources[-1].alias}"
     relation = found or binding.catalog.relation(schema or binding.schema, name)
     if not binding.view_depth:
         binding.touches.add(touch("SELECT", relation))
@@ -314,13 +299,6 @@ def own_rows(alias: str) -> str:
     return f"{alias}.{SESSION_COLUMN} = hana_current_connection()"
 
 
-def _add_system(binding: Binding, scope: Scope, name: str, view: SystemView) -> str:
-    columns = tuple(SourceColumn(column, quoted(column.name)) for column in view.columns)
-    source = Source(binding.alias(), name, "SYS", columns)
-    scope.sources.append(source)
-    return f"({view.sql}) AS {source.alias}"
-
-
 def _numbered(binding: Binding, name: str, schema: str, columns: Sequence[Column]) -> Source:
     entries = tuple(SourceColumn(column, f"c{index}") for index, column in enumerate(columns, 1))
     return Source(binding.alias(), name, schema, entries)
@@ -348,11 +326,9 @@ def bind_view(binding: Binding, relation: Relation) -> BoundQuery:
     finally:
         binding.schema = schema
         binding.view_depth -= 1
-    return query if len(query.columns) == len(relation.columns) else _as_created(relation, query)
-
-
-def _as_created(relation: Relation, query: BoundQuery) -> BoundQuery:
-    """HANA expands `*` when it creates the view, so columns added later are not included."""
+    if len(query.columns) == len(relation.columns):
+        return query
+    # HANA expands `*` when it creates the view, so columns added later are not included.
     names = [column.name for column in query.columns]
     places = [names.index(column.name) for column in relation.columns if names.count(column.name) == 1]
     if len(places) < len(relation.columns):
@@ -369,19 +345,15 @@ def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     for entry in clause.expressions:
         before = binding.sources
         query = binding.bind_query(binding, entry.this, scope)
-        columns = _renamed(entry.args["alias"].args.get("columns") or [], query.columns)
+        names, columns = entry.args["alias"].args.get("columns") or [], query.columns
+        if names and len(names) != len(columns):
+            raise HanaError(269, "the column list of WITH must name every column of its query")
+        if names:
+            columns = tuple(replace(one, name=identifier(name)) for name, one in zip(names, columns, strict=True))
         common = CommonTable(binding.alias("w"), columns, binding.sources - before)
         scope.common[identifier(entry.args["alias"].this)] = common
         entries.append(f"{common.alias} AS ({query.sql})")
     return f"WITH {', '.join(entries)} "
-
-
-def _renamed(names: Sequence[exp.Expr], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    if not names:
-        return columns
-    if len(names) != len(columns):
-        raise HanaError(269, "the column list of WITH must name every column of its query")
-    return tuple(replace(column, name=identifier(name)) for name, column in zip(names, columns, strict=True))
 
 
 # --- UNION, EXCEPT, INTERSECT -----------------------------------------------------------------------------------------

@@ -29,8 +29,7 @@ class Bound:
     nullable: bool = True
     column: Column | None = None
     parameter: int | None = None
-    constant: bool = False
-    """True when no column takes part, so that it can be evaluated once."""
+    constant: bool = False  # True when no column takes part, so that it can be evaluated once
 
     def typed(self, kind: HanaType | None) -> Bound:
         return replace(self, type=kind)
@@ -59,12 +58,10 @@ class Source:
     name: str
     schema: str
     columns: tuple[SourceColumn, ...]
-    row_id: SourceColumn | None = None
-    """The pseudo-column `"$rowid$"`, which `*` does not include."""
-    table: str = ""
-    """The key of the stored table whose rows it gives, each at most once and with its `_rowid_`."""
+    row_id: SourceColumn | None = None  # The pseudo-column `"$rowid$"`, which `*` does not include
+    table: str = ""  # The key of the stored table whose rows it gives, each at most once and with its `_rowid_`
+    # Whether its columns are found only with its name before them, as those of a trigger's rows are
     qualified: bool = False
-    """Whether its columns are found only with its name before them, as those of a trigger's rows are."""
 
     def find(self, name: str) -> SourceColumn | None:
         found = [entry for entry in self.columns if entry.column.name == name]
@@ -76,7 +73,6 @@ class Source:
 
     @property
     def readable(self) -> tuple[SourceColumn, ...]:
-        """All columns that a statement can name."""
         return self.columns if self.row_id is None else (*self.columns, self.row_id)
 
     def answers_to(self, table: str, schema: str) -> bool:
@@ -95,23 +91,18 @@ class CommonTable:
 
     alias: str
     columns: tuple[Column, ...]
-    sources: int = 1
-    """How many tables, views and subqueries it reads, with those of the entries that it reads."""
+    sources: int = 1  # How many tables, views and subqueries it reads, with those of the entries that it reads
 
 
 @dataclass(slots=True)
 class Scope:
-    """The names visible in one SELECT, UPDATE, DELETE or MERGE."""
-
     parent: Scope | None = None
     sources: list[Source] = field(default_factory=list)
     common: dict[str, CommonTable] = field(default_factory=dict)
-    outputs: dict[str, Bound] = field(default_factory=dict)
-    """Select aliases, readable in ORDER BY only."""
-    aggregates: bool = False
-    """Set as soon as an aggregate function is bound here."""
+    outputs: dict[str, Bound] = field(default_factory=dict)  # Select aliases, readable in ORDER BY only
+    aggregates: bool = False  # Set as soon as an aggregate function is bound here
+    # The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with
     trace: dict[int, str] = field(default_factory=dict)
-    """The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with."""
 
     def common_table(self, name: str) -> CommonTable | None:
         scope: Scope | None = self
@@ -125,36 +116,27 @@ class Scope:
         """Find a column. Raises HanaError 260 if no source has it, 268 if more than one does."""
         scope: Scope | None = self
         while scope is not None:
-            found = scope._local(name, table, schema)
-            if found is not None:
-                return found
+            found: list[tuple[Source, SourceColumn]] = []
+            for source in scope.sources:
+                if (table or source.qualified) and not source.answers_to(table, schema):
+                    continue
+                entry = source.find(name)
+                if entry is not None:
+                    found.append((source, entry))
+            if len(found) > 1:
+                raise HanaError(268, f"column ambiguously defined: {name}")
+            for source, entry in found:
+                return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
             scope = scope.parent
         if not table and name in self.outputs:
             return self.outputs[name]
         raise invalid_column(f"{table}.{name}" if table else name)
 
-    def _local(self, name: str, table: str, schema: str) -> Bound | None:
-        found: list[tuple[Source, SourceColumn]] = []
-        for source in self.sources:
-            if (table or source.qualified) and not source.answers_to(table, schema):
-                continue
-            entry = source.find(name)
-            if entry is not None:
-                found.append((source, entry))
-        if len(found) > 1:
-            raise HanaError(268, f"column ambiguously defined: {name}")
-        return column_reference(*found[0]) if found else None
-
     def matching(self, table: str, schema: str = "") -> list[Source]:
-        """The sources that `*` or `table.*` includes."""
         found = [source for source in self.sources if not table or source.answers_to(table, schema)]
         if not found:
             raise invalid_column(f"{table}.*" if table else "*")
         return found
-
-
-def column_reference(source: Source, entry: SourceColumn) -> Bound:
-    return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +155,14 @@ class Binding:
     schema: str
     bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
+    # What the statement needs privileges for; a view is one object; its tables need no privileges
     touches: set[Touch] = field(default_factory=set)
-    """What the statement needs privileges for; a view is one object; its tables need no privileges."""
-    word_indexes: set[str] = field(default_factory=set)
-    """Tables whose texts the statement searches by their words."""
+    word_indexes: set[str] = field(default_factory=set)  # Tables whose texts the statement searches by their words
     view_depth: int = 0
+    # In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias.
     outer: Scope | None = None
-    """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""
+    # How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again
     sources: int = 0
-    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again."""
     _aliases: int = 0
 
     def count(self, sources: int) -> None:
@@ -190,7 +171,6 @@ class Binding:
         limits.check_sources(self.sources)
 
     def alias(self, prefix: str = "t") -> str:
-        """A new alias for a source."""
         self.count(1)
         self._aliases += 1
         return f"{prefix}{self._aliases}"
@@ -206,7 +186,6 @@ class Binding:
 
 
 def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name: str = "") -> Bound:
-    """`bound` with the type `kind` if it is an untyped parameter."""
     if bound.parameter is None or bound.type is not None or kind is None:
         return bound
     binding.parameter(bound.parameter, kind, name)

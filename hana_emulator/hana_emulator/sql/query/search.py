@@ -6,7 +6,6 @@ statements call the scalar functions for each row, with the same result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ SCORE_FUNCTION = "owl_score"
 _ROWID = "_rowid_"
 _METRICS = {metric.value: metric for metric in Metric}
 Rowids = NDArray[np.int64]
+Ranking = tuple[list[int], dict[int, float]]
 Run = Callable[[str, Sequence[Storage]], list[tuple[Storage, ...]]]
 
 
@@ -69,25 +69,20 @@ def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters
         return None
     alias = parts.scope.sources[0].alias
     assert column.column is not None
+    # `final` is the statement over the chosen rows, with each score looked up instead of computed.
+    where, parts.where = parts.where, f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{parameters + 1}))"
+    final = parts.render().replace(text, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
+    parts.where = where
     return SearchPlan(
         key=(relation.table_key, column.column.name),
         metric=_METRICS[str(call.this).upper()],
         descending=descending,
         query=step(f"SELECT {constant.sql}"),
         filter=step(f"SELECT {alias}.{_ROWID} FROM {parts.source} WHERE {parts.where}") if parts.where else None,
-        final=_final(parts, text, alias, parameters + 1),
+        final=final,
         limit=parts.limit,
         offset=parts.offset,
     )
-
-
-def _final(parts: SelectParts, call: str, alias: str, holder: int) -> str:
-    """The statement over the chosen rows, with each score looked up instead of computed."""
-    chosen = f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{holder}))"
-    where, parts.where = parts.where, chosen
-    text = parts.render().replace(call, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
-    parts.where = where
-    return text
 
 
 def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relation | None:
@@ -138,20 +133,9 @@ def _operands(binding: Binding, parts: SelectParts, call: exp.Anonymous) -> tupl
     return column, constant
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The rows a search may return and their scores; a row without a vector has none."""
-
-    rowids: list[int]
-    scores: dict[int, float]
-
-    @property
-    def as_json(self) -> str:
-        return json.dumps(self.rowids)
-
-
 def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequence[Storage]) -> Ranking | None:
-    """Choose the best rows, including ties at the last place for further sort keys to decide.
+    """Choose the best rows and their scores, including ties at the last place for further sort keys to decide; a row
+    without a vector has no score.
     Return None for a NULL query vector; the scalar functions then score each row as NULL."""
     ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
     if not isinstance(query, bytes):
@@ -167,7 +151,9 @@ def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequenc
     best = _best(scores, plan.wanted(row), descending=plan.descending)
     chosen = rowids[best].tolist()
     scored = dict(zip(chosen, scores[best].tolist(), strict=True))
-    return Ranking(chosen + _needed_nulls(nulls, len(chosen), plan, row), scored)
+    # As in HANA, rows without a vector come last in descending order and first in ascending order.
+    needless = plan.descending and len(chosen) >= plan.wanted(row)
+    return (chosen if needless else chosen + nulls.tolist()), scored
 
 
 def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDArray[np.intp]:
@@ -177,10 +163,3 @@ def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDAr
     if wanted <= 0:
         return np.zeros(0, np.intp)
     return np.flatnonzero(keys <= np.partition(keys, wanted - 1)[wanted - 1])
-
-
-def _needed_nulls(nulls: Rowids, scored: int, plan: SearchPlan, row: Sequence[Storage]) -> list[int]:
-    """As in HANA, rows without a vector come last in descending order and first in ascending order."""
-    if plan.descending and scored >= plan.wanted(row):
-        return []
-    return list(map(int, nulls))

@@ -20,7 +20,7 @@ from hana_emulator.sql.functions.store import Convert, converter
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import is_floating, is_text
 from hana_emulator.sql.language.names import literal, quoted
-from hana_emulator.sql.query import expressions, queries, sequences
+from hana_emulator.sql.query import expressions, queries
 from hana_emulator.sql.query.coercion import coerce
 from hana_emulator.sql.query.expressions import identifier
 from hana_emulator.sql.query.scope import Binding, Bound, Scope
@@ -58,10 +58,9 @@ class WritePlan:
     fallback: Step | None = None
     collect: Step | None = None
     insert_collected: str = ""
+    # True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call.
     one_row: bool = False
-    """True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call."""
-    chosen_identity: str = ""
-    """The identity column, ready for SQLite, when inserted rows are given a value for it."""
+    chosen_identity: str = ""  # The identity column, ready for SQLite, when inserted rows are given a value for it
 
     @property
     def inserts(self) -> bool:
@@ -85,14 +84,11 @@ class WritePlan:
 
 @dataclass(slots=True)
 class _Target:
-    """The table to write, and the converters by parameter number."""
-
     binding: Binding
     relation: Relation
     converters: dict[int, Convert] = field(default_factory=dict)
 
     def value(self, scope: Scope, node: exp.Expr, column: TableColumn) -> str:
-        """The SQLite text of the value of `node` for `column`."""
         number = dialect.parameter_number(node)
         if number in self.converters:  # the same parameter again: its value is already converted for the first column
             known = self.binding.parameters[number].type
@@ -111,7 +107,7 @@ def default_of(binding: Binding, column: TableColumn) -> str | None:
     scope = Scope()
     tree = dialect.parse_condition(column.default)
     bound = expressions.bind(binding, scope, tree, column.type)
-    if scope.aggregates or sequences.mentioned(tree):
+    if scope.aggregates or expressions.mentions_sequence(tree):
         raise HanaError(336, f"invalid default value: of {column.name}")
     return stored(bound, column)
 
@@ -144,13 +140,27 @@ def _fits(bound: Bound, column: TableColumn) -> bool:
 def bind_insert(binding: Binding, node: exp.Insert) -> WritePlan:
     target, columns = _insert_target(binding, node)
     source = expressions.unwrapped(node.expression)
-    if isinstance(source, exp.Values):
-        names, sql = _insert_values(target, columns, source)
-        one_row = True
+    one_row = isinstance(source, exp.Values)
+    if one_row:
+        if len(source.expressions) != 1:
+            raise syntax_error("INSERT takes one row of VALUES")
+        values = source.expressions[0]
+        nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
+        _check_count(len(nodes), len(columns))
+        scope = Scope(binding.outer)
+        sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
+        if scope.aggregates:
+            raise HanaError(275, "aggregate function not allowed in VALUES")
+        form = "VALUES ({})"
     else:
-        names, sql = _insert_query(target, columns, source)
-        one_row = False
-    text = f"INSERT INTO {target.relation.sqlite_name} ({', '.join(names)}) {sql}"
+        query = queries.bind_query(binding, source, binding.outer)
+        _check_count(len(query.columns), len(columns))
+        results = enumerate(zip(query.columns, columns, strict=True), 1)
+        sqls = [stored(Bound(f"c{index}", result.type), column) for index, (result, column) in results]
+        form = f"SELECT {{}} FROM ({query.sql.replace('{', '{{').replace('}', '}}')}) WHERE 1"
+    names, defaults = _defaults(target, columns)
+    names = [quoted(column.name) for column in columns] + names
+    text = f"INSERT INTO {target.relation.sqlite_name} ({', '.join(names)}) {form.format(', '.join(sqls + defaults))}"
     return WritePlan(
         FunctionCode.INSERT,
         target.relation,
@@ -191,20 +201,6 @@ def written_table(binding: Binding, node: exp.Expr, *, deleting: bool = False) -
     return writable(found or binding.catalog.relation(schema or binding.schema, name))
 
 
-def _insert_values(target: _Target, columns: Sequence[TableColumn], node: exp.Values) -> tuple[list[str], str]:
-    if len(node.expressions) != 1:
-        raise syntax_error("INSERT takes one row of VALUES")
-    values = node.expressions[0]
-    nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
-    _check_count(len(nodes), len(columns))
-    scope = Scope(target.binding.outer)
-    sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
-    if scope.aggregates:
-        raise HanaError(275, "aggregate function not allowed in VALUES")
-    names, defaults = _defaults(target, columns)
-    return [quoted(c.name) for c in columns] + names, f"VALUES ({', '.join(sqls + defaults)})"
-
-
 def _check_count(given: int, wanted: int) -> None:
     if given < wanted:
         raise HanaError(268, f"not enough values: {given} for {wanted} columns")
@@ -220,17 +216,6 @@ def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str],
     return [name for name, _ in kept], [sql for _, sql in kept]
 
 
-def _insert_query(target: _Target, columns: Sequence[TableColumn], node: exp.Expr) -> tuple[list[str], str]:
-    query = queries.bind_query(target.binding, node, target.binding.outer)
-    _check_count(len(query.columns), len(columns))
-    sqls = [
-        stored(Bound(f"c{index}", result.type), column)
-        for index, (result, column) in enumerate(zip(query.columns, columns, strict=True), 1)
-    ]
-    names, defaults = _defaults(target, columns)
-    return [quoted(c.name) for c in columns] + names, f"SELECT {', '.join(sqls + defaults)} FROM ({query.sql}) WHERE 1"
-
-
 def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_key: bool) -> WritePlan:
     """Bind UPSERT: by primary key (WITH PRIMARY KEY or a query), by a condition, or as a plain INSERT."""
     plan = bind_insert(binding, node)
@@ -239,12 +224,7 @@ def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_k
     if not by_key and plan.one_row:
         return plan
     _, columns = _insert_target(binding, node)
-    plan.steps = [step(f"{plan.steps[0].sql} {_on_conflict(plan.table, columns)}")]
-    return plan
-
-
-def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
-    key = relation.key
+    relation, key = plan.table, plan.table.key
     if not key:
         raise HanaError(
             7, f"feature not supported: UPSERT WITH PRIMARY KEY into {relation.name}, which has no primary key"
@@ -252,9 +232,10 @@ def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
     names = [quoted(column.name) for column in columns if column.name not in key] or [quoted(key[0])]
     names += [row_ids.COLUMN] if relation.next_row_id else []
     changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-    columns_sql = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
-    columns_sql += [quoted(name) for name in key]
-    return f"ON CONFLICT ({', '.join(columns_sql)}) DO UPDATE SET {changes}"
+    unique = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
+    unique += [quoted(name) for name in key]
+    plan.steps = [step(f"{plan.steps[0].sql} ON CONFLICT ({', '.join(unique)}) DO UPDATE SET {changes}")]
+    return plan
 
 
 def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: WritePlan) -> WritePlan:
@@ -328,60 +309,43 @@ def bind_delete(binding: Binding, node: exp.Delete) -> WritePlan:
 # --- MERGE ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Merge:
-    target: _Target
-    scope: Scope
-    table: str
-    source: str
-    on: str
-    plan: WritePlan
-
-    def narrowed(self, node: exp.Expr) -> str:
-        extra = node.args.get("condition")
-        return f" AND {expressions.condition(self.target.binding, self.scope, extra)}" if extra is not None else ""
-
-
 def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
     """Bind MERGE INTO t USING s ON ... WHEN [NOT] MATCHED [AND ...] THEN UPDATE | DELETE | INSERT."""
     target, scope, table = _written(binding, node.this)
-    source = queries.bind_source(binding, scope, node.args["using"])
+    relation, source = target.relation, queries.bind_source(binding, scope, node.args["using"])
     on = _own_rows(target, scope, expressions.condition(binding, scope, node.args["on"]))
-    plan = WritePlan(FunctionCode.UPDATE, target.relation, [], target.converters)
-    merge = _Merge(target, scope, table, source, on, plan)
+    plan = WritePlan(FunctionCode.UPDATE, relation, [], target.converters)
+
+    def matching(branch: exp.Expr) -> str:
+        extra = branch.args.get("condition")
+        return f" AND {expressions.condition(binding, scope, extra)}" if extra is not None else ""
+
     for branch in node.args["whens"].expressions:
         action = branch.args["then"]
-        if not branch.args.get("matched"):
-            if not isinstance(action, exp.Insert) or merge.plan.collect is not None:
-                raise syntax_error("WHEN NOT MATCHED takes one INSERT")
-            _merge_insert(merge, branch, action)
-        elif isinstance(action, exp.Update):
-            changes = _changes(merge.target, merge.scope, action.expressions)
-            text = f"UPDATE {merge.table} SET {changes} FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
-            merge.plan.steps.append(step(text))
-        elif str(action).upper() == "DELETE":
-            matching = f"SELECT 1 FROM {merge.source} WHERE {merge.on}{merge.narrowed(branch)}"
-            merge.plan.steps.append(step(f"DELETE FROM {merge.table} WHERE EXISTS ({matching})"))
-        else:
-            raise syntax_error("WHEN MATCHED takes UPDATE or DELETE")
+        if branch.args.get("matched"):
+            if isinstance(action, exp.Update):
+                changes = _changes(target, scope, action.expressions)
+                text = f"UPDATE {table} SET {changes} FROM {source} WHERE {on}{matching(branch)}"
+            elif str(action).upper() == "DELETE":
+                text = f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {source} WHERE {on}{matching(branch)})"
+            else:
+                raise syntax_error("WHEN MATCHED takes UPDATE or DELETE")
+            plan.steps.append(step(text))
+            continue
+        if not isinstance(action, exp.Insert) or plan.collect is not None:
+            raise syntax_error("WHEN NOT MATCHED takes one INSERT")
+        named = action.this.expressions if isinstance(action.this, exp.Tuple) else []
+        labels = [identifier(name.this if isinstance(name, exp.Column) else name) for name in named]
+        columns = [relation.column(label) for label in labels] or list(relation.columns)
+        values = action.expression
+        nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
+        _check_count(len(nodes), len(columns))
+        sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
+        names, defaults = _defaults(target, columns)
+        unmatched = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {on}){matching(branch)}"
+        plan.collect = step(f"SELECT {', '.join(sqls + defaults)} FROM {source} WHERE {unmatched}")
+        plan.chosen_identity = _chosen_identity(columns)
+        into = ", ".join([quoted(column.name) for column in columns] + names)
+        holders = ", ".join("?" for _ in sqls + defaults)
+        plan.insert_collected = f"INSERT INTO {relation.sqlite_name} ({into}) VALUES ({holders})"
     return plan
-
-
-def _merge_insert(merge: _Merge, branch: exp.Expr, action: exp.Insert) -> None:
-    relation = merge.target.relation
-    named = action.this.expressions if isinstance(action.this, exp.Tuple) else []
-    columns = [
-        relation.column(identifier(name.this if isinstance(name, exp.Column) else name)) for name in named
-    ] or list(relation.columns)
-    values = action.expression
-    nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
-    _check_count(len(nodes), len(columns))
-    sqls = [merge.target.value(merge.scope, value, column) for value, column in zip(nodes, columns, strict=True)]
-    names, defaults = _defaults(merge.target, columns)
-    unmatched = f"NOT EXISTS (SELECT 1 FROM {merge.table} WHERE {merge.on}){merge.narrowed(branch)}"
-    text = f"SELECT {', '.join(sqls + defaults)} FROM {merge.source} WHERE {unmatched}"
-    merge.plan.collect = step(text)
-    merge.plan.chosen_identity = _chosen_identity(columns)
-    holders = ", ".join("?" for _ in sqls + defaults)
-    columns_sql = ", ".join([quoted(column.name) for column in columns] + names)
-    merge.plan.insert_collected = f"INSERT INTO {relation.sqlite_name} ({columns_sql}) VALUES ({holders})"

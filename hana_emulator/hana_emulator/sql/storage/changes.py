@@ -16,21 +16,19 @@ from hana_emulator.sql.language.names import literal
 from hana_emulator.sql.storage.locks import Key
 
 TOUCH_FUNCTION = "owl_touch"
+# For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back
 ENFORCING_FUNCTION = "owl_enforcing"
-"""For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back."""
+# For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
+# (see `failures.ERROR_MARK`) if it does, and its parameters
 POSTPONE_FUNCTION = "owl_postpone"
-"""For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
-(see `failures.ERROR_MARK`) if it does, and its parameters."""
 _TRIGGER = "owl_touched"
 _CHUNK = 20_000
 _ROWID_NAMES = ("_rowid_", "rowid", "oid")
 Row = tuple[object, ...]
-Image = dict[int, Row]
-"""Rows by rowid, with the values of all stored columns in the order of `Shape.columns`."""
+Image = dict[int, Row]  # Rows by rowid, with the values of all stored columns in the order of `Shape.columns`
 
 
-ForeignKey = tuple[str, Sequence[str], Sequence[str]]
-"""The table referred to, the own columns, and its columns."""
+ForeignKey = tuple[str, Sequence[str], Sequence[str]]  # The table referred to, the own columns, and its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +49,8 @@ class Shape:
     columns: tuple[str, ...]
     keys: tuple[tuple[int, ...], ...]
     parents: tuple[Parent, ...]
+    # The place of the column that is the rowid: then rowids have a meaning, and rows may be inserted anywhere
     identity: int | None
-    """The place of the column that is the rowid: then rowids have a meaning, and rows may be inserted anywhere."""
 
     @property
     def name(self) -> str:
@@ -126,17 +124,6 @@ def _rowid_name(table: str, columns: Sequence[str]) -> str:
     return free
 
 
-def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
-    """Name and text of each trigger of a table. An INSERT trigger would slow down loading an identity table."""
-    old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
-    bodies = {"DELETE": f"BEGIN {old} END", "UPDATE": f"BEGIN {old} {new if identity else ''} END"}
-    sqls = {}
-    for event, body in bodies.items():
-        name = f"{_TRIGGER} {event} {table}"
-        sqls[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} {body}"
-    return sqls
-
-
 def install_triggers(connection: sqlite3.Connection) -> None:
     """Create all tables' current triggers: after renames and rebuilds, and in files of older versions."""
     tables: dict[str, list[tuple[str, bool]]] = {}
@@ -148,7 +135,13 @@ def install_triggers(connection: sqlite3.Connection) -> None:
     wanted: dict[str, str] = {}
     for table, columns in tables.items():
         rowid = _rowid_name(table, [name for name, _ in columns])
-        wanted |= _trigger_sqls(table, rowid, identity=any(is_rowid for _, is_rowid in columns))
+        old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
+        if not any(is_rowid for _, is_rowid in columns):
+            new = ""
+        # An INSERT trigger would slow down loading an identity table.
+        for event, body in (("DELETE", old), ("UPDATE", f"{old} {new}")):
+            name = f"{_TRIGGER} {event} {table}"
+            wanted[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} BEGIN {body} END"
     found = dict(
         connection.execute(
             "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND substr(name, 1, ?) = ?",

@@ -13,17 +13,13 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from hana_emulator.sql.storage.row_versions import RowVersions, Version
 
-Key = tuple[str, str]
-"""(table, column), in the spelling that the caller always uses."""
-Rows = Iterable[tuple[int, Any]]
-"""(rowid, value), ascending or not."""
+Key = tuple[str, str]  # (table, column), in the spelling that the caller always uses
+Rows = Iterable[tuple[int, Any]]  # (rowid, value), ascending or not
+# Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None
 Read = Callable[[AbstractSet[int] | None], Rows]
-"""Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None."""
 
 
 class Content(Protocol):
-    """Immutable content computed from a column."""
-
     @property
     def nbytes(self) -> int: ...
 
@@ -48,7 +44,9 @@ class ColumnCache(Generic[C]):
 
     def at(self, key: Key, version: Version, read: Read) -> C:
         """The content of `key` at `version`; only one thread computes for a key at a time."""
-        with self._builder(key):
+        with self._lock:
+            builder = self._builders.setdefault(key, threading.Lock())
+        with builder:
             before, content = self._kept.get(key, (version, None))
             if content is None:
                 content = self._build(read(None))
@@ -69,10 +67,6 @@ class ColumnCache(Generic[C]):
     def nbytes(self) -> int:
         with self._lock:
             return sum(content.nbytes for _, content in self._kept.values())
-
-    def _builder(self, key: Key) -> threading.Lock:
-        with self._lock:
-            return self._builders.setdefault(key, threading.Lock())
 
     def _keep(self, key: Key, version: Version, content: C) -> None:
         with self._lock:

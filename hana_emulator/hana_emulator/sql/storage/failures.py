@@ -15,8 +15,7 @@ from hana_emulator.errors import (
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.language.names import decode, hana_identifier
 
-ERROR_MARK = "owl-error:"
-"""What triggers raise begins with it: 'owl-error:CODE:message'."""
+ERROR_MARK = "owl-error:"  # What triggers raise begins with it: 'owl-error:CODE:message'
 
 
 def cancelled() -> HanaError:
@@ -28,7 +27,6 @@ def serialization_failure() -> HanaError:
 
 
 def rolled_back(error: HanaError) -> HanaError:
-    """The same error with `rolls_back` set."""
     if error.rolls_back:
         return error
     return HanaError(error.code, f"{error.text}; the transaction was rolled back", rolls_back=True)
@@ -97,12 +95,8 @@ def _integrity(text: str) -> HanaError:
     if kind == "NOT NULL":
         return null_not_allowed(columns[0])
     if kind == "UNIQUE":
-        table = hana_identifier(decode(_table_of(places.split(", ")[0])))
-        return unique_violated(f"Table({table}), columns ({', '.join(columns)})")
+        # '~SCHEMA.TABLE.COLUMN'; dots inside names are escaped as '^.'.
+        parts = places.split(", ")[0].replace("^.", "\0").split(".")
+        table = parts[-2].replace("\0", "^.") if len(parts) > 1 else places
+        return unique_violated(f"Table({hana_identifier(decode(table))}), columns ({', '.join(columns)})")
     return HanaError(2, f"general error: {kind} constraint failed (in this emulator's SQLite)")
-
-
-def _table_of(place: str) -> str:
-    """The table in '~SCHEMA.TABLE.COLUMN'; dots inside names are escaped as '^.'."""
-    parts = place.replace("^.", "\0").split(".")
-    return parts[-2].replace("\0", "^.") if len(parts) > 1 else place

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from hana_emulator.errors import HanaError, lock_wait_timeout
 
 _POLL_SECONDS = 0.5
-Key = tuple[int, tuple[object, ...]]
-"""Which unique constraint of a table, and the values in its columns."""
+Key = tuple[int, tuple[object, ...]]  # Which unique constraint of a table, and the values in its columns
 
 
 class Holder:
@@ -65,7 +64,6 @@ class LockTable:
                 del self._claims[table]
 
     def claims(self, table: str) -> Mapping[Holder, Claims]:
-        """The locks of all parked transactions in the table."""
         return self._claims.get(table, {})
 
     @property
@@ -73,19 +71,16 @@ class LockTable:
         return bool(self._claims)
 
     def check_open(self, table: str) -> None:
-        """Raise Blocked if another transaction has locked the whole table."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive:
                 raise Blocked(holder)
 
     def check_unused(self, tables: Iterable[str]) -> None:
-        """Raise Blocked if another transaction has any lock in the tables."""
         for table in tables:
             for holder in self.claims(table):
                 raise Blocked(holder)
 
     def check_rows(self, table: str, rowids: set[int]) -> None:
-        """Raise Blocked if another transaction has locked one of the rows."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids) or not claims.parents.isdisjoint(rowids):
                 raise Blocked(holder)
@@ -105,19 +100,16 @@ class LockTable:
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def end(self, holder: Holder) -> None:
-        """Release all locks and wake the waiting transactions."""
         self.withdraw(holder)
         with self._changed:
             holder.ended = True
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make waiting transactions check whether they are cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     def await_end(self, holder: Holder, seconds: float) -> None:
-        """Wait until `holder` has ended, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: holder.ended, seconds)
 
@@ -127,8 +119,11 @@ class LockTable:
         Raises HanaError 133 at once on a deadlock, 131 at `until`, and the errors of `check`.
         """
         with self._changed:
-            if _leads_to(holder, waiter):
-                raise deadlock()
+            node: Holder | None = holder
+            while node is not None and node is not waiter:
+                node = node.waits_for
+            if node is waiter:
+                raise HanaError(133, "transaction rolled back by detected deadlock")
             waiter.waits_for = holder
             try:
                 while not holder.ended:
@@ -139,14 +134,3 @@ class LockTable:
                     self._changed.wait(min(left, _POLL_SECONDS))
             finally:
                 waiter.waits_for = None
-
-
-def _leads_to(start: Holder, goal: Holder) -> bool:
-    node: Holder | None = start
-    while node is not None and node is not goal:
-        node = node.waits_for
-    return node is goal
-
-
-def deadlock() -> HanaError:
-    return HanaError(133, "transaction rolled back by detected deadlock")

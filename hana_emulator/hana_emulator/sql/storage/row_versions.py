@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 Rowids = NDArray[np.int64]
 
-MOST_CHANGES = 100_000
-"""Commits and changed rows together that are remembered for one table."""
+MOST_CHANGES = 100_000  # Commits and changed rows together that are remembered for one table
 
 
 class Version(NamedTuple):
@@ -30,10 +29,9 @@ class RowVersions:
         self._most_changes = most_changes
         self._epoch = 0
         self._numbers: dict[str, int] = {}
+        # By table: the number that each commit led to, ascending and without a gap, with the rows it changed
         self._changes: dict[str, deque[tuple[int, Rowids]]] = {}
-        """By table: the number that each commit led to, ascending and without a gap, with the rows it changed."""
-        self._sizes: dict[str, int] = {}
-        """By table: the commits and rows in `_changes`."""
+        self._sizes: dict[str, int] = {}  # By table: the commits and rows in `_changes`
         self._lock = threading.Lock()
 
     def current(self, table: str) -> Version:

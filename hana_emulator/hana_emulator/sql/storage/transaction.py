@@ -16,8 +16,7 @@ from hana_emulator.sql.storage import changes as rows
 from hana_emulator.sql.storage.changes import Changes, Image, Shape
 from hana_emulator.sql.storage.locks import Claims, Holder, Key
 
-STATEMENT = "owl_statement"
-"""The savepoint of a running statement; no savepoint of HANA's is spelt in lower case here."""
+STATEMENT = "owl_statement"  # The savepoint of a running statement; no savepoint of HANA's is spelt in lower case here
 Shapes = Callable[[str], Shape]
 Layer = Mapping[str, Image]
 
@@ -36,14 +35,12 @@ class Transaction(Holder):
     def __init__(self, connection: sqlite3.Connection, shapes: Shapes, identities: dict[str, int]) -> None:
         super().__init__()
         self.connection = connection
+        # Where the triggers report to; None while no statement collects them
         self.touched: dict[str, set[int]] | None = None
-        """Where the triggers report to; None while no statement collects them."""
+        # Whether rows are being put back: constraints have been looked at already, when they were written
         self.restoring = False
-        """Whether rows are being put back: constraints have been looked at already, when they were written."""
-        self.weight = 0
-        """How many rows it has written, more or less."""
-        self.lost: HanaError | None = None
-        """Why it could not be parked. It has been rolled back."""
+        self.weight = 0  # How many rows it has written, more or less
+        self.lost: HanaError | None = None  # Why it could not be parked. It has been rolled back.
         self._shapes = shapes
         self._identities = identities
         self._changes: dict[str, Changes] = {}
@@ -70,7 +67,6 @@ class Transaction(Holder):
 
     @property
     def tables(self) -> set[str]:
-        """Tables whose rows the transaction has changed."""
         return set(self._changes)
 
     def written(self, table: str) -> set[int]:
@@ -183,7 +179,10 @@ class Transaction(Holder):
         shapes = {table: self._shapes(table) for table in self._changes}
         layers = [self._image(shapes)]
         keys = self._keys(shapes, layers[0])
-        self._note_identities(shapes)
+        # Keep identity values that were used; as in HANA, a rollback does not return them.
+        for table in [table for table, shape in shapes.items() if shape.identity is not None]:
+            for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
+                self._identities[table] = max(value, self._identities.get(table, 0))
         for name in reversed(self._savepoints):
             self.connection.execute(f"ROLLBACK TO {name}")
             self.connection.execute(f"RELEASE {name}")
@@ -213,7 +212,6 @@ class Transaction(Holder):
         return {table: shapes[table].keys_of(image.values()) for table, image in layer.items()}
 
     def _parents(self, shapes: Mapping[str, Shape], layer: Layer) -> dict[str, set[int]]:
-        """Committed rows that these rows refer to."""
         found: dict[str, set[int]] = {}
         for table, image in layer.items():
             for parent in shapes[table].parents:
@@ -221,12 +219,6 @@ class Transaction(Holder):
                 rowids = rows.parent_rows(self.connection, parent, shape, image.values())
                 found.setdefault(parent.table, set()).update(rowids)
         return found
-
-    def _note_identities(self, shapes: Mapping[str, Shape]) -> None:
-        """Keep identity values that were used; as in HANA, a rollback does not return them."""
-        for table in [table for table, shape in shapes.items() if shape.identity is not None]:
-            for (value,) in self.connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)):
-                self._identities[table] = max(value, self._identities.get(table, 0))
 
     def resume(self) -> None:
         """Restore all rows. Other transactions may have changed and inserted other rows since."""

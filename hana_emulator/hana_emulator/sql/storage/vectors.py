@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hana_emulator.registry import Registry
 from hana_emulator.sql.functions.builtin import fvecs
 from hana_emulator.sql.storage import row_blocks
 from hana_emulator.sql.storage.row_versions import Rowids
@@ -18,15 +19,11 @@ from hana_emulator.sql.storage.row_versions import Rowids
 Scores = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
-MOST_BYTES = 1 << 30
-"""Of the vectors of all columns that are kept for searches."""
-_TINY = 1e-25
-"""Below this length products of float32 elements lose digits, or vanish."""
+MOST_BYTES = 1 << 30  # Of the vectors of all columns that are kept for searches
+_TINY = 1e-25  # Below this length products of float32 elements lose digits, or vanish
 
 
 class Metric(Enum):
-    """The two functions that HANA's clients use for search."""
-
     COSINE_SIMILARITY = "COSINE_SIMILARITY"
     L2DISTANCE = "L2DISTANCE"
 
@@ -99,10 +96,9 @@ class Column:
         blocks = self.matrices.get(vector.size)
         if not blocks:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        compute = _cosine if metric is Metric.COSINE_SIMILARITY else _distance
         return (
             np.concatenate([block.rowids for block in blocks]),
-            np.concatenate([compute(block, vector) for block in blocks]),
+            np.concatenate([_SCORES[metric](block, vector) for block in blocks]),
         )
 
 
@@ -112,6 +108,10 @@ def _norms(block: NDArray[Any]) -> NDArray[np.float64]:
     return norms
 
 
+_SCORES: Registry[Metric, Callable[[Matrix, Vector], Scores]] = Registry()
+
+
+@_SCORES(Metric.COSINE_SIMILARITY)
 def _cosine(matrix: Matrix, vector: Vector) -> Scores:
     """Cosines; 0 for zero vectors. Recomputed in double precision if float32 overflows or underflows."""
     exact = vector.astype(np.float64)
@@ -126,6 +126,7 @@ def _cosine(matrix: Matrix, vector: Vector) -> Scores:
     return np.clip(dots / norms, -1.0, 1.0).astype(np.float32)
 
 
+@_SCORES(Metric.L2DISTANCE)
 def _distance(matrix: Matrix, vector: Vector) -> Scores:
     """Compute from differences: |a|^2 + |b|^2 - 2ab loses all digits for near neighbours."""
     limit = float(np.finfo(np.float32).max)

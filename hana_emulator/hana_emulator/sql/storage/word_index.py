@@ -13,14 +13,11 @@ from hana_emulator.sql.functions.builtin import fulltext, texts
 from hana_emulator.sql.functions.builtin.fulltext import Words, occurrences, phrase_of
 from hana_emulator.sql.storage import row_blocks
 
+# Of a session: (table, column ready for SQLite, term) to the rows whose texts hold the term, as a JSON array
 HOLDERS_FUNCTION = "owl_holders"
-"""Of a session: (table, column ready for SQLite, term) to the rows whose texts hold the term, as a JSON array."""
-MOST_BYTES = 256 << 20
-"""Of the words of all columns that are kept for searches."""
-_WORD_BYTES = 24
-"""Of one word of one text: in the text's words, and its place among those of the block that hold it."""
-_DISTINCT_BYTES = 160
-"""Of a word that a block holds, with its list."""
+MOST_BYTES = 256 << 20  # Of the words of all columns that are kept for searches
+_WORD_BYTES = 24  # Of one word of one text: in the text's words, and its place among those of the block that hold it
+_DISTINCT_BYTES = 160  # Of a word that a block holds, with its list
 
 
 class _WordBlock:

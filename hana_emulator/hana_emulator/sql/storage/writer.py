@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _LIGHT, _SECONDS_PER_ROW, _LONGEST_SECONDS = 1_000, 2e-5, 1.0
-NO_PATIENCE = 0.0
-"""NOWAIT."""
+NO_PATIENCE = 0.0  # NOWAIT
 Result = TypeVar("Result")
 
 
@@ -33,14 +32,11 @@ class Writer:
         self.lock_timeout = database.lock_timeout
         self.transaction: Transaction | None = None
         self.cancelled = False
-        self.repeatable = False
-        """REPEATABLE READ and SERIALIZABLE: see `open_snapshot`."""
-        self.snapshot: int | None = None
-        """How many commits the open snapshot knows."""
+        self.repeatable = False  # REPEATABLE READ and SERIALIZABLE: see `open_snapshot`
+        self.snapshot: int | None = None  # How many commits the open snapshot knows
+        # Queries and their parameters, each with the error if it finds a row
         self._postponed: dict[tuple[str, tuple[object, ...]], str] = {}
-        """Queries and their parameters, each with the error if it finds a row."""
-        self._turns = 0
-        """How often this session has the turn, which it can take again inside."""
+        self._turns = 0  # How often this session has the turn, which it can take again inside
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:
@@ -242,7 +238,8 @@ class Writer:
     ) -> None:
         """A conflicting unique key may become free: retry without the rows that others changed or deleted. Raises
         Blocked for the first transaction whose rows prevented the write."""
-        if not _is_unique_violation(error) or transaction.undone_by_sqlite:
+        unique = error.code == 301 if isinstance(error, HanaError) else "UNIQUE" in str(error)
+        if not unique or transaction.undone_by_sqlite:
             return
         connection = transaction.connection
         shape = self._database.shape(connection, table)
@@ -271,7 +268,12 @@ class Writer:
                 if transaction.lost is not None:
                     raise transaction.lost
                 if transaction.has_changes:
-                    self.commit_with(transaction, lambda: self._publish(transaction))
+
+                    def publish() -> None:
+                        for table in transaction.tables:
+                            self._database.versions.advance(table, partial(transaction.written, table))
+
+                    self.commit_with(transaction, publish)
                 else:
                     transaction.rollback()
                     self._end()
@@ -281,10 +283,6 @@ class Writer:
         except sqlite3.Error as error:
             self.rollback()
             raise failures.rolled_back(failures.translate(error, None)) from None
-
-    def _publish(self, transaction: Transaction) -> None:
-        for table in transaction.tables:
-            self._database.versions.advance(table, partial(transaction.written, table))
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
         """Commit, and publish what must become visible at the same time."""
@@ -316,15 +314,8 @@ class Writer:
         self._database.locks.end(transaction)
 
     def undone_by_sqlite(self) -> bool:
-        """Whether SQLite has rolled the transaction back."""
         with self.turn():
             return self.transaction is not None and self.transaction.undone_by_sqlite
-
-
-def _is_unique_violation(error: Exception) -> bool:
-    if isinstance(error, HanaError):
-        return error.code == 301
-    return "UNIQUE" in str(error)
 
 
 def _lost(error: Exception) -> HanaError:

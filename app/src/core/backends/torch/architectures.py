@@ -46,7 +46,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """A whole encoder. `padding_id`: see `packed.counted_positions`; None: positions count from 0."""
+    """A whole encoder. `padding_id`: see `packed.positions_of`; None: positions count from 0."""
 
     words: torch.Tensor
     positions: torch.Tensor

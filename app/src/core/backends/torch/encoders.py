@@ -112,10 +112,7 @@ def _compared(folder: Folder, target: Target, encoder: Encoder) -> tuple[Encoder
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
-    """Return the least cosine between both encoders' vectors of trial sequences.
-
-    They have up to 300 tokens if the model allows it, which exceeds the window of local attention.
-    """
+    """Return the least cosine between both encoders' vectors of trial sequences."""
     import torch
 
     words = words_of(folder)
@@ -169,7 +166,38 @@ class PaddedEncoder:
         self._longest = folder.max_length
         self._pad_id = int(folder.config.get("pad_token_id") or 0)
         self._uploads = uploads_for(torch.device(target.profile.torch_name))
-        self._model = (_transformer if folder.pooling else _modules)(folder, target)
+        self._model: Any
+        device, dtype = target.profile.torch_name, target.dtype
+        with quiet_transformers():
+            if not folder.pooling:
+                from sentence_transformers import SentenceTransformer
+
+                self._model = SentenceTransformer(
+                    str(folder.path),
+                    device=device,
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    model_kwargs={"use_safetensors": True, "dtype": dtype},
+                ).eval()
+                return
+            from safetensors import SafetensorError
+            from transformers import AutoModel
+
+            try:
+                model, found = AutoModel.from_pretrained(
+                    folder.encoder,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype=dtype,
+                    output_loading_info=True,
+                )
+            except (ValueError, KeyError, OSError, SafetensorError) as error:
+                raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
+        missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+        if missing:  # transformers would fill them with random numbers
+            raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
+        self._model = model.to(device).eval()
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         return self._computed(*self._inputs(batch))
@@ -197,41 +225,6 @@ class PaddedEncoder:
             return hidden[:, 0]
         weights = mask.unsqueeze(-1).float()
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-
-
-def _transformer(folder: Folder, target: Target) -> Any:
-    from safetensors import SafetensorError
-    from transformers import AutoModel
-
-    with quiet_transformers():
-        try:
-            model, found = AutoModel.from_pretrained(
-                folder.encoder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=target.dtype,
-                output_loading_info=True,
-            )
-        except (ValueError, KeyError, OSError, SafetensorError) as error:
-            raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
-    if missing:  # transformers would fill them with random numbers
-        raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
-    return model.to(target.profile.torch_name).eval()
-
-
-def _modules(folder: Folder, target: Target) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    with quiet_transformers():
-        return SentenceTransformer(
-            str(folder.path),
-            device=target.profile.torch_name,
-            trust_remote_code=False,
-            local_files_only=True,
-            model_kwargs={"use_safetensors": True, "dtype": target.dtype},
-        ).eval()
 
 
 @contextlib.contextmanager

@@ -143,40 +143,35 @@ def candidates(profile: DeviceProfile, dtype: torch.dtype) -> list[type[EqualRun
     return [*found, EqualRuns]
 
 
-def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[EqualRuns, str]:
-    """Return the first candidate with correct results here, else the last one; and the reason. `width`: hidden size."""
-    reasons: list[str] = []
-    *tried, last = candidates(profile, dtype)
-    for make in tried:
-        why_not = _why_not(make, profile, (heads, width), dtype)
-        if why_not is None:
-            return make(heads), "; ".join([*reasons, f"{make.name} gives the right numbers here"])
-        reasons.append(f"{make.name}: {why_not}")
-    return last(heads), "; ".join([*reasons, last.name])
-
-
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
 # For values of about 1: above the rounding error of TF32, fp16 and bf16; a wrong border or scale is off by tenths.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def _why_not(make: type[EqualRuns], profile: DeviceProfile, size: tuple[int, int], dtype: torch.dtype) -> str | None:
-    """Compare with plain fp32 arithmetic, sequence by sequence; return None if equal, else the reason."""
-    heads, width = size
-    generator = torch.Generator().manual_seed(7)
-    qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=generator).to(profile.torch_name, dtype)
-    wanted = []
-    for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
-        query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
-        weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
-        wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
-    try:
-        with torch.inference_mode():
-            found = make(heads)(qkv, layout_of(_LENGTHS, qkv.device))
-            worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
-    except Exception as error:  # the next candidate is tried
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-    return None if worst <= TOLERANCE[dtype] else f"off by {worst:.2g}"
+def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[EqualRuns, str]:
+    """Return the first candidate whose results equal plain fp32 arithmetic here, else the last one; and the reason.
+    `width`: hidden size."""
+    reasons: list[str] = []
+    *tried, last = candidates(profile, dtype)
+    for make in tried:
+        qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=torch.Generator().manual_seed(7))
+        qkv = qkv.to(profile.torch_name, dtype)
+        wanted = []
+        for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
+            query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
+            weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
+            wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
+        try:
+            with torch.inference_mode():
+                found = make(heads)(qkv, layout_of(_LENGTHS, qkv.device))
+                worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
+            if worst <= TOLERANCE[dtype]:
+                return make(heads), "; ".join([*reasons, f"{make.name} gives the right numbers here"])
+            reasons.append(f"{make.name}: off by {worst:.2g}")
+        except Exception as error:  # the next candidate is tried
+            said = str(error).partition("\n")[0][:120]
+            reasons.append(f"{make.name}: {type(error).__name__}: {said}")
+    return last(heads), "; ".join([*reasons, last.name])
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -197,13 +192,11 @@ def filled(batch: TokenBatch) -> TokenBatch:
     return TokenBatch(ids, np.append(batch.offsets, tokens + more))
 
 
-def places_of(batch: TokenBatch) -> NDArray[np.int32]:
-    """Return the position of each token in its sequence, from 0."""
-    return (np.arange(len(batch.ids)) - np.repeat(batch.offsets[:-1], batch.lengths)).astype(np.int32)
-
-
-def counted_positions(batch: TokenBatch, padding_id: int) -> NDArray[np.int32]:
-    """Return positions as RoBERTa counts them: from `padding_id` + 1, skipping tokens with this id."""
+def positions_of(batch: TokenBatch, padding_id: int | None = None) -> NDArray[np.int32]:
+    """Return the position of each token in its sequence, from 0; with `padding_id` as RoBERTa counts: from `padding_id`
+    + 1, skipping tokens with this id."""
+    if padding_id is None:
+        return (np.arange(len(batch.ids)) - np.repeat(batch.offsets[:-1], batch.lengths)).astype(np.int32)
     real = batch.ids != padding_id
     counted = np.cumsum(real)
     before = np.repeat((counted - real)[batch.offsets[:-1]], batch.lengths)
@@ -274,8 +267,7 @@ class PackedEncoder:
 
     def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return ids and positions of a batch, each int32 (tokens)."""
-        counted = places_of(batch) if self._padding_id is None else counted_positions(batch, self._padding_id)
-        return batch.ids, counted
+        return batch.ids, positions_of(batch, self._padding_id)
 
     @ranged("copy")
     def _sent(self, batch: TokenBatch) -> Inputs:

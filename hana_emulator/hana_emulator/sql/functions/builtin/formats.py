@@ -1,19 +1,18 @@
-"""Read and write dates and numbers by the format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP."""
+"""Read and write dates by the format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP."""
 
 from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Callable, Iterator
-from decimal import ROUND_HALF_UP, Decimal
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from hana_emulator.errors import HanaError
 
-from . import moments, numbers
+from . import fvecs, moments
 from .moments import Moment
-from .texts import plain
+from .texts import left, plain
 
 _ELEMENTS = re.compile(
     r'"[^"]*"|HH24|HH12|HH|SSSSS|FF[1-7]?|YYYY|YY|MONTH|MON|MM|MI|DDD|DAY|DD|DY|D|SS|AM|PM|WW|Q|[^A-Z"]', re.IGNORECASE
@@ -92,23 +91,21 @@ _READ = {
 
 @lru_cache(maxsize=128)
 def _reader(model: str) -> re.Pattern[str]:
-    try:
-        return re.compile("".join(_patterns(model)))
-    except re.error:
-        raise HanaError(306, "invalid format model: it names one part twice, or too many") from None
-
-
-def _patterns(model: str) -> Iterator[str]:
+    pattern = ""
     for element in _elements(model):
         name = element.upper()
         if name.startswith("FF"):
-            yield r"(?P<FF>\d{1,9})"
+            pattern += r"(?P<FF>\d{1,9})"
         elif name in _READ:
-            yield _READ[name]
+            pattern += _READ[name]
         elif name in _WRITE:
             raise HanaError(306, f"invalid format model: {name} cannot be read (by this emulator)")
         else:
-            yield re.escape(element.strip('"'))
+            pattern += re.escape(element.strip('"'))
+    try:
+        return re.compile(pattern)
+    except re.error:
+        raise HanaError(306, "invalid format model: it names one part twice, or too many") from None
 
 
 def read_moment(value: Any, model: Any) -> Moment:
@@ -117,8 +114,13 @@ def read_moment(value: Any, model: Any) -> Moment:
     if match is None:
         raise moments.bad_moment()
     found = {name: text for name, text in match.groupdict().items() if text is not None}
+    hour = int(found.get("HH24", 0))
+    if "HH12" in found:
+        if not 1 <= int(found["HH12"]) <= 12:
+            raise moments.bad_moment()
+        hour = int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
     clock = (
-        _hour(found),
+        hour,
         int(found.get("MI", 0)),
         int(found.get("SS", 0)),
         int(found.get("FF", "0").ljust(7, "0")[:7]),
@@ -146,38 +148,35 @@ def _month(found: dict[str, str]) -> int:
     return names.index(wanted)
 
 
-def _hour(found: dict[str, str]) -> int:
-    if "HH12" not in found:
-        return int(found.get("HH24", 0))
-    if not 1 <= int(found["HH12"]) <= 12:
-        raise moments.bad_moment()
-    return int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
+_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}([ T].*)?|\d{2}:\d{2}:\d{2}|\d{8}")
 
 
-_NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
+def to_nvarchar(value: Any, second: Any = None) -> str:
+    """Convert any value to text. `second` is a format model of dates or a maximum length."""
+    if isinstance(second, int):
+        return left(value, second)
+    if second is None:
+        # Bytes that look like a vector are shown as one; values of known type use a typed function.
+        if not isinstance(value, bytes):
+            return plain(value)
+        count = int.from_bytes(value[:4], "little")
+        return fvecs.to_text(value) if count and len(value) in (4 + 4 * count, 4 + 2 * count) else plain(value)
+    if isinstance(value, str) and _MOMENT.fullmatch(value):
+        return write_moment(value, second)
+    raise HanaError(7, "feature not supported: format models of numbers (by this emulator)")
 
 
-def write_number(value: Any, model: Any) -> str:
-    """Format a number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Overflow gives ####."""
-    pattern = plain(model)
-    if not _NUMBER_MODEL.fullmatch(pattern):
-        raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this emulator)")
-    whole, _, fraction = pattern.lstrip("Ss$").partition(".")
-    found = Decimal(str(numbers.number(value))).quantize(Decimal(1).scaleb(-len(fraction)), rounding=ROUND_HALF_UP)
-    digits, _, decimals = format(abs(found), "f").partition(".")
-    shown = _whole_part(digits.lstrip("0"), whole)
-    if shown is None:
-        return "#" * (len(pattern) + 1)
-    sign = "-" if found < 0 else "+" if pattern[:1] in "Ss" and pattern else ""
-    return sign + ("$" if "$" in pattern else "") + shown + (f".{decimals}" if fraction else "")
+def to_date(value: Any, model: Any = None) -> str:
+    return moments.to_date(value) if model is None else read_moment(value, model).date()
 
 
-def _whole_part(digits: str, model: str) -> str | None:
-    """`digits` in the places of `model`, right-aligned; None if they do not fit."""
-    remaining, shown = list(digits), ""
-    must = [place for place in range(len(model)) if model[place] == "0"]
-    for place in range(len(model) - 1, -1, -1):
-        needed = bool(remaining) or (bool(must) and place >= must[0])
-        if needed:
-            shown = ("," if model[place] == "," else remaining.pop() if remaining else "0") + shown
-    return None if remaining else shown or "0"
+def to_time(value: Any, model: Any = None) -> str:
+    return moments.to_time(value) if model is None else read_moment(value, model).time()
+
+
+def to_seconddate(value: Any, model: Any = None) -> str:
+    return moments.to_seconddate(value) if model is None else read_moment(value, model).seconddate()
+
+
+def to_timestamp(value: Any, model: Any = None) -> str:
+    return moments.to_timestamp(value) if model is None else read_moment(value, model).timestamp()

@@ -82,12 +82,11 @@ def to_text(value: Any) -> str:
     values = decode(value)
     half = len(value) == 4 + 2 * values.size
     elements = values.astype(np.float16) if half else values
-    return "[" + ",".join(_shortest(element) for element in elements) + "]"
-
-
-def _shortest(element: np.floating[Any]) -> str:
-    whole = float(element)
-    return str(int(whole)) if whole.is_integer() and abs(whole) < 1e15 else str(element)
+    texts = [
+        str(int(number)) if number.is_integer() and abs(number) < 1e15 else str(element)
+        for element, number in zip(elements, values.tolist(), strict=True)
+    ]
+    return f"[{','.join(texts)}]"
 
 
 def cardinality(value: Any) -> int:

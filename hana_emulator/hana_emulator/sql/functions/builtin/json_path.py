@@ -1,10 +1,9 @@
-"""SQL/JSON paths of members and indices, lax or strict, and the functions JSON_VALUE, JSON_QUERY and JSON_EXISTS."""
+"""SQL/JSON paths of members and indices, and the functions JSON_VALUE, JSON_QUERY and JSON_EXISTS."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,49 +12,36 @@ from hana_emulator.errors import HanaError
 from .texts import plain
 
 _STEP = re.compile(
-    r"""\s*(?:\.\s*(?P<word>\w+|\*) | \.\s*"(?P<quoted>(?:[^"\\]|\\.)*)" | \[\s*(?P<index>\d+|\*)\s*\]
+    r"""\s*(?:\.\s*(?P<word>\w+) | \.\s*"(?P<quoted>(?:[^"\\]|\\.)*)" | \[\s*(?P<index>\d+)\s*\]
     | \[\s*(?P<q>["'])(?P<bracket>(?:(?!(?P=q))[^\\]|\\.)*)(?P=q)\s*\])\s*""",
     re.VERBOSE,
 )
 _NOTHING = object()
 Step = str | int
-_ANY = "*"
 
 
 class _Literal(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A parsed path; each step has a flag for a wildcard."""
-
-    steps: tuple[tuple[Step, bool], ...]
-    strict: bool = False
-
-
 @lru_cache(maxsize=256)
-def read_path(path: str) -> Path:
-    """Parse a path. Raises HanaError 8 if it is invalid."""
-    mode = re.match(r"(lax|strict)\s+", path.strip())
-    text = path.strip()[mode.end() if mode else 0 :]
+def read_path(path: str) -> tuple[Step, ...]:
+    """Members and indices of a path. Raises HanaError 8 if it is invalid."""
+    text = re.sub(r"^lax\s+", "", path.strip())
     if not text.startswith("$"):
         raise _bad_path()
-    position, steps = 1, list[tuple[Step, bool]]()
+    position, steps = 1, list[Step]()
     while position < len(text):
         match = _STEP.match(text, position)
         if match is None:
             raise _bad_path()
-        word, index = match["word"], match["index"]
-        if index is not None:
-            steps.append((_ANY, True) if index == "*" else (int(index), False))
-        elif word is not None:
-            steps.append((word, word == "*"))
+        if match["index"] is not None:
+            steps.append(int(match["index"]))
         else:
             quoted = match["quoted"] if match["quoted"] is not None else match["bracket"]
-            steps.append((re.sub(r"\\(.)", r"\1", quoted), False))
+            steps.append(match["word"] or re.sub(r"\\(.)", r"\1", quoted))
         position = match.end()
-    return Path(tuple(steps), mode is not None and mode[1] == "strict")
+    return tuple(steps)
 
 
 def _bad_path() -> HanaError:
@@ -74,14 +60,21 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def _select(text: Any, path_text: Any) -> list[Any]:
+def _select(text: Any, path: Any) -> list[Any]:
     """The values at a path of a document; none if the text is not JSON."""
-    path = read_path(plain(path_text))
-    root = _parse(plain(text))
+    steps, root = read_path(plain(path)), _parse(plain(text))
     found = [] if root is _NOTHING else [root]
-    for step, wild in path.steps:
-        found = [inner for outer in found for inner in _children(outer, step, wild, strict=path.strict)]
+    for step in steps:
+        found = [inner for outer in found for inner in _children(outer, step)]
     return found
+
+
+def _children(node: Any, step: Step) -> list[Any]:
+    if isinstance(step, int):
+        return (node if isinstance(node, list) else [node])[step : step + 1]
+    if isinstance(node, list):
+        return [inner for item in node if isinstance(item, dict) for inner in _children(item, step)]
+    return [node[step]] if isinstance(node, dict) and step in node else []
 
 
 def value(text: Any, path: Any) -> str | None:
@@ -101,17 +94,6 @@ def query(text: Any, path: Any) -> str | None:
 
 def exists(text: Any, path: Any) -> bool:
     return bool(_select(text, path))
-
-
-def _children(node: Any, step: Step, wild: bool, *, strict: bool) -> list[Any]:
-    if isinstance(step, int):
-        items = node if isinstance(node, list) else [] if strict else [node]
-        return items[step : step + 1]
-    if wild:
-        return list(node.values()) if isinstance(node, dict) else list(node) if isinstance(node, list) else []
-    if isinstance(node, list) and not strict:
-        return [inner for item in node for inner in _children(item, step, wild, strict=True) if isinstance(item, dict)]
-    return [node[step]] if isinstance(node, dict) and step in node else []
 
 
 def dump(node: Any) -> str:

@@ -15,8 +15,7 @@ from hana_emulator.errors import HanaError
 from . import numbers
 from .texts import plain
 
-TICKS = 10_000_000
-"""Ticks of 100 ns in a second: what HANA's TIMESTAMP resolves."""
+TICKS = 10_000_000  # Ticks of 100 ns in a second: what HANA's TIMESTAMP resolves
 _EPOCH = datetime(1, 1, 1)
 _MOMENT = re.compile(
     r"(?P<y>\d{4})-?(?P<m>\d{2})-?(?P<d>\d{2})"
@@ -42,7 +41,6 @@ class Moment:
 
     @property
     def whole(self) -> datetime:
-        """The date and time without the fraction of a second."""
         try:
             return _EPOCH + timedelta(seconds=self.ticks // TICKS)
         except OverflowError:
@@ -163,7 +161,6 @@ def _between(start: Any, end: Any, unit: int) -> int:
 
 
 def months_between(start: Any, end: Any) -> int:
-    """Full months between two dates."""
     first, second = moment(start), moment(end)
     if second.ticks < first.ticks:
         return -months_between(end, start)
@@ -179,7 +176,6 @@ def years_between(start: Any, end: Any) -> int:
 
 
 def part(read: Callable[[datetime], int | str]) -> Callable[[Any], int | str]:
-    """A function that reads one part of a date or time."""
     return lambda value: read(moment(value).whole)
 
 

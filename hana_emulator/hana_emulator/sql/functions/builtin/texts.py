@@ -17,7 +17,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def plain(value: Any) -> str:
-    """Convert a non-text argument of a text function to a string."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -206,12 +205,10 @@ def hex_to_binary(value: Any) -> bytes:
 
 
 def hash_sha256(*values: Any) -> bytes:
-    """SHA-256 over the concatenated bytes."""
     return hashlib.sha256(b"".join(map(to_binary, values))).digest()
 
 
 def hash_md5(*values: Any) -> bytes:
-    """MD5 over the concatenated bytes."""
     return hashlib.md5(b"".join(map(to_binary, values)), usedforsecurity=False).digest()
 
 
