@@ -14,8 +14,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
-
 from app.src.access.principal import OPERATOR
 from app.src.service.service import Service
 from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
@@ -83,17 +81,12 @@ def demo_settings(
     wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
 ) -> Settings:
     """Return settings with the demo's database and collections; engine, search and REST stay as configured."""
-    hana = HanaSettings(
-        host=greeting["host"],
-        port=greeting["port"],
-        user=greeting["user"],
-        password=SecretStr(greeting["password"]),
-        schema=greeting["schema"],
-        encrypt=False,  # the emulator speaks plain text, on loopback
-    )
+    named = ("host", "port", "user", "password", "schema")
+    # The emulator speaks plain text, on loopback.
+    hana = HanaSettings.model_validate({name: greeting[name] for name in named} | {"encrypt": False})
     return Settings(
         hana=hana,
-        store=StoreSettings(kind="hana", schema=greeting["schema"]),
+        store=StoreSettings.model_validate({"kind": "hana", "schema": greeting["schema"]}),
         embedding=wanted.embedding,
         search=wanted.search,
         sync=wanted.sync.model_copy(update=_STEPS),

@@ -131,4 +131,5 @@ class Backend(Protocol):
         """Measure a batch's memory with two trial batches; return None if the result is unusable."""
         return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
