@@ -26,7 +26,7 @@ def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> S
 
 
 def document(scene: Scene, *arguments: str, code: int = 0, **more: Any) -> Any:
-    done, out, errors = scene.cli(*arguments, "--json", env=WIDE, **more)
+    done, out, errors = scene.verb(*arguments, "--json", env=WIDE, **more)
     assert done == code, errors
     return json.loads(out)
 
@@ -68,22 +68,22 @@ def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_template_built_on_request(scene: Scene) -> None:
-    assert scene.cli("sync", "rows")[0] == 0
+    assert scene.verb("sync", "rows")[0] == 0
     settings = scene.folder / "owl-sap.toml"
     settings.write_text(settings.read_text().replace('"{TXT}"', '"{TXT} ({GRP})"'))
-    code, out, errors = scene.cli("--output", "table", "generations", "rows", "--build")
+    code, out, errors = scene.verb("--output", "table", "generations", "rows", "--build")
     assert (code, "--switch" in errors) == (0, True), errors
     assert "built" in out
-    code, out, _ = scene.cli("generations", "rows")
+    code, out, _ = scene.verb("generations", "rows")
     assert [json.loads(line)["template"] for line in out.splitlines()] == ["{TXT}", "{TXT} ({GRP})"]
-    code, out, _ = scene.cli("--output", "table", "generations", "rows", "--compare")
+    code, out, _ = scene.verb("--output", "table", "generations", "rows", "--compare")
     assert (code, "overlap at 10" in out) == (0, True)
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
     def refused(code: int, why: str, *arguments: str, name: str = "rows") -> None:
-        done, out, errors = scene.cli("generations", name, *arguments, "--json", env=WIDE)
+        done, out, errors = scene.verb("generations", name, *arguments, "--json", env=WIDE)
         assert (done, out) == (code, ""), arguments
         assert why in errors, errors
 
@@ -92,7 +92,7 @@ def test_refusals(scene: Scene) -> None:
     refused(2, "cannot be read", "--compare", "--queries", "none.txt")
     refused(1, "is being built", "--switch")
     refused(2, "there are: 1", "--switch", "5")
-    code, out, errors = scene.cli("verify", "rows", "--generation", "5")
+    code, out, errors = scene.verb("verify", "rows", "--generation", "5")
     assert (code, out, "there are: 1" in errors) == (2, "", True)
 
 

@@ -39,7 +39,7 @@ def begun(url: str) -> str:
 
 
 def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
-    done, out, errors = scene.cli("jobs", *arguments, "--json")
+    done, out, errors = scene.verb("jobs", *arguments, "--json")
     assert done == code, errors
     return json.loads(out)
 
@@ -50,7 +50,7 @@ def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: s
     assert (listed["id"], listed["kind"], listed["collection"]) == (job, "sync", "rows")
     assert listed["state"] in ("queued", "running")
     assert document(scene)[0]["id"] == job, "without a verb: list"
-    code, out, _ = scene.cli("status", "rows", "--json")
+    code, out, _ = scene.verb("status", "rows", "--json")
     assert (code, json.loads(out)[0]["job"]) == (0, job)
     assert document(scene, "cancel", job)["id"] == job
     over = document(scene, "watch", job, code=1)
@@ -83,19 +83,19 @@ def test_refusals(scene: Scene) -> None:
     assert document(scene, "list") == []
     assert not (scene.folder / "vectors").exists(), "looking makes nothing"
     for verb in ("show", "cancel", "watch"):
-        code, out, errors = scene.cli("jobs", verb, "nope")
+        code, out, errors = scene.verb("jobs", verb, "nope")
         assert (code, out) == (2, "")
         assert "no job 'nope'" in errors
-    assert scene.cli("jobs", "list", "--state", "odd")[0] == 2
-    assert scene.cli("jobs", "list", "--limit", "0")[0] == 2
+    assert scene.verb("jobs", "list", "--state", "odd")[0] == 2
+    assert scene.verb("jobs", "list", "--limit", "0")[0] == 2
 
 
 def test_what_is_over_cannot_be_cancelled(scene: Scene) -> None:
     with scene.spawn("serve", "--port", "0") as process:
         assert process.stdout is not None
         job = begun(json.loads(process.stdout.readline())["url"])
-        assert scene.cli("jobs", "watch", job)[0] == 0
-        code, _, errors = scene.cli("jobs", "cancel", job)
+        assert scene.verb("jobs", "watch", job)[0] == 0
+        code, _, errors = scene.verb("jobs", "cancel", job)
         process.terminate()
         process.communicate(timeout=60)
     assert code == 1
@@ -108,9 +108,9 @@ def test_a_folder_that_cannot_be_used_names_the_setting(scene: Scene) -> None:
     code, out, errors = scene.cli("serve", "--port", "0", env=elsewhere)
     assert (code, out) == (2, "")
     assert "OWL_SAP_STATE__PATH" in errors
-    assert scene.cli("jobs", "list", env=elsewhere)[0] == 0, "there are none"
+    assert scene.verb("jobs", "list", env=elsewhere)[0] == 0, "there are none"
     (scene.folder / "broken").mkdir()
     (scene.folder / "broken" / "jobs.sqlite").write_text("no database")
-    code, _, errors = scene.cli("jobs", "list", env={"OWL_SAP_STATE__PATH": "broken"})
+    code, _, errors = scene.verb("jobs", "list", env={"OWL_SAP_STATE__PATH": "broken"})
     assert code == 2
     assert "job records" in errors

@@ -33,13 +33,13 @@ def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> S
               'PRIMARY KEY ("A", "B"))')  # fmt: skip
     rows = [("100", n, f"valve number {n}", CANARY * 20_000 if n in BAD else "M") for n in range(8)]
     scene.run('INSERT INTO "BAD" VALUES (?, ?, ?, ?)', *rows)
-    code, out, _ = scene.cli("sync", "bad", "--json")
+    code, out, _ = scene.verb("sync", "bad", "--json")
     assert (code, json.loads(out)[0]["quarantined"]) == (0, 2)
     return scene
 
 
 def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
-    done, out, errors = scene.cli("quarantine", *arguments, "--json")
+    done, out, errors = scene.verb("quarantine", *arguments, "--json")
     assert done == code, errors
     assert CANARY not in out + errors
     return json.loads(out)
@@ -60,19 +60,19 @@ def test_from_quarantine_to_a_hit(scene: Scene) -> None:
     assert (first["key"], first["stage"], first["attempts"]) == ({"A": "100", "B": 4}, "render", 1)
     assert first["last_seen"].endswith("+00:00")
     assert document(scene, "show", "bad", "B=4") == [first]
-    code, out, _ = scene.cli("quarantine", "show", "bad", '["100", 4]')
+    code, out, _ = scene.verb("quarantine", "show", "bad", '["100", 4]')
     assert code == 0
     assert "bytes as JSON" in out
     mend(scene, 4)
     report = document(scene, "retry", "bad", code=1)
     assert (report["retried"], report["upserted"], report["quarantined"]) == (2, 1, 1)
     assert numbers(scene) == [(5, 1)]
-    _, out, _ = scene.cli("search", "bad", "valve number 4", "-k", "1", "--json")
+    _, out, _ = scene.verb("search", "bad", "valve number 4", "-k", "1", "--json")
     assert json.loads(out)[0]["key"] == first["key"]
     mend(scene, 5)
     assert document(scene, "retry", "bad", '{"A": "100", "B": 5}')["upserted"] == 1
     assert numbers(scene) == []
-    assert scene.cli("verify", "bad")[0] == 0
+    assert scene.verb("verify", "bad")[0] == 0
 
 
 def test_what_left_the_source_leaves_quarantine(scene: Scene) -> None:
@@ -88,14 +88,14 @@ def test_what_is_dropped_is_met_again(scene: Scene) -> None:
     assert document(scene, "drop", "bad")["dropped"] == 1
     assert document(scene, "drop", "bad", "--all")["dropped"] == 0
     assert numbers(scene) == []
-    assert scene.cli("sync", "bad", "--strict")[0] == 1
+    assert scene.verb("sync", "bad", "--strict")[0] == 1
     assert numbers(scene) == [(4, 1), (5, 1)]
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
     for words in (["list"], ["show"], ["retry"], ["drop", "--all"]):
-        code, out, errors = scene.cli("quarantine", *words, "bat")
+        code, out, errors = scene.verb("quarantine", *words, "bat")
         assert (code, out) == (2, "")
         assert 'did you mean "bad"' in errors
     for verb in ("show", "retry", "drop"):
@@ -105,10 +105,10 @@ def test_refusals(scene: Scene) -> None:
             ("4", "key columns are A, B"),
             ('["100",', "not JSON"),
         ):
-            code, out, errors = scene.cli("quarantine", verb, "bad", key)
+            code, out, errors = scene.verb("quarantine", verb, "bad", key)
             assert (code, out) == (2, ""), (verb, key)
             assert why in errors
-    code, out, errors = scene.cli("quarantine", "drop", "bad", "B=4", "--all")
+    code, out, errors = scene.verb("quarantine", "drop", "bad", "B=4", "--all")
     assert (code, out) == (2, "")
     assert "--all" in errors
     assert numbers(scene) == [(4, 1), (5, 1)]
@@ -117,6 +117,6 @@ def test_refusals(scene: Scene) -> None:
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_collection_that_was_never_synced_has_none(scene: Scene) -> None:
     assert document(scene, "list", "rows") == []
-    code, out, _ = scene.cli("sync", "rows", "--json")
+    code, out, _ = scene.verb("sync", "rows", "--json")
     assert (code, json.loads(out)[0]["upserted"]) == (0, ROWS - EMPTY)
     assert document(scene, "retry", "rows")["retried"] == 0
