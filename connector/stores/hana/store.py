@@ -450,7 +450,8 @@ class HanaGenerations:
                 keep_highest = f'UPDATE {self._state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
                 session.execute(keep_highest, (free_number(rows) - 1, collection), doing=doing)
                 for table in (self._quarantine, self._state):
-                    session.execute(f'DELETE FROM {table} WHERE "COLLECTION" = ?', (row.name,), doing=doing)
+                    delete = f'DELETE FROM {table} WHERE "COLLECTION" = ?'
+                    session.execute(delete, (row.name,), doing=doing)
 
             self._pool.in_transaction(work, doing=doing)
         self._store._collections.forget()

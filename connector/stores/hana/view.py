@@ -177,8 +177,10 @@ class HanaView:
                 'ORDER BY "OPERATOR_ID"'
             )
 
+            explained = f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}"
+
             def explain(session: Session) -> Rows:
-                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}", doing=doing)
+                session.execute(explained, doing=doing)
                 rows = session.query(plan_of, (name,), doing=doing)
                 session.execute('DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?', (name,), doing=doing)
                 return rows

@@ -402,7 +402,8 @@ def _add(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> 
     for start in range(0, len(rows), GROUP):
         some = rows[start : start + GROUP]
         values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
-        db.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))  # noqa: S608
+        insert = f"INSERT INTO {into} VALUES {values}"  # noqa: S608
+        db.execute(insert, tuple(chain.from_iterable(some)))
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
