@@ -17,8 +17,8 @@ from app.src.service.collections import VisibleView
 from app.src.service.search import Hybrid, explanation
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, CollectionStatus, Filter, Hit
-from connector.stores.hana.tables import Collections
 from connector.stores.hana.store import HanaStore
+from connector.stores.hana.tables import Collections
 from connector.stores.local.store import LocalStore
 from connector.stores.ranking import FEWEST_ROWS
 from connector.stores.store import VectorStore
