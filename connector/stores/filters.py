@@ -399,6 +399,11 @@ class Compiled:
     projected: tuple[str, ...] = ()
 
     @property
+    def and_also(self) -> str:
+        """Return ` AND (condition)` to append to another condition; "" if there is no condition."""
+        return f" AND ({self.sql})" if self.sql else ""
+
+    @property
     def projection(self) -> str:
         """Return the columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
         return ", ".join(f'{_json_value(name)} AS "META_{place}"' for place, name in enumerate(self.projected))

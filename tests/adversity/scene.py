@@ -70,9 +70,6 @@ def text_of(number: int) -> str | None:
     return f"{words}, " + " ".join(f"part{part}" for part in range(30)) if number % 10 == 3 else words
 
 
-NO_MORE: Mapping[str, str] = {}
-
-
 @dataclass
 class Scene:
     """`kind` is the store's: hana or local. `folder` holds the configuration and the local store."""
@@ -164,9 +161,9 @@ class Scene:
         assert "Traceback" not in errors, errors
         return process.returncode, out, errors
 
-    def verb(self, *arguments: str, env: Mapping[str, str] = NO_MORE) -> tuple[int, str, str]:
+    def verb(self, *arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """The same in this process, which saves the second that a start takes. In the main thread only."""
-        with chdir(self.folder), patch.dict(os.environ, self.variables() | dict(env), clear=True):
+        with chdir(self.folder), patch.dict(os.environ, self.variables() | dict(env or {}), clear=True):
             result = CliRunner().invoke(owl_sap, arguments, prog_name="owl-sap")
         assert isinstance(result.exception, SystemExit | None), result.exception
         return result.exit_code, result.stdout, result.stderr

@@ -6,31 +6,23 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from app.src.cli import app
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene
 
 pytestmark = pytest.mark.parametrize("scene", ["local"], indirect=True)
 LOGGED = 'changes = { method = "log" }\n'
 
 
-def call(scene: Scene, *arguments: str) -> Result:
-    """The command line in this process: some 20 of them as children would take a minute."""
-    variables = scene.variables() | {"OWL_SAP_STORE__PATH": str(scene.folder / "vectors")}
-    return CliRunner().invoke(app, ["--config", str(scene.folder / "owl-sap.toml"), *arguments], env=variables)
-
-
 def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
-    done = call(scene, *arguments, "--json")
-    assert done.exit_code == code, done.stderr
-    return json.loads(done.stdout)
+    done, out, errors = scene.verb(*arguments, "--json")
+    assert done == code, errors
+    return json.loads(out)
 
 
 def refused(scene: Scene, *arguments: str) -> str:
-    done = call(scene, *arguments)
-    assert done.exit_code == 2, done.stderr
-    return done.stderr
+    code, _, errors = scene.verb(*arguments)
+    assert code == 2, errors
+    return errors
 
 
 def by_log(scene: Scene) -> None:
@@ -94,6 +86,6 @@ def test_names_of_tables_and_columns_emulator_messages_as_they_are(scene: Scene)
     log, table = f"{scene.schema}.OWL_LOG_CUSTOMERS", f"{scene.schema}.CUSTOMER_NAMES"
     gap = f"the change log {log} of {table} has no column OWL_ID, NAME1; drop the log"
     assert f"{gap}: see `owl-sap changes install customers`" in refused(scene, "sync", "customers")
-    checks = json.loads(call(scene, "doctor", "--json").stdout)
+    checks = json.loads(scene.verb("doctor", "--json")[1])
     (check,) = [check for check in checks if check["check"].endswith("customers") and not check["ok"]]
     assert (check["detail"], check["fix"]) == (gap, "owl-sap changes install customers --apply")

@@ -88,8 +88,8 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
 
 
 class KeySet:
-    """The cached keys of an address or a file, and when to fetch them again. `fault`: why there is no key, or why the
-    last fetch failed. Thread-safe."""
+    """The cached keys of an address or a file, and when to fetch them next. `fault`: the reason for the missing keys or
+    the failed fetch. Thread-safe."""
 
     def __init__(self, source: str | Path, algorithms: Sequence[str]) -> None:
         self.source = source

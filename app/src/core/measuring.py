@@ -215,7 +215,7 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
     try:
         pair = [Product(profile, PROBE, each) for each in (precision, "fp32")]
         own, fp32 = (min(times) for times in zip(*([each(1) for each in pair] for _ in range(8)), strict=True))
-    except (RuntimeError, AttributeError, NotImplementedError) as error:
+    except (RuntimeError, AttributeError) as error:
         return f"torch refuses: {first_line(error)}"
     return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product" if fp32 < own * SLOWEST else None
 

@@ -47,10 +47,9 @@ def weigh(
     if not wanted or not texts:
         return None
     counts: list[int] = []
-    seen = f" AND ({within.sql})" if within.sql else ""
     for word in wanted:
         held, parameters = _holds(word, full_text)
-        sql = f"SELECT COUNT(*) FROM {table.sql} WHERE {held}{seen}"
+        sql = f"SELECT COUNT(*) FROM {table.sql} WHERE {held}{within.and_also}"
         counts.append(pool.read(sql, (*parameters, *within.parameters), doing=doing)[0][0])
     chosen = [(wanted[place], weight(counts[place], texts)) for place in worth_it(wanted, counts, texts)]
     return chosen, max(float(average or 0), 1.0)

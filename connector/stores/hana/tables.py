@@ -215,11 +215,12 @@ class Collections:
             raise changed(collection, generation, found.number)
         return read(found)
 
-    def searches_texts(self, probe: tuple[str, Sequence[Any]]) -> bool:
-        """Return whether HANA can search texts by words. No system view shows this, so run the statement `probe`."""
+    def searches_texts(self, probe: Callable[[], tuple[str, Sequence[Any]]]) -> bool:
+        """Return whether HANA can search texts by words. No system view shows this, so the first call runs the
+        statement that `probe` returns."""
         if self._full_text is None:
             try:
-                self.pool.read(*probe, doing="asking HANA whether it searches texts")
+                self.pool.read(*probe(), doing="asking HANA whether it searches texts")
                 self._full_text = True
             except StatementFailed:
                 self._full_text = False

@@ -83,7 +83,7 @@ class HanaView:
                 return []
             table, only = self.collections.table(found), compiled(condition)
             within = compiled(condition.within if isinstance(condition, filters.Guarded) else None)
-            full_text = self.collections.searches_texts(keywords.probe(table))
+            full_text = self.collections.searches_texts(lambda: keywords.probe(table))
             weighed = keywords.weigh(self.pool, table, text, full_text, within)
             if weighed is None:
                 return []
@@ -105,7 +105,7 @@ class HanaView:
             sql = (
                 f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
                 f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE" FROM {source} '
-                f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(only)} ORDER BY "PLACE", "SRC_KEY"'
+                f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{only.and_also} ORDER BY "PLACE", "SRC_KEY"'
             )
             parameters = [*(f"%{each}%" for each in (*whole, number)), *only.parameters]
             rows = self.pool.read(sql, parameters, doing="looking for a number in keys")
@@ -118,12 +118,13 @@ class HanaView:
 
         def read(found: Collection, condition: filters.Condition | None) -> list[StoredText]:
             only, texts = compiled(condition), list[StoredText]()
+            table = self.collections.table(found)
             for column, ours, asked in (("SRC_KEY", "", documents), ("ID", ' AND "SRC_KEY" IS NULL', foreign)):
                 for some in portions(asked):
                     sql = (
                         'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" '
-                        f"FROM {self.collections.table(found).sql} "
-                        f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{_and(only)}'
+                        f"FROM {table.sql} "
+                        f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{only.and_also}'
                     )
                     texts += map(as_text, self.pool.read(sql, (*some, *only.parameters), doing="reading rows"))
             return records.in_order_of(ids, texts)
@@ -154,7 +155,7 @@ class HanaView:
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         def read(found: Collection, condition: filters.Condition | None) -> Sample:
             doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
-            source = f"FROM {self.collections.table(found).sql} WHERE {_FIRST}{_and(only)}"
+            source = f"FROM {self.collections.table(found).sql} WHERE {_FIRST}{only.and_also}"
             (rows,) = self.pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
             sql = (
                 f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
@@ -207,10 +208,6 @@ def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
         if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
             raise filters.not_comparable(condition) from None
         raise
-
-
-def _and(only: filters.Compiled) -> str:
-    return f" AND ({only.sql})" if only.sql else ""
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:

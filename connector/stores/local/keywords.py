@@ -96,7 +96,7 @@ def _brought_up(
             known = None
     if known is None:
         known = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
-    sql = _LENGTHS.format(f" AND ({within.sql})" if within.sql else "")
+    sql = _LENGTHS.format(within.and_also)
     rows = db.execute(sql, (collection, known.mark[0], *within.parameters)).fetchall()
     ids, lengths = [], []
     with undamaged("the index of words"):

@@ -291,7 +291,7 @@ class LocalGenerations:
     def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
         with self._file.read() as db:
-            if not [row for row in generations(db, collection) if row.number == number and row.spec != text]:
+            if all(row.number != number or row.spec == text for row in generations(db, collection)):
                 return
         with self._file.write() as db:
             for row in generations(db, collection):

@@ -153,20 +153,23 @@ def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -
     `width`: hidden size."""
     reasons: list[str] = []
     *tried, last = candidates(profile, dtype)
+    if not tried:
+        return last(heads), last.name
+    qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=torch.Generator().manual_seed(7))
+    qkv = qkv.to(profile.torch_name, dtype)
+    wanted = []
+    for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
+        query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
+        weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
+        wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
     for make in tried:
-        qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=torch.Generator().manual_seed(7))
-        qkv = qkv.to(profile.torch_name, dtype)
-        wanted = []
-        for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
-            query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
-            weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
-            wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
         try:
+            attention = make(heads)
             with torch.inference_mode():
-                found = make(heads)(qkv, layout_of(_LENGTHS, qkv.device))
+                found = attention(qkv, layout_of(_LENGTHS, qkv.device))
                 worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
             if worst <= TOLERANCE[dtype]:
-                return make(heads), "; ".join([*reasons, f"{make.name} gives the right numbers here"])
+                return attention, "; ".join([*reasons, f"{make.name} gives the right numbers here"])
             reasons.append(f"{make.name}: off by {worst:.2g}")
         except Exception as error:  # the next candidate is tried
             said = str(error).partition("\n")[0][:120]
