@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import trustme
 
-from app.src.access import jwks as module
+from app.src.access import tokens as module
 from app.src.access.authentication import Authentication
-from app.src.access.jwks import KeySet, NotHad, download, parse
 from app.src.access.principal import IssuerAway, Unauthenticated
-from app.src.access.tokens import Tokens
+from app.src.access.tokens import KeySet, NotHad, Tokens, download, parse
 from app.src.settings import AccessSettings
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 
@@ -161,12 +160,10 @@ def test_keys_in_hand_outlive_a_failure_but_not_for_ever(keys: Keys, monkeypatch
         monkeypatch.setattr(module, "LIFESPAN", 0.0)
         monkeypatch.setattr(module, "COOLDOWN", 0.0)
         assert (await made.principal(token)).name == "somebody"  # fetched behind the scenes, in vain
-        while tokens_of(made).keys.under_way:
+        while tokens_of(made).keys.fault is None:
             await asyncio.sleep(0.01)
         assert len(keys.asked) == 2
         assert (await made.principal(token)).name == "somebody"
-        while tokens_of(made).keys.under_way:
-            await asyncio.sleep(0.01)
         monkeypatch.setattr(module, "LONGEST", 0.0)
         with pytest.raises(IssuerAway):
             await made.principal(token)

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.access import keys as module
 from app.src.access.keys import Grant, KeyRing, create, read, revoke, rotate
 from app.src.access.principal import AccessUnusable, Unauthenticated
 
@@ -30,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 0.0)
 
 
 def ring(path: Path) -> KeyRing:
@@ -242,7 +241,7 @@ def test_a_file_that_is_gone_or_out_of_reach(path: Path, caplog: pytest.LogCaptu
     for _ in range(3):
         assert made.principal(key).scopes == {"search"}
     assert made.fault is not None
-    assert [record.message for record in caplog.records] == [f"{made.fault}; the keys read before stay in force"]
+    assert [record.message for record in caplog.records] == [f"{made.fault}; the last good content stays in force"]
     moved.rename(path)
     assert made.principal(key).scopes == {"search"}
     assert made.fault is None
@@ -275,7 +274,7 @@ def test_a_file_that_everybody_may_write(path: Path) -> None:
 def test_looks_are_rare(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, key = create(path, Grant("web", ("search",)))
     made = ring(path)
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 60.0)
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 60.0)
     looks = 0
     stat_of = Path.stat
 

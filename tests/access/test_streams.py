@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.src.access import keys
 from app.src.access.keys import Grant, create, revoke, rotate
 from app.src.api import jobs
 from app.src.service.service import Service
@@ -31,7 +30,7 @@ def source() -> TableSource:
 @pytest.fixture
 def service(tmp_path: Path, source: TableSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(keys, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 0.0)
     shown = tmp_path / "jwks.json"
     shown.write_bytes(jwks(jwk(rsa_key(1), "one")))
     jwt = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from app.src.access import jwks as module
 from app.src.access.authentication import Authentication
 from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
@@ -336,7 +335,7 @@ def test_a_token_ends_with_its_key_and_with_its_time(tmp_path: Path, monkeypatch
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
     authentication = Authentication(AccessSettings.model_validate({"jwt": settings}))
     authentication.open()
-    monkeypatch.setattr("app.src.access.jwks._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 0.0)
     token, short = signed(claims(), RSA), signed(claims(exp=_now(120)), RSA)
 
     async def asked() -> str:
@@ -394,7 +393,7 @@ def test_a_key_set_that_could_not_be_read_for_a_moment_is_read_again(
     shown.write_bytes(SHOWN)
     made = from_file(shown)
     made.open()
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 0.0)
     shown.write_bytes(jwks(jwk(STRANGER, "new")))
 
     async def too_many() -> None:

@@ -48,6 +48,6 @@ def test_python_is_python() -> None:
 
 def test_every_tool_and_setting_is_told(ground: Ground) -> None:
     tools = Tools(ground.service)
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M)) == set(tools._all)
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M)) == set(tools.all)
     for name in McpSettings.model_fields:
         assert f"`mcp.{name}`" in PAGE

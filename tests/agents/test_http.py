@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from fastapi import APIRouter
 from mcp import Client
 
 from app.src.service.service import Service
@@ -65,7 +66,6 @@ async def test_tools_with_both_generations_of_the_protocol(ground: Ground, mode:
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is True
             assert tool.annotations.destructive_hint is False
-            assert tool.output_schema is not None
             assert tool.description
         hits = await hits_of(client, query="bearing number 3", k=3)
         assert (len(hits), hits[0]["key"], hits[0]["metadata"]) == (3, {"MATNR": "03"}, {"MTART": "ROH"})
@@ -531,7 +531,7 @@ def test_without_the_package_the_start_says_what_to_install(ground: Ground, monk
     monkeypatch.setitem(sys.modules, "mcp", None)
     desk = Executors(ground.service)
     with pytest.raises(ConfigurationError, match=re.escape(install_command("mcp"))):
-        agents.offered(desk)
+        agents.add(APIRouter(), desk)
     desk.close()
 
 

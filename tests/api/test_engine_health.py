@@ -5,11 +5,13 @@ is told at once, and liveness turns red once only a new process helps.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from httpx import Client
@@ -172,8 +174,8 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     document = synced.settings.model_dump(by_alias=True)
     api = document["api"] | {"exit_when_stuck": True}
     synced.settings = Settings.model_validate(document | {"api": api})
-    last_resort = []
-    monkeypatch.setattr(server, "_end_after", lambda *how: last_resort.append(how))
+    last_resort = Mock()
+    monkeypatch.setattr(threading, "Timer", last_resort)
     monkeypatch.setattr(server, "_STUCK_TICKS", 1)
     monkeypatch.setattr(synced.readiness, "beyond_help", lambda: "the card is gone")
     frozen = []
@@ -183,4 +185,4 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     finally:
         gc.unfreeze()
     assert frozen[0] > 10_000, "what is loaded is not gone through again under load"
-    assert last_resort == [(synced.settings.api.shutdown_seconds + 2, 4)]
+    last_resort.assert_called_once_with(synced.settings.api.shutdown_seconds + 2, os._exit, (4,))

@@ -8,23 +8,23 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from httpx import Client
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from app.src.api import documents, embeddings, generations, jobs, search, tables
+from app.src.api import embeddings, generations, jobs, search, tables
 from app.src.api.errors import MOST_FAULTS, TooMuch
 from app.src.api.guard import MOST_VALUES, check_values
-from app.src.api.requests import MOST_ITEMS, Body, few_faults
+from app.src.api.requests import MOST_ITEMS, Body
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
 
 BODIES = [
     each
-    for module in (documents, embeddings, generations, jobs, search, tables)
+    for module in (embeddings, generations, jobs, search, tables)
     for each in vars(module).values()
     if isinstance(each, type) and issubclass(each, Body) and each is not Body
 ]
@@ -60,29 +60,19 @@ def test_positions_are_right_wherever_the_faults_are() -> None:
     ]
     assert wrong == [3]
     texts[3] = "a"
-    wrong = [fault["loc"][-1] for fault in faults(documents.DocumentIds, {"ids": texts})]
-    assert wrong == [777, 778], "the first slice that has any"
+    wrong = [fault["loc"][-1] for fault in faults(search.DocumentIds, {"ids": texts})]
+    assert wrong == [777], "the first"
     given = {"documents": [{"text": "a"}] * 60 + [{"txt": "a"}]}
-    assert [fault["loc"] for fault in faults(documents.DocumentsBody, given)] == [
+    assert [fault["loc"] for fault in faults(search.DocumentsBody, given)] == [
         ("documents", 60, "text"),
         ("documents", 60, "txt"),
     ]
 
 
 def test_lists_that_are_too_long_are_told_so() -> None:
-    assert [fault["type"] for fault in faults(documents.DocumentIds, {"ids": ["a"] * (MOST_ITEMS + 1)})] == ["too_long"]
+    assert [fault["type"] for fault in faults(search.DocumentIds, {"ids": ["a"] * (MOST_ITEMS + 1)})] == ["too_long"]
     assert faults(search.SearchRequest, {"vector": [0.5] * MOST_ITEMS}) == []
     assert [fault["loc"] for fault in faults(search.SearchRequest, {"vector": [0.5] * 9 + [""] * 9})] == [("vector", 9)]
-
-
-def test_an_item_is_checked_once() -> None:
-    checked: list[int] = []
-
-    class Model(BaseModel):
-        items: Annotated[list[Annotated[int, AfterValidator(checked.append)]], few_faults(500)]
-
-    Model.model_validate({"items": list(range(300))})
-    assert checked == list(range(300))
 
 
 # ----------------------------------------------------------------------------------------------------------- the values
@@ -143,7 +133,7 @@ def test_a_body_of_too_many_values_is_not_parsed(client: Client, path: str, monk
 
     monkeypatch.setattr("app.src.api.requests.from_json", parsed)
     monkeypatch.setattr(json, "loads", parsed)
-    monkeypatch.setattr("app.src.mcp.http.from_json", parsed)
+    monkeypatch.setattr("app.src.mcp.server.from_json", parsed)
     body = b'{"input": [' + b"{}," * MOST_VALUES + b"{}]}"
     answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
-from app.src.mcp import answers
-from app.src.mcp.tools import Refused, Tools
+from app.src.mcp.tools import GetRow, Refused, Tools
 from app.src.service import browse as browsing
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
@@ -379,7 +378,7 @@ def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Ask
 
     def row(id_: str) -> None:
         with pytest.raises(Refused, match="has this id"):
-            get_row(answers.GetRow(collection="materials", id=id_), who)
+            get_row(GetRow(collection="materials", id=id_), who)
 
     def like(id_: str) -> None:
         assert asking.post(who, SEARCH, like=id_).status_code == 404

@@ -15,13 +15,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trustme
 from cryptography import x509
 
-from app.src.api import tls
+from app.src.access import files
+from app.src.api import server
 from app.src.observe import Fault, checks
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
@@ -130,24 +132,27 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
             plain.get(url.replace("https", "http") + "/health/live")
 
 
+def certificate_of(api: ApiSettings, **how: Any) -> server.Certificate:
+    assert api.tls_certificate is not None
+    assert api.tls_key is not None
+    return server.Certificate(api.tls_certificate, api.tls_key, **how)
+
+
 def test_old_versions_are_refused(tmp_path: Path, authority: trustme.CA) -> None:
-    certificate = tls.certificate_of(issued(authority, tmp_path))
-    assert certificate is not None
+    certificate = certificate_of(issued(authority, tmp_path))
     assert certificate.context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert certificate.context.options & ssl.OP_NO_RENEGOTIATION
-    assert tls.certificate_of(ApiSettings()) is None
 
 
 def test_a_new_certificate_is_taken_up_and_a_bad_one_is_not(
     tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, now = issued(authority, tmp_path, days=10), [0.0]
-    assert api.tls_certificate is not None
+    certificate = certificate_of(api, clock=lambda: now[0])
     assert api.tls_key is not None
-    certificate = tls.Certificate(api.tls_certificate, api.tls_key, clock=lambda: now[0])
 
     def after_a_while(name: str | None = "localhost") -> int:
-        now[0] += tls.LOOK_SECONDS
+        now[0] += files.LOOK_SECONDS
         return shaken(certificate.context, authority, name)
 
     def told() -> tuple[float, float | None]:
@@ -196,7 +201,7 @@ def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.C
     ]
     for api in wrong:
         with pytest.raises(ConfigurationError, match=r"tls_certificate|tls_key") as refused:
-            tls.certificate_of(api)
+            certificate_of(api)
         assert "PRIVATE" not in str(refused.value)
         with pytest.raises(Fault):
             checks.certificate(api)

@@ -101,6 +101,10 @@ def instance(kind: type[Any], text: str) -> Any:
     return kind(text, **more)
 
 
+def status_of(error: Exception) -> int:
+    return next((status for kind, status in api_errors.STATUS if isinstance(error, kind)), 500)
+
+
 def test_the_table_has_every_class() -> None:
     assert {kind.__name__ for kind in OURS} == set(TABLE)
     assert len(OURS) == len(TABLE), "two classes share a name"
@@ -110,7 +114,7 @@ def test_the_table_has_every_class() -> None:
 def test_code_status_and_message(kind: type[Any]) -> None:
     code, status, retryable = TABLE[kind.__name__]
     error = instance(kind, "the table is gone")
-    assert (exits.exit_code(error), api_errors.status_of(error), error.retryable) == (code, status, retryable)
+    assert (exits.exit_code(error), status_of(error), error.retryable) == (code, status, retryable)
     assert exits.message(error) == str(error), "it was written for people"
     assert "finite vector" in str(error) if kind is backends.NonFinite else str(error) == "the table is gone"
 
@@ -120,7 +124,7 @@ def test_a_class_that_comes_later_inherits_both(kind: type[Any]) -> None:
     """By inheritance; but the exit codes of the engine go by name, so a new class is unexpected until it is listed."""
     later = type("Later", (kind,), {"__init__": lambda self: Exception.__init__(self, "x")})()
     code, status, _ = TABLE[kind.__name__]
-    assert api_errors.status_of(later) == status
+    assert status_of(later) == status
     assert exits.exit_code(later) == (code if issubclass(kind, errors.ConnectorError) else exits.UNEXPECTED)
     assert exits.message(later) == "x"
 
@@ -154,7 +158,7 @@ def test_no_line_of_a_table_is_hidden_by_an_earlier_one() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_errors_outside_the_two_trees(error: Exception, code: int, status: int) -> None:
-    assert (exits.exit_code(error), api_errors.status_of(error)) == (code, status)
+    assert (exits.exit_code(error), status_of(error)) == (code, status)
 
 
 @pytest.mark.parametrize("error", [KeyError(CANARY), ValueError(CANARY), OSError(CANARY), RuntimeError(CANARY)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import wait
 
-from app.src.access.jwks import FETCH_SECONDS
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import IssuerAway, Principal, Unauthenticated
-from app.src.access.tokens import Tokens, UnknownKey
+from app.src.access.tokens import FETCH_SECONDS, Tokens, UnknownKey
 from app.src.settings import AccessSettings
 
 _WAIT_SECONDS = FETCH_SECONDS + 1
@@ -41,7 +40,7 @@ class Authentication:
         if self._tokens is None:
             return None
         keys = self._tokens.keys
-        if not keys.believed and (keys.due() or keys.under_way):
+        if not keys.believed and keys.due():
             wait((keys.refresh(),), _WAIT_SECONDS)
         return None if keys.believed else keys.fault or f"{keys.source}: the issuer has not answered yet"
 
@@ -63,7 +62,7 @@ class Authentication:
         try:
             principal = self._tokens.principal(credential)
         except UnknownKey:
-            if keys.due(unknown=True) or keys.under_way:
+            if keys.due(unknown=True):
                 await asyncio.wait((asyncio.wrap_future(keys.refresh()),), timeout=_WAIT_SECONDS)
         else:
             if keys.due():

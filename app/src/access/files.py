@@ -1,13 +1,23 @@
-"""Detect changed files, and replace private files atomically."""
+"""Load changed files again, and replace private files atomically."""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from app.src.access.principal import AccessUnusable
+from connector.errors import ConfigurationError
+
+Content = TypeVar("Content")
+LOOK_SECONDS = 0.5  # least seconds between two checks whether files have changed
+_log = logging.getLogger(__name__)
 
 
 def edition(path: Path) -> tuple[int, ...] | None:
@@ -18,6 +28,48 @@ def edition(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
+
+
+class Reloaded(Generic[Content]):
+    """The content of files, loaded again when they change. If they are unusable, that is logged once and tried again,
+    and the last good content stays in use; `fault` says why. Thread-safe."""
+
+    def __init__(
+        self,
+        load: Callable[[], Content],
+        paths: tuple[Path, ...],
+        content: Content,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`content`: until `open`, which reads the files. `load` raises ConfigurationError."""
+        self._load, self._paths, self.content, self._clock = load, paths, content, clock
+        self._lock = threading.Lock()
+        self._looked = float("-inf")
+        self._seen: list[object] = []
+        self.fault: str | None = None
+
+    def open(self) -> None:
+        """Load. Raises ConfigurationError."""
+        self._looked = self._clock()
+        self._seen = [edition(path) for path in self._paths]
+        self.content = self._load()
+        self.fault = None
+
+    def refresh(self) -> None:
+        """Load changed files. Never waits for a concurrent check."""
+        if self._clock() - self._looked < LOOK_SECONDS or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._looked = self._clock()
+            # With a fault only the reading may have failed, of files that are valid and do not change again.
+            if self.fault is not None or self._seen != [edition(path) for path in self._paths]:
+                self.open()
+        except ConfigurationError as error:
+            if self.fault != str(error):
+                _log.error("%s; the last good content stays in force", error)
+            self.fault = str(error)
+        finally:
+            self._lock.release()
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
 import stat
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,15 +22,13 @@ from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from app.src.access.files import edition, write_private
+from app.src.access.files import Reloaded, write_private
 from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
 from app.src.settings.access import Rate, check_rate
 
-_log = logging.getLogger(__name__)
 PREFIX = "owl_"
 _LONGEST_KEY = 128
 _MOST_BYTES = 4 << 20
-_LOOK_AGAIN = 0.5  # least seconds between two checks whether the file has changed
 _NO_DIGEST = "0" * 64
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
@@ -221,28 +216,16 @@ def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
     return active
 
 
-class KeyRing:
-    """The keys in memory, read again when the file changes. Thread-safe. `fault`: why the present file is unusable;
-    its last good content stays in force."""
+class KeyRing(Reloaded[Mapping[str, tuple[Key, Principal]]]):
+    """The keys in memory, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read no file; `open` does."""
-        self._path = path
-        self._keys: Mapping[str, tuple[Key, Principal]] = {}
-        self._seen: tuple[int, ...] | None = None
-        self._looked = float("-inf")
-        self._lock = threading.Lock()
-        self.fault: str | None = None
-
-    def open(self) -> None:
-        """Read the file. Raises AccessUnusable."""
-        with self._lock:
-            self._looked = time.monotonic()
-            self._read(edition(self._path))
+        """Read no file; `open` does. Raises AccessUnusable."""
+        super().__init__(lambda: {key.id: (key, key.principal) for key in read(path)}, (path,), {})
 
     def described(self) -> str:
         now = datetime.now(UTC)
-        active = [key for key, _ in self._keys.values() if key.state(now) == "active"]
+        active = [key for key, _ in self.content.values() if key.state(now) == "active"]
         soon = sorted(key.name for key in active if key.expires is not None and key.expires - now < _SOON)
         ending = f", of which expire within {_SOON.days} days: {', '.join(soon)}" if soon else ""
         return f"{len(active)} active API keys{ending}"
@@ -252,7 +235,7 @@ class KeyRing:
         self.refresh()
         given = given[: _LONGEST_KEY + 1]  # limits the digest's work; a longer key is invalid anyway
         identifier, _, _ = given.removeprefix(PREFIX).partition("_")
-        key, principal = self._keys.get(identifier, (None, ANONYMOUS))
+        key, principal = self.content.get(identifier, (None, ANONYMOUS))
         stored = _NO_DIGEST if key is None else key.sha256
         if not hmac.compare_digest(_digest(given), stored) or key is None:
             raise Unauthenticated("unknown API key", "unknown_key")
@@ -260,25 +243,3 @@ class KeyRing:
         if state != "active":
             raise Unauthenticated(f"this API key is {state}", f"{state}_key")
         return principal
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed. At most one thread checks, every half second."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_AGAIN or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._looked = now
-            date = edition(self._path)
-            if date is None or date != self._seen or self.fault is not None:
-                self._read(date)  # only the reading may have failed, of a file that is valid
-        except AccessUnusable as error:
-            if self.fault != str(error):  # log once, not at each check
-                _log.error("%s; the keys read before stay in force", error)
-            self.fault = str(error)
-        finally:
-            self._lock.release()
-
-    def _read(self, date: tuple[int, ...] | None) -> None:
-        self._seen = date
-        self._keys = {key.id: (key, key.principal) for key in read(self._path)}
-        self.fault = None

@@ -18,7 +18,7 @@ from app.src.settings.access import UNLIMITED
 # Most counters; beyond that the oldest window is dropped.
 MOST_COUNTED = 10_000
 _SOON = 1.0  # Retry-After when all concurrent requests are taken: their duration is unknown
-_IPV6_CUSTOMER = 64  # bits of an IPv6 prefix that a provider assigns; the customer chooses the rest
+_IPV6_CUSTOMER = 64  # bits of the prefix that a provider assigns
 
 
 class RateExceeded(Exception):
@@ -47,9 +47,7 @@ class _Windows:
     clean-up."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
-        self._clock = clock
-        self._most = most
-        self._lock = threading.Lock()
+        self._clock, self._most, self._lock = clock, most, threading.Lock()
         self._counts: OrderedDict[tuple[str, ...], tuple[int, float]] = OrderedDict()
 
     def hit(self, item: RateLimitItem, *names: str, cost: int = 1) -> Standing:
@@ -93,12 +91,11 @@ class Rates:
         beginning it."""
         if _free(principal):
             return None
-        own = principal.concurrency is not None
-        most = principal.concurrency if principal.concurrency is not None else self._concurrency
+        most = self._concurrency if principal.concurrency is None else principal.concurrency
         with self._lock:
             here = self._at_once.get(principal.identity, 0)
             if most and here >= most:
-                whose = "the concurrency of this key" if own else "setting access.concurrency"
+                whose = "setting access.concurrency" if principal.concurrency is None else "the concurrency of this key"
                 raise RateExceeded(f"{most} requests of this key are running, the limit ({whose})", _SOON)
             self._at_once[principal.identity] = here + 1
         rate = principal.rate or self._rate
@@ -144,7 +141,6 @@ class Failures:
 
     def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
         self._item = None if rate == UNLIMITED else parse(rate)
-        self._once = None if self._item is None else type(self._item)(1, self._item.multiples)
         self._windows = _Windows(clock, most)
 
     def add(self, address: str) -> float | None:
@@ -157,16 +153,18 @@ class Failures:
     def news(self, address: str) -> bool:
         """Return whether to log the failures of an address: once in each window, so that callers without rights cannot
         fill the log."""
-        return self._once is None or not self._windows.hit(self._once, "told", _customer(address)).exceeded
+        if self._item is None:
+            return True
+        once = type(self._item)(1, self._item.multiples)
+        return not self._windows.hit(once, "told", _customer(address)).exceeded
 
 
 def _customer(address: str) -> str:
+    """Return an IPv4 address, or the prefix of an IPv6 address whose rest the customer chooses."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return "unknown"
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, _IPV6_CUSTOMER), strict=False))
-    return str(found)
+    if found.version == 4:
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((found, _IPV6_CUSTOMER), strict=False))

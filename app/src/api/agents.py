@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
@@ -15,9 +16,6 @@ from app.src.api.guard import FOREIGN, REFUSED, audit, caller, foreign, once_mor
 from app.src.api.requests import Executors, Json
 from connector.errors import ConfigurationError
 from connector.extras import install_command
-
-if TYPE_CHECKING:
-    from app.src.mcp.http import Streamable
 
 Result = TypeVar("Result")
 _CALL = {
@@ -41,59 +39,57 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Caller:
+class _Caller:
     """The caller of a tool."""
 
     expected: tuple[type[Exception], ...] = (Refused, RateExceeded)
 
     def __init__(self, executors: Executors) -> None:
-        self._desk = executors
+        self._executors = executors
 
     async def principal(self, request: Request) -> Principal:
         return caller(request)
 
     async def run(self, call: Callable[[], Result], principal: Principal, request: Request) -> Result:
-        return await self._desk.run(call, request)
+        return await self._executors.run(call, request)
 
     def tell(self, request: Request, **fields: Any) -> None:
         audit(request.scope, **fields)
 
 
-def offered(executors: Executors) -> Streamable | None:
-    """Return the tools, or None where mcp.http is off. Raises ConfigurationError where the SDK is not installed."""
-    if not executors.service.settings.mcp.http:
-        return None
-    try:
-        from app.src.mcp.http import Streamable
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        raise ConfigurationError(
-            f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
-        ) from None
-    return Streamable(executors.service, Caller(executors))
+def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[None]:
+    """Return a context in which tools can be called. Raises ConfigurationError where the SDK is not installed."""
+    manager: Any = None
+    if executors.service.settings.mcp.http:
+        try:
+            from app.src.mcp.server import fault_of, streamable
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+                raise
+            raise ConfigurationError(
+                f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
+            ) from None
+        manager = streamable(executors.service, _Caller(executors))
 
-
-def add(routes: APIRouter, agents: Streamable | None) -> None:
     class Answer(Response):
         """A response that the SDK writes."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            assert agents is not None
-            await agents(scope, once_more(bytes(self.body), receive), send)
+            await manager.handle_request(scope, once_more(bytes(self.body), receive), send)
 
     async def agents_tools(request: Request) -> Response:
         """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
         where the setting mcp.http is on."""
-        if agents is None:
+        if manager is None:
             raise NotFound("tools for agents are not served here (setting mcp.http)")
-        if foreign(request.scope):
+        if foreign(request.headers):
             request.scope[REFUSED] = "origin"
             return problem(request, 403, FOREIGN)
         body = await request.body()
-        wrong = agents.fault(body)
+        wrong = fault_of(body)
         return Answer(body) if wrong is None else Json(wrong, 400)
 
     options: dict[str, Any] = {"responses": _ANSWERS, "openapi_extra": _BODY, "response_class": Response}
     options |= {"summary": "Call tools over the Model Context Protocol", "tags": ["MCP"]}
     routes.add_api_route("/mcp", agents_tools, methods=["POST"], **options)
+    return nullcontext() if manager is None else manager.run()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from binascii import b2a_base64
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64encode
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
 from app.src.api.requests import Body, Executors, Json, ListsOfNumbers, Numbers, Texts, direct
@@ -27,10 +24,6 @@ class EmbedRequest(Body):
     inputs: str | Texts = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     normalize: bool = True
     truncate: bool = False
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
 class OpenAIEmbeddings(Body):
@@ -50,7 +43,9 @@ class OpenAIEmbedding(BaseModel):
 
 
 class OpenAIUsage(BaseModel):
-    prompt_tokens: int = Field(description="tokens of the texts, without special tokens")
+    """Tokens of the texts, without special tokens."""
+
+    prompt_tokens: int
     total_tokens: int
 
 
@@ -73,159 +68,23 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-class OpenAIFault(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
 class OpenAIError(BaseModel):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "example": {
-                "error": {
-                    "message": 'the model "gpt-5" is not served here; this service has "all-MiniLM-L6-v2"',
-                    "type": "invalid_request_error",
-                    "param": "model",
-                    "code": "model_not_found",
-                }
+    error: dict[Literal["message", "type", "param", "code"], str | None] = Field(
+        examples=[
+            {
+                "message": 'the model "gpt-5" is not served here; this service has "all-MiniLM-L6-v2"',
+                "type": "invalid_request_error",
+                "param": "model",
+                "code": "model_not_found",
             }
-        }
+        ]
     )
-
-    error: OpenAIFault
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "model": OpenAIError},
     "5XX": {"description": "503, with Retry-After: the engine is away.", "model": OpenAIError},
 }
-
-
-def add(routes: APIRouter, executors: Executors) -> None:
-    _add_embed(routes, executors)
-    _add_openai(routes, executors)
-
-
-def _add_openai(routes: APIRouter, executors: Executors) -> None:
-    service, started = executors.service, int(time.time())
-
-    def described() -> dict[str, Any]:
-        model = service.parts.engine.model
-        return {"id": model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
-
-    @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
-    async def embeddings(request: Request, body: OpenAIEmbeddings) -> Response:
-        """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
-        the model's own only for models trained for it (Matryoshka)."""
-        texts = _texts(body)
-        executors.check_texts(texts, name="input")
-        order = _Order(service, body, texts, partial(executors.spend, request))
-        content = order.answer(await executors.embed(request, texts, order.queue))
-        return Response(content, media_type=Json.media_type)
-
-    @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
-    async def models() -> Response:
-        """The one model that is served."""
-        return Json({"object": "list", "data": [await executors.run(described)]})
-
-    @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
-    async def one_model(model: str) -> Response:
-        """By its name; 404 for any other."""
-
-        def asked() -> dict[str, Any]:
-            _check_model(service, model)
-            return described()
-
-        return Json(await executors.run(asked))
-
-
-def _texts(body: OpenAIEmbeddings) -> list[str]:
-    given = [body.input] if isinstance(body.input, str) else body.input
-    texts = [item for item in given if isinstance(item, str)]
-    if len(texts) < len(given):
-        raise BadRequest(
-            "input holds token ids of OpenAI's tokenizer: send texts "
-            "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
-            param="input",
-        )
-    return texts
-
-
-@dataclass(slots=True)
-class _Order:
-    """The call of one request. `spend` first gets the token count of each text. `tokens`: their sum, once queued."""
-
-    service: Service
-    body: OpenAIEmbeddings
-    texts: list[str]
-    spend: Callable[[list[int]], None]
-    tokens: int = 0
-
-    def queue(self) -> Future[Vectors]:
-        """Queue the texts. Call it in a thread: it may load a model, and it tokenises."""
-        engine, body = self.service.parts.engine, self.body
-        if body.model is not None:
-            _check_model(self.service, body.model)
-        _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
-        return self.service.parts.embedder.embed_later(self.texts, counted=self._counted)
-
-    def _counted(self, tokens: list[int]) -> None:
-        most = self.service.parts.engine.max_tokens
-        for position, count in enumerate(tokens):
-            if count > most:
-                raise BadRequest(
-                    f"input[{position}] has {count} tokens, the model takes {most}; send shorter texts "
-                    'or use POST /embed with "truncate": true',
-                    param="input",
-                    code="context_length_exceeded",
-                )
-        self.spend(tokens)
-        self.tokens = sum(tokens)
-
-    def answer(self, vectors: Vectors) -> bytes:
-        wanted = self.body.dimensions
-        if wanted is not None and wanted < vectors.shape[1]:
-            vectors = _cut(vectors, wanted)
-        return as_openai(vectors, self.service.parts.engine.model, self.tokens, self.body.encoding_format)
-
-
-def _check_model(service: Service, asked: str) -> None:
-    """Check that this model is served; a path before its name is accepted, as in
-    sentence-transformers/all-MiniLM-L6-v2."""
-    served, configured = service.parts.engine.model, service.settings.embedding.model
-    same_but_for_a_path = asked.rpartition("/")[2] == served.rpartition("/")[2] and not ("/" in asked and "/" in served)
-    if asked not in (served, configured) and not same_but_for_a_path:
-        raise UnknownModel(
-            f'the model "{asked}" is not served here; this service has "{served}"',
-            param="model",
-            code="model_not_found",
-        )
-
-
-def _check_dimensions(asked: int | None, own: int, shorter: Sequence[int]) -> None:
-    if asked is None or asked == own or (asked < own and asked in shorter):
-        return
-    which = "was not trained to be cut (Matryoshka)"
-    if shorter:
-        lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
-        which = f"can be cut to {lengths}"
-    raise BadRequest(
-        f"dimensions is {asked}; the model gives {own} numbers and {which}; leave dimensions out", param="dimensions"
-    )
-
-
-def _cut(vectors: Vectors, dimensions: int) -> Vectors:
-    """Cut each vector to its first numbers and scale it to length 1."""
-    short = vectors[:, :dimensions]
-    lengths = np.linalg.norm(short.astype(np.float64), axis=1)
-    if not lengths.all():
-        raise Unprocessable(f"a vector is all zeros in its first {dimensions} numbers", param="dimensions")
-    unit: Vectors = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
-    return unit
-
-
 _RAW = "application/octet-stream"
 _RAW_TOO: dict[int | str, dict[str, Any]] = {
     200: {
@@ -236,60 +95,121 @@ _RAW_TOO: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _add_embed(routes: APIRouter, executors: Executors) -> None:
+def add(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
+
     @direct(routes, "/embed", response_model=list[list[float]], responses=_RAW_TOO)
     async def embed(request: Request, body: EmbedRequest) -> Response:
         """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
-        executors.check_texts(body.texts, name="inputs")
-        vectors = await executors.embed(request, body.texts, partial(_queued, executors, request, body))
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        executors.check_texts(texts, name="inputs")
+
+        def counted(tokens: list[int]) -> None:
+            if not body.truncate:
+                fault = _too_long(tokens, service.parts.engine.max_tokens, "inputs")
+                if fault is not None:
+                    raise Unprocessable(f'{fault}; send "truncate": true to cut it')
+            executors.spend(request, tokens)
+
+        def queue() -> Future[Vectors]:
+            return service.parts.embedder.embed_later(texts, normalize=body.normalize, counted=counted)
+
+        vectors = await executors.embed(request, texts, queue)
         headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
         if _RAW in request.headers.get("accept", "").lower():
-            return Response(as_bytes(vectors), media_type=_RAW, headers=headers)
-        return Response(as_json(vectors), media_type=Json.media_type, headers=headers)
+            return Response(vectors.astype("<f4", copy=False).tobytes(), media_type=_RAW, headers=headers)
+        return Json(np.ascontiguousarray(vectors), headers=headers)
+
+    _add_openai(routes, executors)
 
 
-def _queued(executors: Executors, request: Request, body: EmbedRequest) -> Future[Vectors]:
-    most = executors.service.parts.engine.max_tokens
+def _add_openai(routes: APIRouter, executors: Executors) -> None:
+    service, started = executors.service, int(time.time())
 
-    def counted(tokens: list[int]) -> None:
-        for position, count in enumerate(tokens):
-            if count > most and not body.truncate:
-                raise Unprocessable(
-                    f'inputs[{position}] has {count} tokens, the model takes {most}; send "truncate": true to cut it'
-                )
-        executors.spend(request, tokens)
+    @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
+    async def embeddings(request: Request, body: OpenAIEmbeddings) -> Response:
+        """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
+        the model's own only for models trained for it (Matryoshka)."""
+        given = [body.input] if isinstance(body.input, str) else body.input
+        texts = [item for item in given if isinstance(item, str)]
+        if len(texts) < len(given):
+            raise BadRequest(
+                "input holds token ids of OpenAI's tokenizer: send texts "
+                "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
+                param="input",
+            )
+        executors.check_texts(texts, name="input")
+        used = 0
 
-    return executors.service.parts.embedder.embed_later(body.texts, normalize=body.normalize, counted=counted)
+        def counted(tokens: list[int]) -> None:
+            nonlocal used
+            fault = _too_long(tokens, service.parts.engine.max_tokens, "input")
+            if fault is not None:
+                why = f'{fault}; send shorter texts or use POST /embed with "truncate": true'
+                raise BadRequest(why, param="input", code="context_length_exceeded")
+            executors.spend(request, tokens)
+            used = sum(tokens)
+
+        def queue() -> Future[Vectors]:
+            _check_model(service, body.model)
+            _check_dimensions(body.dimensions, service)
+            return service.parts.embedder.embed_later(texts, counted=counted)
+
+        vectors = np.ascontiguousarray(await executors.embed(request, texts, queue), dtype="<f4")
+        if body.dimensions is not None and body.dimensions < vectors.shape[1]:
+            short = vectors[:, : body.dimensions].astype(np.float64)
+            lengths = np.linalg.norm(short, axis=1, keepdims=True)
+            if not lengths.all():
+                why = f"a vector is all zeros in its first {body.dimensions} numbers"
+                raise Unprocessable(why, param="dimensions")
+            vectors = (short / lengths).astype("<f4")
+        rows = vectors if body.encoding_format == "float" else (b64encode(row).decode() for row in vectors)
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+        usage = {"prompt_tokens": used, "total_tokens": used}
+        return Json({"object": "list", "data": data, "model": service.parts.engine.model, "usage": usage})
+
+    def described(asked: str | None = None) -> dict[str, Any]:
+        _check_model(service, asked)
+        model = service.parts.engine.model
+        return {"id": model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
+
+    @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
+    async def models() -> Response:
+        """The one model that is served."""
+        return Json({"object": "list", "data": [await executors.run(described)]})
+
+    @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
+    async def one_model(model: str) -> Response:
+        """By its name; 404 for any other."""
+        return Json(await executors.run(partial(described, model)))
 
 
-def as_json(vectors: Vectors) -> bytes:
-    """Return a list of lists as JSON; each float32 can be read back exactly."""
-    return orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
+def _check_model(service: Service, asked: str | None) -> None:
+    """Accept a path before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
+    served = service.parts.engine.model
+    if asked is None or asked in (served, service.settings.embedding.model):
+        return
+    same = asked.rpartition("/")[2] == served.rpartition("/")[2] and not ("/" in asked and "/" in served)
+    if not same:
+        why = f'the model "{asked}" is not served here; this service has "{served}"'
+        raise UnknownModel(why, param="model", code="model_not_found")
 
 
-def as_bytes(vectors: Vectors) -> bytes:
-    """Return little-endian float32, row after row."""
-    return vectors.astype("<f4", copy=False).tobytes()
+def _check_dimensions(asked: int | None, service: Service) -> None:
+    own, shorter = service.parts.engine.dimension, service.parts.engine.matryoshka
+    if asked is None or asked == own or (asked < own and asked in shorter):
+        return
+    which = "was not trained to be cut (Matryoshka)"
+    if shorter:
+        lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
+        which = f"can be cut to {lengths}"
+    why = f"dimensions is {asked}; the model gives {own} numbers and {which}; leave dimensions out"
+    raise BadRequest(why, param="dimensions")
 
 
-def as_openai(vectors: Vectors, model: str, tokens: int, encoding: str) -> bytes:
-    """Return OpenAI's answer to an embeddings request; `encoding` float or base64 (of little-endian float32)."""
-    about: dict[str, Any] = {
-        "object": "list",
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    if encoding == "base64":
-        return b"".join((orjson.dumps(about)[:-1], b',"data":[', *_items_in_base64(vectors), b"]}"))
-    rows = enumerate(np.ascontiguousarray(vectors))
-    about["data"] = [{"object": "embedding", "index": index, "embedding": row} for index, row in rows]
-    return orjson.dumps(about, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _items_in_base64(vectors: Vectors) -> Iterator[bytes]:
-    """Yield the items in pieces. Base64 needs no escapes, so orjson, which takes only strings, is not used."""
-    start = b'{"object":"embedding","index":%d,"embedding":"'
-    for index, row in enumerate(np.ascontiguousarray(vectors, dtype="<f4")):
-        yield start % index
-        yield b2a_base64(row, newline=False)
-        yield b'"},' if index < len(vectors) - 1 else b'"}'
+def _too_long(tokens: list[int], most: int, name: str) -> str | None:
+    """Return the fault of the first text above the model's limit."""
+    faults = (
+        f"{name}[{at}] has {count} tokens, the model takes {most}" for at, count in enumerate(tokens) if count > most
+    )
+    return next(faults, None)

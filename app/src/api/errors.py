@@ -166,10 +166,6 @@ _WITHOUT_ERROR = {
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
-def status_of(error: Exception) -> int:
-    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
-
-
 def retry_after(error: Exception) -> str | None:
     """Return the measured Retry-After in whole seconds, or None."""
     tells = queue.EngineOverloaded | Crowded | QueueFull | RateExceeded
@@ -182,13 +178,12 @@ def problem(
     status: int,
     detail: str,
     *,
-    blame: Refused | None = None,
     headers: Mapping[str, str] | None = None,
     error: Exception | None = None,
     **more: Any,
 ) -> JSONResponse:
-    """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape, with the parts of
-    `blame`. The code is that of `error`, else of the status."""
+    """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape. Code and
+    field are those of `error`, else the code is that of the status."""
     headers = dict(headers or {})
     if status in (429, 503):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -196,7 +191,7 @@ def problem(
         # Types as OpenAI's API reference lists them; its clients choose their exception by the status alone.
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else kinds.get(status)
-        param, code = (blame.param, blame.code) if blame else (None, None)
+        param, code = (error.param, error.code) if isinstance(error, Refused) else (None, None)
         fault = {"message": detail, "type": kind or "invalid_request_error", "param": param, "code": code}
         return JSONResponse({"error": fault}, status, headers)
     places = {"instance": request.url.path, "request_id": request.scope.get("owl_sap.request_id", "")}
@@ -219,11 +214,13 @@ def answer_to(request: Request, error: Exception) -> JSONResponse | None:
             fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
         return problem(request, error.status_code, str(error.detail), headers=headers)
-    if not any(isinstance(error, kind) for kind, _ in STATUS):
+    status = next((status for kind, status in STATUS if isinstance(error, kind)), None)
+    if status is None:
         return None
-    blame, seconds = error if isinstance(error, Refused) else None, retry_after(error)
-    headers = {} if seconds is None else {"Retry-After": seconds}
-    return problem(request, status_of(error), str(error), blame=blame, headers=headers, error=error)
+    seconds = retry_after(error)
+    return problem(
+        request, status, str(error), headers={} if seconds is None else {"Retry-After": seconds}, error=error
+    )
 
 
 def install(app: FastAPI) -> None:
@@ -232,13 +229,21 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         found = error.errors()
-        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in found[:MOST_FAULTS]]
+        faults = []
+        for fault in found[:MOST_FAULTS]:
+            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+            what = str(fault["msg"]).removeprefix("Value error, ")
+            if fault["type"] == "json_invalid":
+                what += f": {(fault.get('ctx') or {}).get('error', 'not valid JSON')}"
+            elif fault["type"] == "extra_forbidden":
+                what = "unknown member"
+            faults.append({"where": where.removeprefix("."), "what": what})
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
         first: Sequence[Any] = found[0]["loc"] if found else ()
         param = str(first[1]) if len(first) > 1 and first[0] == "body" else None
-        return problem(request, 422, detail, blame=Refused(detail, param=param), errors=faults)
+        return problem(request, 422, detail, error=Unprocessable(detail, param=param), errors=faults)
 
     async def routing(request: Request, error: Exception) -> Response:
         answer = answer_to(request, error)
@@ -253,21 +258,3 @@ def log_without_text(error: Exception, request_id: str) -> None:
     """Log the class and traceback of an error; its text may hold row data."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("request %s failed: %s\n%s", request_id, type(error).__name__, frames)
-
-
-def _what(fault: Mapping[str, Any]) -> str:
-    """Return the message without pydantic's prefix; for invalid JSON with the reason from `ctx`."""
-    message, context = str(fault["msg"]), fault.get("ctx") or {}
-    if fault["type"] == "json_invalid":
-        return f"{message}: {context.get('error', 'not valid JSON')}"
-    if fault["type"] == "extra_forbidden":
-        return "unknown member"
-    return message.removeprefix("Value error, ")
-
-
-def _where(location: Sequence[Any]) -> str:
-    """Return the location as text, for example `body.inputs[3]`."""
-    shown = ""
-    for part in location:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else str(part)
-    return shown

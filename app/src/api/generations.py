@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.api.guard import check_every_row
 from app.src.api.jobs import JOB_LINKS, LAST_GENERATION, JobStarted, started
-from app.src.api.requests import Body, Executors, Json, Texts, few_faults, one_of_members
+from app.src.api.requests import Body, Executors, Json, Texts, one_of_members
 from app.src.service.generations import Switched
 from app.src.service.sync import SyncRequest
 from connector.sync.generations import Comparison
 
-Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), few_faults(10_000)] | None
+Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000, fail_fast=True)] | None
 
 
 class GenerationsBody(Body):
@@ -93,11 +93,6 @@ class GenerationBody(BaseModel):
     template: str | None = Field(description="null: made by an earlier version")
 
 
-class GenerationDropped(BaseModel):
-    collection: str
-    dropped: int
-
-
 class DropResponse(BaseModel):
     dropped: int
 
@@ -122,7 +117,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(
         _GENERATIONS,
-        response_model=Comparison | Switched | GenerationDropped,
+        response_model=Comparison | Switched | DropResponse,
         responses=_ANSWERS,
     )
     async def change(request: Request, name: str, body: GenerationsBody) -> Response:

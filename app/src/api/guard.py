@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import Counter, Histogram
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -103,7 +102,7 @@ NEEDS: Mapping[str, Need] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class _Rule:
     """A route and the scopes that its methods need."""
 
     route: Route
@@ -122,7 +121,7 @@ class Rules:
     """Find routes with the router's patterns in the router's order, so that both find the same one."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
-        self._rules: list[Rule] = []
+        self._rules: list[_Rule] = []
         for route in routes:
             if not isinstance(route, Route):
                 raise Unlisted(f"{type(route).__name__} is a kind of route unknown to the guard")
@@ -131,9 +130,9 @@ class Rules:
             need = found.pop() if len(found) == 1 else None
             if need is None:
                 raise Unlisted(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
-            self._rules.append(Rule(route, methods, need))
+            self._rules.append(_Rule(route, methods, need))
 
-    def find(self, method: str, path: str) -> Rule | None:
+    def find(self, method: str, path: str) -> _Rule | None:
         """Return the rule of a path, possibly for other methods, as the router does for its 405."""
         other = None
         for rule in self._rules:
@@ -147,46 +146,29 @@ class Rules:
 # --------------------------------------------------------------------------------------------------------- what is sent
 
 _REALM = 'Bearer realm="owl-sap"'
-_HEADERS = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
-Sent = Mapping[bytes, Sequence[str]]  # the headers used here, each with all its values
 # An IPv6 address in brackets, or a name or IPv4 address, optionally with a trailing dot; optionally a port.
 _HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
 FOREIGN = "requests of other web pages are refused"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def _relevant_headers(scope: Scope) -> Sent:
-    found: dict[bytes, list[str]] = {}
-    for name, value in scope["headers"]:
-        if name in _HEADERS:
-            found.setdefault(name, []).append(value.decode("latin-1"))
-    return found
-
-
-def _request_id(scope: Scope) -> str:
-    """Return the caller's id if it is well-formed, else a new one."""
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def foreign(scope: Scope) -> bool:
+def foreign(headers: Headers) -> bool:
     """Return whether a page of another site sent the request. MCP requires rejecting it even with a credential."""
-    headers = _relevant_headers(scope)
-    hosts = [host.lower() for host in headers.get(b"host", ())]
-    return any(_authority(origin) not in hosts for origin in headers.get(b"origin", ()))
+    hosts = [host.lower() for host in headers.getlist("host")]
+
+    def authority(origin: str) -> str:
+        with suppress(ValueError):
+            return urlsplit(origin).netloc.lower()
+        return ""
+
+    return any(authority(origin) not in hosts for origin in headers.getlist("origin"))
 
 
-def _authority(origin: str) -> str:
-    with suppress(ValueError):
-        return urlsplit(origin).netloc.lower()
-    return ""
-
-
-def _credential(headers: Sent) -> str:
+def _credential(headers: Headers) -> str:
     """Return the credential from Authorization (Bearer) or X-API-Key; never from the URL, which is logged. Raises
     Unauthenticated."""
-    found = [value.strip() for value in headers.get(b"x-api-key", ())]
-    for value in headers.get(b"authorization", ()):
+    found = [value.strip() for value in headers.getlist("x-api-key")]
+    for value in headers.getlist("authorization"):
         scheme, _, credential = value.strip().partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
@@ -296,7 +278,6 @@ class Guard:
         self._hosts = frozenset(name.lower() for name in access.hosts)
         self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
         self._collections = frozenset(service.collections.names)
-        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._held = 0  # bytes of all bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -307,7 +288,9 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         start, status = time.perf_counter(), 0
-        scope[REQUEST_ID], scope[PRINCIPAL] = _request_id(scope), ANONYMOUS
+        given = Headers(scope=scope).get("x-request-id", "")
+        scope[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[PRINCIPAL] = ANONYMOUS
         rule = self._rules.find(scope["method"], scope["path"])
         if rule is not None:
             scope["route"] = rule.route  # for metrics and logs of refused requests
@@ -339,7 +322,7 @@ class Guard:
         finally:
             self._count(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, time.perf_counter() - start)
 
-    async def _serve(self, scope: Scope, rule: Rule | None, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, rule: _Rule | None, receive: Receive, send: Send) -> None:
         refusal = await self._refusal(scope, rule)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -429,9 +412,9 @@ class Guard:
 
     # ---------------------------------------------------------------------------------------------------- refusals
 
-    async def _refusal(self, scope: Scope, rule: Rule | None) -> Response | None:
+    async def _refusal(self, scope: Scope, rule: _Rule | None) -> Response | None:
         """Return the refusal, or None after putting the principal into the scope."""
-        headers = _relevant_headers(scope)
+        headers = Headers(scope=scope)
         if not self._authentication.configured:
             scope[PRINCIPAL] = LOOPBACK
             return self._misdirected(scope, headers)
@@ -444,7 +427,14 @@ class Guard:
         scope[PRINCIPAL] = principal
         if rule is None:
             return problem(Request(scope), HTTPStatus.NOT_FOUND, "Not Found")
-        scope[_STILL] = partial(self._still_may, headers, rule)
+
+        async def still_may() -> bool:
+            try:
+                return rule.allows(await self._principal(headers, optional=not rule.need))
+            except (Unauthenticated, IssuerAway):
+                return False
+
+        scope[_STILL] = still_may
         if scope["method"] not in rule.methods or rule.allows(principal):
             return None
         listed = sorted(rule.need)
@@ -452,7 +442,7 @@ class Guard:
         why = f"this needs the scope {' or '.join(listed)}"
         return self._refuse(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
 
-    async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
+    async def _principal(self, headers: Headers, *, optional: bool) -> Principal:
         """Return the caller; with `optional`, ANONYMOUS for an unknown one."""
         try:
             return await self._authentication.principal(_credential(headers))
@@ -460,12 +450,6 @@ class Guard:
             if optional:
                 return ANONYMOUS
             raise
-
-    async def _still_may(self, headers: Sent, rule: Rule) -> bool:
-        try:
-            return rule.allows(await self._principal(headers, optional=not rule.need))
-        except (Unauthenticated, IssuerAway):
-            return False
 
     def _refuse(
         self, scope: Scope, status: int, why: str, code: str, headers: Mapping[str, str] | None = None
@@ -489,41 +473,32 @@ class Guard:
         header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
         return self._refuse(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
 
-    def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
+    def _misdirected(self, scope: Scope, headers: Headers) -> Response | None:
         """Refuse requests of web pages while no authentication is configured; local programs may call. The Host header
         reveals DNS rebinding, Origin a page of another site."""
-        if not self._is_own_host(headers.get(b"host", ()), scope["http_version"]):
+        hosts = headers.getlist("host")
+        own = not hosts and scope["http_version"] == "1.0"  # which has no Host header, and no browser uses it
+        if len(hosts) == 1 and (found := _HOST.fullmatch(hosts[0])):
+            address, name, port = found.groups()
+            name = (address or name).lower()
+            own = (name in self._hosts or is_loopback(name)) and (port is None or 0 < int(port) < 1 << 16)
+        if not own:
             why = "this service has no authentication and answers on loopback only: send one Host header with its "
             why += "address or a name from the setting access.hosts"
             return self._refuse(scope, HTTPStatus.MISDIRECTED_REQUEST, why, "host")
-        if foreign(scope):
+        if foreign(headers):
             return self._refuse(scope, HTTPStatus.FORBIDDEN, FOREIGN, "origin")
         return None
-
-    def _is_own_host(self, hosts: Sequence[str], version: str) -> bool:
-        if not hosts:
-            return version == "1.0"  # HTTP/1.0 has no Host header, and no browser uses it
-        found = _HOST.fullmatch(hosts[0])
-        if len(hosts) > 1 or found is None:
-            return False
-        address, name, port = found.groups()
-        name = (address or name).lower()
-        return (name in self._hosts or is_loopback(name)) and (port is None or 0 < int(port) < 1 << 16)
 
     # ----------------------------------------------------------------------------------------------- count and audit
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         """Count the request by route template, to bound the number of labels, and write its audit entry."""
         route = scope.get("route")
-        path = getattr(route, "path", None)
+        path: str | None = getattr(route, "path", None)
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        counters = self._counters.get((method, path or "none", status))
-        if counters is None:  # a look-up by labels takes longer than counting
-            requests = self._metrics.http_requests.labels(method, path or "none", str(status))
-            counters = requests, self._metrics.http_seconds.labels(path or "none")
-            self._counters[method, path or "none", status] = counters
-        counters[0].inc()
-        counters[1].observe(seconds)
+        self._metrics.http_requests.labels(method, path or "none", str(status)).inc()
+        self._metrics.http_seconds.labels(path or "none").observe(seconds)
         if self._log is None or path in _NOT_AUDITED or scope.get(_REPEATED):
             return
         why = scope.get(REFUSED) or _REFUSALS.get(status)

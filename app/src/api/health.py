@@ -11,6 +11,7 @@ from app.src.access.principal import ANONYMOUS
 from app.src.api.errors import RETRY_AFTER
 from app.src.api.guard import caller
 from app.src.api.requests import Executors, Json
+from app.src.core.device import Setting
 from app.src.core.nvml import GpuSnapshot
 from app.src.observe.metrics import CONTENT_TYPE
 
@@ -34,19 +35,6 @@ class OwnModelBody(BaseModel):
     device: DeviceBody | None
 
 
-class SettingBody(BaseModel):
-    name: str = Field(examples=["padding_multiple"])
-    value: str | int | float | bool | None = Field(description="null: it cannot be had here")
-    reason: str
-
-
-class LimitsBody(BaseModel):
-    max_body_bytes: int
-    max_inputs: int
-    max_text_chars: int
-    max_k: int
-
-
 class InfoBody(BaseModel):
     version: str
     model: str
@@ -55,10 +43,10 @@ class InfoBody(BaseModel):
     fingerprint: str
     device: DeviceBody
     models: list[OwnModelBody] = Field(description="models that collections have of their own")
-    settings: list[SettingBody] = Field(description="what is chosen on this device, and why")
+    settings: list[Setting] = Field(description="what is chosen on this device, and why")
     store: str
     collections: list[str]
-    limits: LimitsBody
+    limits: dict[str, int] = Field(examples=[{"max_inputs": 1024, "max_k": 100}], description="by setting of [api]")
 
 
 class HealthBody(BaseModel):

@@ -3,11 +3,10 @@ tests/docs/test_rest_examples.py records the examples' answers from a running ap
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -86,17 +85,32 @@ def curl(example: Example) -> str:
     return " \\\n  ".join(lines)
 
 
-def add_examples(document: dict[str, Any]) -> None:
-    """Add tags, titles, examples and code samples to the API description."""
-    document["tags"] = [{"name": name} for name in TAGS]
-    for example in examples():
-        path = example.operation.partition(" ")[2]
-        operation = document["paths"].get(path, {}).get(example.method.lower())
-        if operation is not None:
-            _add_example(operation, example)
+def described(make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> Callable[[], dict[str, Any]]:
+    """Return FastAPI's `make` with tags, titles, examples, code samples, and the scopes of each route."""
+    last: dict[str, Any] | None = None
+
+    def description() -> dict[str, Any]:
+        nonlocal last
+        document = make()
+        if document is not last:  # FastAPI builds it once, and again after routes were added
+            document["tags"] = [{"name": name} for name in TAGS]
+            for example in examples():
+                method, _, path = example.operation.partition(" ")
+                operation = document["paths"].get(path, {}).get(method.lower())
+                if operation is not None:
+                    _add_example(operation, example)
+            if access is not None:
+                _add_security(document, open_metrics=access.open_metrics)
+            last = document
+        return document
+
+    return description
 
 
 def _add_example(operation: dict[str, Any], example: Example) -> None:
+    def put(content: dict[str, Any], value: Any) -> None:
+        content.setdefault("examples", {})[example.case] = {"summary": example.title, "value": value}
+
     samples = operation.setdefault("x-codeSamples", [])
     if not samples:  # the first example of an operation gives its title
         operation["tags"] = [example.group]
@@ -108,136 +122,12 @@ def _add_example(operation: dict[str, Any], example: Example) -> None:
     for language, source in (("Shell", curl(example)), ("Python", "\n".join(example.python))):
         samples.append({"lang": language, "label": f"{language}: {example.title}", "source": source})
     if example.body is not None:
-        _put(operation["requestBody"]["content"][_JSON], example, example.body)
+        put(operation["requestBody"]["content"][_JSON], example.body)
     answer = operation["responses"].get(str(example.status))
     if answer is not None and example.answer is not None:
         content = answer.setdefault("content", {})
         kind = _JSON if not isinstance(example.answer, str) else next(iter(content), "text/plain")
-        _put(content.setdefault(kind, {}), example, example.answer)
-
-
-def _put(content: dict[str, Any], example: Example, value: Any) -> None:
-    content.setdefault("examples", {})[example.case] = {"summary": example.title, "value": value}
-
-
-_HTTP_METHODS = ("get", "post", "put", "patch", "delete")
-
-
-def add_docs(app: FastAPI, *, console: bool) -> None:
-    """Serve /docs; `console`: link to the console."""
-
-    @functools.cache
-    def page() -> str:
-        return _page(app.openapi(), console=console)
-
-    async def manual(_: Request) -> Response:
-        return Response(page(), media_type="text/html; charset=utf-8")
-
-    async def style(_: Request) -> Response:
-        return Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
-
-    app.add_route(MANUAL, manual, ["GET"], include_in_schema=False)
-    app.add_route(f"{MANUAL}/style.css", style, ["GET"], include_in_schema=False)
-
-
-def _page(document: Mapping[str, Any], *, console: bool) -> str:
-    info = document["info"]
-    title = f"{escape(info['title'])} {escape(info['version'])}"
-    operations = [
-        (method.upper(), path, each[method])
-        for path, each in document["paths"].items()
-        for method in _HTTP_METHODS
-        if method in each
-    ]
-    tags = [each["name"] for each in document["tags"]]
-    to_console = '<a href="/">Console</a> · ' if console else ""
-    links = "".join(f'<li><a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Shapes"])
-    parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<title>REST API – {escape(info["title"])}</title><link rel="stylesheet" href="{MANUAL}/style.css">',
-        f"<header><h1>REST API of {title}</h1><p>{escape(info.get('description', ''))}</p>",
-        f'<p>{to_console}<a href="/openapi.json">openapi.json</a></p>',
-        f'<nav aria-label="Groups"><ul>{links}</ul></nav></header><main>',
-    ]
-    for tag in tags:
-        parts.append(f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>')
-        for method, path, operation in operations:
-            if operation["tags"] == [tag]:
-                parts.extend(_operation(method, path, operation))
-    parts.append('<h2 id="shapes">Shapes</h2><details><summary>All request and response shapes</summary>')
-    for name, schema in document.get("components", {}).get("schemas", {}).items():
-        # The id is inside, because browsers open the element around a link's target.
-        name = escape(name)
-        parts.append(f'<details><summary>{name}</summary><div id="{name}">{_json(schema)}</div></details>')
-    return "\n".join([*parts, "</details></main></html>"])
-
-
-def _anchor(tag: str) -> str:
-    return re.sub(r"\W+", "-", tag.lower())
-
-
-def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    yield f'<details><summary><span class="method">{method}</span> <span class="path">{escape(path)}</span>'
-    yield f'<span class="what">{escape(operation["summary"])}</span></summary>'
-    yield f"<p>{escape(operation.get('description', ''))}</p>"
-    rows = [
-        (each["name"], f"{each['in']}{', required' if each.get('required') else ''}", each.get("schema", {}))
-        for each in operation.get("parameters", ())
-    ]
-    if rows:
-        yield '<h3>Parameters</h3><div class="scroll"><table>'
-        for name, where, schema in rows:
-            yield f"<tr><td><code>{escape(name)}</code><td>{escape(where)}<td><code>{_short(schema)}</code>"
-        yield "</table></div>"
-    body = operation.get("requestBody", {}).get("content", {})
-    for kind, content in body.items():
-        yield f"<h3>Body: {escape(kind)}</h3>{_shape(content.get('schema', {}))}"
-    yield '<h3>Responses</h3><div class="scroll"><table>'
-    for status, answer in operation.get("responses", {}).items():
-        shapes = " ".join(_shape(content.get("schema", {})) for content in answer.get("content", {}).values())
-        yield f"<tr><td>{escape(str(status))}<td>{escape(answer.get('description', ''))}<td>{shapes}"
-    yield "</table></div>"
-    for sample in operation.get("x-codeSamples", ()):
-        yield f'<h3>{escape(sample["label"])}</h3><pre tabindex="0">{escape(sample["source"])}</pre>'
-    yield "</details>"
-
-
-def _shape(schema: Mapping[str, Any]) -> str:
-    """Return a link for a named shape."""
-    reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
-    if reference is None:
-        return f"<code>{_short(schema)}</code>"
-    name = escape(reference.rpartition("/")[2])
-    return f'<a href="#{name}">{name}</a>'
-
-
-def _short(schema: Mapping[str, Any]) -> str:
-    if "properties" in schema:
-        return escape(f"{{{', '.join(schema['properties'])}}}")
-    return escape(json.dumps({key: value for key, value in schema.items() if key != "title"}))
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return f'<pre tabindex="0">{escape(json.dumps(schema, indent=2, ensure_ascii=False))}</pre>'
-
-
-class Description:
-    """FastAPI's description with examples and the scopes of each route."""
-
-    def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
-        self._make = make
-        self._access = access
-        self._last: dict[str, Any] | None = None
-
-    def __call__(self) -> dict[str, Any]:
-        document = self._make()
-        if document is not self._last:  # FastAPI builds it once, and again after routes were added
-            add_examples(document)
-            if self._access is not None:
-                _add_security(document, open_metrics=self._access.open_metrics)
-            self._last = document
-        return document
+        put(content.setdefault(kind, {}), example.answer)
 
 
 def _add_security(document: dict[str, Any], *, open_metrics: bool) -> None:
@@ -254,3 +144,95 @@ def _add_security(document: dict[str, Any], *, open_metrics: bool) -> None:
             if need and need != ANYBODY:
                 said = operation.get("description", "")
                 operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()
+
+
+# --------------------------------------------------------------------------------------------------------------- /docs
+
+
+def add_docs(app: FastAPI, *, console: bool) -> None:
+    """Serve /docs; `console`: link to the console."""
+
+    @cache
+    def page() -> str:
+        return _page(app.openapi(), console=console)
+
+    async def manual(_: Request) -> Response:
+        return Response(page(), media_type="text/html; charset=utf-8")
+
+    async def style(_: Request) -> Response:
+        return Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
+
+    app.add_route(MANUAL, manual, ["GET"], include_in_schema=False)
+    app.add_route(f"{MANUAL}/style.css", style, ["GET"], include_in_schema=False)
+
+
+def _page(document: Mapping[str, Any], *, console: bool) -> str:
+    info, tags = document["info"], [each["name"] for each in document["tags"]]
+
+    def anchor(tag: str) -> str:
+        return re.sub(r"\W+", "-", tag.lower())
+
+    to_console = '<a href="/">Console</a> · ' if console else ""
+    links = "".join(f'<li><a href="#{anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Shapes"])
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<title>REST API – {escape(info["title"])}</title><link rel="stylesheet" href="{MANUAL}/style.css">',
+        f"<header><h1>REST API of {escape(info['title'])} {escape(info['version'])}</h1>",
+        f"<p>{escape(info.get('description', ''))}</p>",
+        f'<p>{to_console}<a href="/openapi.json">openapi.json</a></p>',
+        f'<nav aria-label="Groups"><ul>{links}</ul></nav></header><main>',
+    ]
+    for tag in tags:
+        parts.append(f'<h2 id="{anchor(tag)}">{escape(tag)}</h2>')
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                if operation["tags"] == [tag]:
+                    parts += _operation(method.upper(), path, operation)
+    parts.append('<h2 id="shapes">Shapes</h2><details><summary>All request and response shapes</summary>')
+    for name, schema in document.get("components", {}).get("schemas", {}).items():
+        # The id is inside, because browsers open the element around a link's target.
+        name, text = escape(name), escape(json.dumps(schema, indent=2, ensure_ascii=False))
+        parts.append(
+            f'<details><summary>{name}</summary><div id="{name}"><pre tabindex="0">{text}</pre></div></details>'
+        )
+    return "\n".join([*parts, "</details></main></html>"])
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str]:
+    parts = [
+        f'<details><summary><span class="method">{method}</span> <span class="path">{escape(path)}</span>',
+        f'<span class="what">{escape(operation["summary"])}</span></summary>',
+        f"<p>{escape(operation.get('description', ''))}</p>",
+    ]
+    parameters = operation.get("parameters", ())
+    if parameters:
+        parts.append('<h3>Parameters</h3><div class="scroll"><table>')
+        for each in parameters:
+            where = f"{each['in']}{', required' if each.get('required') else ''}"
+            shape = _shape(each.get("schema", {}))
+            parts.append(f"<tr><td><code>{escape(each['name'])}</code><td>{where}<td>{shape}")
+        parts.append("</table></div>")
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        parts.append(f"<h3>Body: {escape(kind)}</h3>{_shape(content.get('schema', {}))}")
+    parts.append('<h3>Responses</h3><div class="scroll"><table>')
+    for status, answer in operation.get("responses", {}).items():
+        shapes = " ".join(_shape(content.get("schema", {})) for content in answer.get("content", {}).values())
+        parts.append(f"<tr><td>{escape(str(status))}<td>{escape(answer.get('description', ''))}<td>{shapes}")
+    parts.append("</table></div>")
+    parts += [
+        f'<h3>{escape(sample["label"])}</h3><pre tabindex="0">{escape(sample["source"])}</pre>'
+        for sample in operation.get("x-codeSamples", ())
+    ]
+    return [*parts, "</details>"]
+
+
+def _shape(schema: Mapping[str, Any]) -> str:
+    """Return the schema in short; a link for a named shape."""
+    reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
+    if reference is not None:
+        name = escape(reference.rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
+    if "properties" in schema:
+        return f"<code>{{{escape(', '.join(schema['properties']))}}}</code>"
+    return f"<code>{escape(json.dumps({key: schema[key] for key in schema if key != 'title'}))}</code>"

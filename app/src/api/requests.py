@@ -1,7 +1,7 @@
 """Shared by all routes: request bodies and their validation, threads for service calls, JSON answers.
 
-pydantic reports every invalid element of a body. A 2 MB body may hold hundreds of thousands, and describing them all
-would block the event loop for seconds. So lists are validated in slices, and only the first errors are reported.
+A 2 MB body may hold hundreds of thousands of invalid elements, and describing them all would block the event loop for
+seconds. So each list is validated up to its first fault.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -26,15 +26,13 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     model_validator,
 )
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from app.src.access.rates import Rates
-from app.src.api.errors import MOST_FAULTS, ClientLeft, Crowded, TooMuch, Unprocessable
+from app.src.api.errors import MOST_FAULTS, ClientLeft, Crowded, Refused, TooMuch, Unprocessable
 from app.src.api.guard import caller, once_more
 from app.src.observe.checks import Readiness
 from app.src.service.service import Service
@@ -48,28 +46,10 @@ Result = TypeVar("Result")
 MOST_ITEMS = 65_536  # of one list; HANA's vectors have up to 65,000 numbers
 
 
-def few_faults(most: int) -> WrapValidator:
-    """Return a validator for a list of at most `most` items that reports only the first slice with faults."""
-
-    def checked(items: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        if not isinstance(items, list) or len(items) <= MOST_FAULTS:
-            return check(items)
-        good: list[Any] = []
-        for start in range(0, len(items), MOST_FAULTS):
-            end = start + MOST_FAULTS
-            try:
-                good += check(items[start:end])
-            except ValidationError:
-                return check(items[:end])  # keeps the positions in error messages
-        return good if len(items) <= most else check(items)
-
-    return WrapValidator(checked)
-
-
-FEW_FAULTS = few_faults(MOST_ITEMS)
-Texts = Annotated[list[str], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[str]")]
-Numbers = Annotated[list[int], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[int]")]
-ListsOfNumbers = Annotated[list[Numbers], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[list[int]]")]
+BOUNDED = Field(max_length=MOST_ITEMS, fail_fast=True)
+Texts = Annotated[list[str], BOUNDED, Tag("list[str]")]
+Numbers = Annotated[list[int], BOUNDED, Tag("list[int]")]
+ListsOfNumbers = Annotated[list[Numbers], BOUNDED, Tag("list[list[int]]")]
 
 
 class Body(BaseModel):
@@ -92,6 +72,15 @@ def one_of_members(**given: dict[str, Any]) -> ConfigDict:
     return ConfigDict(
         json_schema_extra={"oneOf": [{"required": [name], "properties": {name: how}} for name, how in given.items()]}
     )
+
+
+@contextmanager
+def answered(kind: type[Exception], refusal: type[Refused]) -> Iterator[None]:
+    """Raise `refusal` for an error of `kind`: where the request is at fault."""
+    try:
+        yield
+    except kind as error:
+        raise refusal(str(error)) from error
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
@@ -164,6 +153,16 @@ _PACE_WEIGHT = 0.05  # weight of the last call in the mean: about twenty calls c
 
 
 @dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that has waited for a thread since `since`; `start` is called when it gets one."""
+
+    caller: _Caller
+    start: Callable[[Ticket], object]
+    since: float
+    begun: float | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Caller:
     """One caller's requests. `overdue`: since when the first refused request (for waiting too long, since the caller
     last got a thread) had waited. `pace`: mean seconds between the ends of its calls while it has calls."""
@@ -175,16 +174,6 @@ class _Caller:
     pace: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that has waited for a thread since `since`; `start` is called when it gets one."""
-
-    caller: _Caller
-    start: Callable[[Ticket], object]
-    since: float
-    begun: float | None = None
-
-
 class FairQueue:
     """Shares threads fairly among callers, on one event loop.
 
@@ -193,8 +182,7 @@ class FairQueue:
 
     A request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of the caller's
     waiting requests times its pace, or the wait of its first request while no call ends. The pace of a call is its
-    seconds divided by the caller's concurrent calls. A single call says nothing about the capacity of all threads, so a
-    burst after a quiet time is admitted cautiously.
+    seconds divided by the caller's concurrent calls: a single call says nothing about the capacity of all threads.
     """
 
     def __init__(
@@ -206,8 +194,7 @@ class FairQueue:
         several_callers: bool = True,
     ) -> None:
         """Without `several_callers`, or with one thread, no thread is reserved."""
-        self._free = threads
-        self._kept = 1 if several_callers and threads > 1 else 0
+        self._free, self._kept = threads, int(several_callers and threads > 1)
         self._max_wait, self._clock = max_wait, clock
         self._callers: dict[str, _Caller] = {}
 
@@ -217,14 +204,13 @@ class FairQueue:
         if identity not in self._callers and len(self._callers) >= MOST_CALLERS:
             self._callers = {name: each for name, each in self._callers.items() if each.waiting or each.busy}
         caller = self._callers.setdefault(identity, _Caller())
-        now = self._clock()
-        since = caller.overdue or (caller.waiting[0].since if caller.waiting else now)
-        expected = len(caller.waiting) * caller.pace
-        first = not caller.waiting and (not caller.busy or self._may_begin(caller))
-        if not first and max(now - since, expected) > self._max_wait:
-            raise self._crowded(caller, now - since, expected)
+        now, waiting = self._clock(), caller.waiting
+        waited = now - (caller.overdue or (waiting[0].since if waiting else now))
+        first = not waiting and (not caller.busy or self._may_begin(caller))
+        if not first and max(waited, len(waiting) * caller.pace) > self._max_wait:
+            raise self._crowded(caller, waited)
         ticket = Ticket(caller, start, now)
-        caller.waiting.append(ticket)
+        waiting.append(ticket)
         self._start_next()
         return ticket
 
@@ -241,17 +227,17 @@ class FairQueue:
 
     def leave(self, ticket: Ticket) -> bool:
         """Remove a waiting request. Returns False, without effect, if it already had a thread or was removed."""
-        if ticket not in ticket.caller.waiting:
-            return False
-        ticket.caller.waiting.remove(ticket)
-        return True
+        waits = ticket in ticket.caller.waiting
+        if waits:
+            ticket.caller.waiting.remove(ticket)
+        return waits
 
     def expire(self, ticket: Ticket) -> Crowded:
         """Remove a request that still waits after `max_wait`, and return its refusal."""
         self.leave(ticket)
         caller = ticket.caller
         caller.overdue = caller.overdue or ticket.since
-        return self._crowded(caller, max(self._clock() - ticket.since, self._max_wait), 0.0)
+        return self._crowded(caller, max(self._clock() - ticket.since, self._max_wait))
 
     def _may_begin(self, caller: _Caller) -> bool:
         return self._free > (self._kept if caller.busy else 0)
@@ -266,7 +252,8 @@ class FairQueue:
             self._free -= 1
             ticket.start(ticket)
 
-    def _crowded(self, caller: _Caller, waited: float, expected: float) -> Crowded:
+    def _crowded(self, caller: _Caller, waited: float) -> Crowded:
+        expected = len(caller.waiting) * caller.pace
         state = f"the next one has waited {waited:.0f} s"
         if expected > waited:
             state = f"{len(caller.waiting)} are waiting, so another would wait {expected:.1f} s"

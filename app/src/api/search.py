@@ -1,21 +1,23 @@
-"""The routes of collections: search, status, rows by id, fields for filters, and the map."""
+"""The routes of collections: search, status, rows by id, fields for filters, the map, and documents that clients
+write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, model_validator
 
 from app.src.access.rows import Nothing
-from app.src.api.errors import Unprocessable
+from app.src.api.errors import TooMuch, Unprocessable
 from app.src.api.guard import AUDITED, audit, caller
-from app.src.api.requests import MOST_ITEMS, Body, Executors, Json, direct, one_of_members
+from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
 from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, ReadRow
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
+from connector.sync.documents import NewDocument
 
 
 class SearchRequest(Body):
@@ -24,7 +26,7 @@ class SearchRequest(Body):
     model_config = one_of_members(query={"type": "string"}, vector={"type": "array"}, like={"type": "string"})
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
-    vector: Annotated[list[float], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
+    vector: Annotated[list[float], BOUNDED] | None = None
     like: str | None = Field(
         default=None, description="the id of a row: rows like it, by the mean of its chunks' vectors, and not itself"
     )
@@ -65,24 +67,6 @@ class SearchRequest(Body):
         if [self.query, self.vector, self.like].count(None) != 2:
             raise ValueError("give one of query, vector and like")
         return self
-
-    @property
-    def asked(self) -> SearchQuery:
-        if self.query is not None:
-            return self.query
-        return (self.vector or []) if self.like is None else Like(self.like)
-
-    @property
-    def options(self) -> SearchOptions:
-        return SearchOptions(
-            self.mode,
-            self.min_score,
-            self.mmr_lambda,
-            self.depth,
-            passages=self.passages,
-            explain=self.explain,
-            rerank=self.rerank,
-        )
 
 
 class SearchResponse(BaseModel):
@@ -149,8 +133,33 @@ class CollectionBody(BaseModel):
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
 
 
+class DocumentBody(Body):
+    id: str | None = Field(default=None, max_length=2000, description="null: a new UUID", examples=["note-17"])
+    text: str = Field(examples=["The gearbox of press 4 was oiled."])
+    metadata: dict[str, Any] = Field(
+        default={},
+        description="stored unchanged; filters use texts, numbers and booleans on the first level",
+        examples=[{"plant": "1000", "year": 2026}],
+    )
+
+
+class DocumentsBody(Body):
+    documents: Annotated[list[DocumentBody], BOUNDED] = Field(min_length=1)
+
+
+class DocumentIds(Body):
+    ids: Texts = Field(min_length=1, examples=[["note-17"]])
+
+
+class DocumentsWritten(BaseModel):
+    ids: list[str] = Field(description="in the order of the documents")
+
+
+class DocumentsDeleted(BaseModel):
+    deleted: int = Field(description="how many of the documents existed")
+
+
 _COLLECTION = "/v1/collections/{name}"
-Result = TypeVar("Result")
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
@@ -162,16 +171,23 @@ def add(routes: APIRouter, executors: Executors) -> None:
         Without `mode` a query is searched by hybrid, a vector or a row by vector."""
         if body.k > limits.max_k:
             raise Unprocessable(f"k is {body.k}; at most {limits.max_k} (setting api.max_k)")
+        asked: SearchQuery = body.vector or [] if body.query is None else body.query
+        if body.like is not None:
+            asked = Like(body.like)
         if AUDITED in request.scope:
-            shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
+            shape, mode = service.rights.filter_shape(name, body.filter), mode_of(asked, body.mode)
             audit(request.scope, filter=shape, mode=mode, k=body.k)
         if body.query is not None:
             executors.check_texts([body.query], name="query")
             if body.mode != "keyword":
                 service.search.check_room(name, body.query)  # before waiting for a thread
-        asked = (name, body.asked, body.k, body.filter, body.options)
-        call = partial(_value_errors_as_422, partial(service.search.run, *asked, principal=caller(request)))
-        found = await executors.run(call, request)
+        options = {option.name: getattr(body, option.name) for option in fields(SearchOptions)}
+        who = caller(request)
+        with answered(ValueError, Unprocessable):
+            call = partial(
+                service.search.run, name, asked, body.k, body.filter, SearchOptions(**options), principal=who
+            )
+            found = await executors.run(call, request)
         audit(request.scope, hits=len(found.hits), rows=found.rows)
         shown = ("hits", "took_ms", "notes", "stale_since", *(["explain"] if body.explain else []))
         return Json({part: getattr(found, part) for part in shown})
@@ -187,6 +203,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         return Json((await executors.run(partial(service.status.collections, [name])))[0])
 
     _add_browsing(routes, executors)
+    _add_documents(routes, executors)
 
 
 def _add_browsing(routes: APIRouter, executors: Executors) -> None:
@@ -204,7 +221,8 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         """The whole rows with these ids, in the order of the ids, each once. Unknown ids and rows outside the caller's
         rights are left out."""
         call = partial(service.browse.rows, name, body.ids, principal=caller(request))
-        found = await executors.run(partial(_value_errors_as_422, call), request)
+        with answered(ValueError, Unprocessable):
+            found = await executors.run(call, request)
         audit_rows(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
 
@@ -228,13 +246,33 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         """Visible rows as points in two dimensions: similar rows lie near each other. The two principal components of
         a sample of at most 5000 rows, the same until rows change. Fewer than two rows give no points."""
         call = partial(service.browse.map, name, color, limit, principal=caller(request))
-        found = await executors.run(partial(_value_errors_as_422, call), request)
+        with answered(ValueError, Unprocessable):
+            found = await executors.run(call, request)
         audit_rows(request, name, hits=len(found["points"]))
         return Json(found)
 
 
-def _value_errors_as_422(call: Callable[[], Result]) -> Result:
-    try:
-        return call()
-    except ValueError as error:
-        raise Unprocessable(str(error)) from error
+def _add_documents(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
+
+    @routes.post(f"{_COLLECTION}/documents", response_model=DocumentsWritten)
+    async def put(request: Request, name: str, body: DocumentsBody) -> Response:
+        """Store documents in a collection that clients write (`documents = true`), all or none. A document with a known
+        id is replaced; one without an id gets a new one, which is returned. 409 for a collection that is synced from a
+        table, and while another writer holds it."""
+        documents = [NewDocument(each.id, each.text, each.metadata) for each in body.documents]
+        executors.check_texts([each.text for each in documents], name="documents")
+        audit(request.scope, documents=len(documents))
+        counted = partial(executors.spend, request, whole=True)
+        put = partial(service.documents.put, name, documents, principal=caller(request), counted=counted)
+        return Json({"ids": (await executors.run(put, request, writes=True)).ids})
+
+    @routes.post(f"{_COLLECTION}/documents/delete", response_model=DocumentsDeleted)
+    async def delete(request: Request, name: str, body: DocumentIds) -> Response:
+        """Delete the documents with these ids; returns how many existed. 409 as above."""
+        most = executors.limits.max_inputs
+        if len(body.ids) > most:
+            raise TooMuch(f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
+        audit(request.scope, documents=len(body.ids))
+        deletion = partial(service.documents.delete, name, body.ids, principal=caller(request))
+        return Json({"deleted": await executors.run(deletion, request, writes=True)})

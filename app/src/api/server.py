@@ -5,23 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import math
 import os
 import resource
 import signal
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Literal
 
 import orjson
 import uvicorn
+from cryptography import x509
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from httptools import HttpParserError
@@ -33,11 +37,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.src.access.audit import AuditLog
+from app.src.access.files import Reloaded
 from app.src.access.rates import Rates
 from app.src.api import (
     agents,
     console,
-    documents,
     embeddings,
     errors,
     generations,
@@ -49,9 +53,8 @@ from app.src.api import (
 )
 from app.src.api.guard import Ending, Guard
 from app.src.api.requests import Executors
-from app.src.api.tls import certificate_of
 from app.src.core.queue import WorkerDied
-from app.src.observe.metrics import CONTENT_TYPE
+from app.src.observe.metrics import CONTENT_TYPE, Sample
 from app.src.service.service import Service
 from app.src.service.status import version
 from app.src.settings import is_loopback
@@ -87,7 +90,6 @@ def create_app(service: Service) -> FastAPI:
     access, api = service.settings.access, service.settings.api
     rates = Rates(access.rate, access.concurrency, access.tokens)
     executors = Executors(service, rates)
-    mcp = agents.offered(executors)
     log = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
     @contextlib.asynccontextmanager
@@ -96,8 +98,8 @@ def create_app(service: Service) -> FastAPI:
             if log is not None:
                 stack.callback(log.close)
             stack.callback(executors.close)
-            stack.enter_context(loop_lag_watched(service.metrics.loop_lag.observe))
-            async with contextlib.nullcontext() if mcp is None else mcp.running():
+            stack.callback(asyncio.create_task(watch_loop_lag(service.metrics.loop_lag.observe)).cancel)
+            async with tools:
                 yield
 
     app = FastAPI(
@@ -111,14 +113,14 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
     )
-    agents.add(app.router, mcp)
+    tools = agents.add(app.router, executors)
     # Directly in the router: newer FastAPIs would match each request twice through a nested router. The router compares
     # in this order, so frequent routes come first.
-    for routes in (embeddings, search, health, tables, jobs, generations, documents):
+    for routes in (embeddings, search, health, tables, jobs, generations):
         routes.add(app.router, executors)
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     access_settings = service.access.settings if service.access.configured else None
-    app.openapi = openapi.Description(app.openapi, access_settings)  # type: ignore[method-assign]
+    app.openapi = openapi.described(app.openapi, access_settings)  # type: ignore[method-assign]
     errors.install(app)
     if api.docs:
         openapi.add_docs(app, console=api.console)
@@ -129,24 +131,12 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-@contextlib.contextmanager
-def loop_lag_watched(observe: Callable[[float], None], every: float = LAG_SECONDS) -> Iterator[None]:
+async def watch_loop_lag(observe: Callable[[float], None], every: float = LAG_SECONDS) -> None:
     """Report every `every` seconds how many seconds late the event loop runs. A late loop delays all requests."""
-    loop = asyncio.get_running_loop()
-    due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
-    timer: asyncio.TimerHandle | None = None
-
-    def tick() -> None:
-        nonlocal due, timer
-        now = time.monotonic()
-        observe(max(0.0, now - due))
-        due, timer = now + every, loop.call_later(every, tick)
-
-    timer = loop.call_later(every, tick)
-    try:
-        yield
-    finally:
-        timer.cancel()
+    while True:
+        due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
+        await asyncio.sleep(every)
+        observe(max(0.0, time.monotonic() - due))
 
 
 # --------------------------------------------------------------------------------------------------------- connections
@@ -351,6 +341,60 @@ class BoundedHttp(HttpToolsProtocol):
             self._clock = None
 
 
+# --------------------------------------------------------------------------------------------------------- certificate
+
+
+class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
+    """A certificate and key from files. `context` gives new connections the newest usable pair; open connections keep
+    theirs."""
+
+    def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raise ConfigurationError for unreadable or unmatched files."""
+        load = functools.partial(_loaded_certificate, certificate, key)
+        super().__init__(load, (certificate, key), load(), clock)
+        self.open()
+        self.context, _ = self.content
+
+        def choose(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            self.refresh()
+            connection.context, _ends = self.content
+
+        self.context.sni_callback = choose  # which OpenSSL calls at each handshake
+
+    def samples(self) -> list[Sample]:
+        """Return the metrics: when the certificate expires, and whether the files are unusable."""
+        self.refresh()
+        return [
+            ("owl_sap_tls_certificate_expiry_timestamp_seconds", (), self.content[1]),
+            ("owl_sap_tls_certificate_refused", (), float(self.fault is not None)),
+        ]
+
+
+def _loaded_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+    """Return the context and the certificate's expiry in POSIX seconds. Raises ConfigurationError."""
+
+    def no_password() -> str:  # without a callback OpenSSL would prompt at the terminal
+        raise ValueError
+
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.options |= ssl.OP_NO_RENEGOTIATION  # renegotiation costs the server far more than the client
+    for path, setting in ((certificate, "api.tls_certificate"), (key, "api.tls_key")):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(f"{setting}: {path} cannot be read ({error.strerror})") from None
+    try:
+        made.load_cert_chain(certificate, key, password=no_password)
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"{certificate} and {key} are not a certificate and its private key, both PEM and the key "
+            "without a password (settings api.tls_certificate, api.tls_key)"
+        ) from None
+    return made, ends.timestamp()
+
+
 # ------------------------------------------------------------------------------------------------------------- process
 
 
@@ -372,8 +416,8 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
         forwarded_allow_ips=list(api.trusted_proxies),
     )
     config.load()
-    certificate = certificate_of(api)
-    if certificate is not None:
+    if api.tls_certificate is not None and api.tls_key is not None:
+        certificate = Certificate(api.tls_certificate, api.tls_key)
         config.ssl = certificate.context
         service.metrics.sources["certificate"] = certificate.samples
     return config
@@ -391,7 +435,12 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     api = service.settings.api
     app = create_app(service)
     config = configuration(app, service)
-    _allow_files(api.max_connections)
+    # Each connection needs an open file, and many systems allow only 1024 by default.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = api.max_connections + _OTHER_FILES
+    files = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     listener = bound(host, port)
     with contextlib.closing(listener):
         service.jobs.open()
@@ -406,16 +455,6 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     service.background.close(server.seconds_left())
     if server.stuck is not None:
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
-
-
-def _allow_files(connections: int) -> None:
-    """Raise the limit of open files: each connection needs one, and many systems allow only 1024 by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -512,29 +551,12 @@ class _Server(uvicorn.Server):
             return
         self._asked = time.monotonic()
         within = self._api.shutdown_seconds + _MARGIN_SECONDS
-        threading.Thread(target=_end_after, args=(within, code), name="owl-sap-end", daemon=True).start()
-
-
-def _end_after(seconds: float, code: int) -> None:
-    time.sleep(seconds)
-    os._exit(code)
+        timer = threading.Timer(within, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
 
 
 # ------------------------------------------------------------------------------------------------- metrics of a worker
-
-
-def metrics_app(service: Service) -> Starlette:
-    """Return an application with GET /metrics alone. Raises AccessUnusable for keys that cannot be read."""
-    service.access.open()
-    access = service.settings.access
-
-    async def metrics(_: Request) -> Response:
-        return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
-
-    app = Starlette(routes=[Route("/metrics", metrics)])
-    rates = Rates(access.rate, access.concurrency, access.tokens)
-    app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
-    return app
 
 
 class MetricsListener:
@@ -543,19 +565,23 @@ class MetricsListener:
     def __init__(self, service: Service, host: str, port: int) -> None:
         """Bind; port 0 picks a free one. Raises ConfigurationError for an address that is refused or cannot be bound
         and for an unusable certificate, AccessUnusable for keys that cannot be read."""
-        app = metrics_app(service)
         refuse_public(host, authenticated=service.access.configured)
+        service.access.open()
+        access = service.settings.access
+
+        async def metrics(_: Request) -> Response:
+            return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
+
+        app = Starlette(routes=[Route("/metrics", metrics)])
+        rates = Rates(access.rate, access.concurrency, access.tokens)
+        app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
         config = configuration(app, service)
         self._listener = bound(host, port)
         self.url = address(self._listener, config.ssl is not None) + "/metrics"
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="owl-sap-metrics", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._listener])
+        run = functools.partial(self._server.run, sockets=[self._listener])
+        self._thread = threading.Thread(target=run, name="owl-sap-metrics", daemon=True)
+        self.start = self._thread.start
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from app.src.api.errors import NotFound
 from app.src.api.guard import audit, check_every_row
-from app.src.api.requests import Body, Executors, Json
+from app.src.api.requests import Body, Executors, Json, answered
 from connector.errors import UnknownTable
-from connector.model import TableRef
+from connector.model import Column, TableRef
 
 
 class TableBody(BaseModel):
@@ -23,15 +22,6 @@ class TableBody(BaseModel):
     comment: str
     columns: int
     rows: int | None = Field(description="HANA's own count; null for views, and without the privilege")
-
-
-class ColumnBody(BaseModel):
-    name: str
-    type_name: str
-    length: int = Field(description="characters, bytes or decimal precision")
-    scale: int
-    nullable: bool
-    comment: str
 
 
 class ProposalBody(BaseModel):
@@ -58,7 +48,7 @@ class TableDetailBody(BaseModel):
     comment: str
     rows: int | None
     key: list[str] = Field(description="the primary key")
-    columns: list[ColumnBody]
+    columns: list[Column]
     proposal: ProposalBody | None
     reason: str | None = Field(description="why there is no proposal")
 
@@ -96,9 +86,6 @@ class PreviewBody(BaseModel):
     max_tokens: int = Field(description="what the model takes")
 
 
-Result = TypeVar("Result")
-
-
 def add(routes: APIRouter, executors: Executors) -> None:
     discovery = executors.service.catalog
 
@@ -110,9 +97,9 @@ def add(routes: APIRouter, executors: Executors) -> None:
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> Response:
         """Tables and views that the technical user can see, by schema and name."""
-        return Json(
-            await executors.run(partial(_found, partial(discovery.tables, schema, search, limit=limit, offset=offset)))
-        )
+        with answered(UnknownTable, NotFound):
+            call = partial(discovery.tables, schema, search, limit=limit, offset=offset)
+            return Json(await executors.run(call))
 
     # A table's name may hold slashes: /v1/tables/SAPABAP1//BIC/AZD00100, or with %2F.
     @routes.get("/v1/tables/{schema}/{table:path}", response_model=TableDetailBody)
@@ -126,7 +113,8 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if not catalog_only:  # counts rows of all clients
             check_every_row(executors.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
-        return Json(await executors.run(partial(_found, look)))
+        with answered(UnknownTable, NotFound):
+            return Json(await executors.run(look))
 
     @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=PreviewBody)
     async def preview(request: Request, schema: str, table: str, body: PreviewRequest) -> Response:
@@ -134,14 +122,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
         check_every_row(executors.service, request)  # shows rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
-        shown = await executors.run(partial(_found, look), request)
+        with answered(UnknownTable, NotFound):
+            shown = await executors.run(look, request)
         audit(request.scope, hits=shown["sampled"])
         return Json(shown)
-
-
-def _found(call: Callable[[], Result]) -> Result:
-    """Turn UnknownTable into 404: here the caller names the table."""
-    try:
-        return call()
-    except UnknownTable as error:
-        raise NotFound(str(error)) from None

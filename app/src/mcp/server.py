@@ -1,27 +1,28 @@
-"""The protocol on the official SDK's server. The transport (`Front`) authenticates, provides threads, and writes the
-audit log."""
+"""The protocol on the official SDK's server, and over streamable HTTP. The transport (`Front`) authenticates, provides
+threads, and writes the audit log."""
 
 from __future__ import annotations
 
 import json
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from app.src.access.principal import Principal
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.jobs import JobRunning, QueueFull, StateUnusable
-from app.src.mcp.answers import Answer, Arguments, OfRows
-from app.src.mcp.tools import Refused, ScopeMissing, Tool, Tools
+from app.src.mcp.tools import Arguments, Refused, ScopeMissing, Tool, Tools
 from app.src.mcp.untrusted import fenced
 from app.src.service.service import Service
 from app.src.service.status import version
@@ -85,11 +86,10 @@ class Agents:
             raise MCPError(types.INVALID_REQUEST, str(error)) from None
         declared = [
             types.Tool(
-                name=tool.name,
+                name=name,
                 title=tool.title,
-                description=tool.description,
+                description=" ".join((tool.call.__doc__ or "").split()),
                 input_schema=tool.takes.model_json_schema(),
-                output_schema=tool.gives.model_json_schema(mode="serialization"),
                 annotations=types.ToolAnnotations(
                     title=tool.title,
                     read_only_hint=not tool.writes,
@@ -98,7 +98,7 @@ class Agents:
                     open_world_hint=False,
                 ),
             )
-            for tool in self._tools.of(principal)
+            for name, tool in self._tools.of(principal).items()
         ]
         return types.ListToolsResult(tools=declared)
 
@@ -106,15 +106,20 @@ class Agents:
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         """Return errors as results, so that the model sees them; it never sees protocol errors."""
-        self._front.tell(ctx.request, tool=params.name if self._tools.knows(params.name) else None)
+        self._front.tell(ctx.request, tool=params.name if params.name in self._tools.all else None)
         try:
             principal = await self._front.principal(ctx.request)
             tool = self._tools.find(params.name, principal)
             asked = _arguments(tool, params.arguments or {})
             self._front.tell(ctx.request, **self._tools.audited(asked, principal))
             answer = await self._front.run(partial(tool.call, asked, principal), principal, ctx.request)
-            self._front.tell(ctx.request, **self._tools.counted(answer))
-            return _result(answer)
+            if "untrusted" in answer:  # count as REST does
+                hits = len(answer["hits"]) if "hits" in answer else answer.get("sampled", 1)
+                self._front.tell(ctx.request, hits=hits)
+            text = json.dumps(answer, ensure_ascii=False, indent=1, default=str)
+            if "untrusted" in answer:
+                text = fenced(text, f'Rows of "{answer["collection"]}"')
+            return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=answer)
         except Exception as error:
             self._service.metrics.count_error(error)
             scope = {"decision": "refused", "why": "scope"} if isinstance(error, ScopeMissing) else {}
@@ -136,29 +141,41 @@ def _arguments(tool: Tool, given: dict[str, Any]) -> Arguments:
         json.dumps(given, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
         raise Refused("the arguments hold half a surrogate pair, which is no text, or are too deep") from None
+    known = tool.takes.model_fields
     try:
         return tool.takes.model_validate(given)
     except ValidationError as error:
-        raise Refused(_faults(error, given, tool.takes.model_fields)) from None
+        told = []
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]:
+            message = str(fault["msg"]).removeprefix("Value error, ")
+            what = {"extra_forbidden": "there is no such argument", "missing": "is missing"}.get(
+                fault["type"], message[:1].lower() + message[1:]
+            )
+            told.append(f"{'.'.join(str(part) for part in fault['loc'][:3])}: {what}")
+        if set(given) - set(known):
+            told.append(f"the arguments are: {', '.join(known) or 'none'}")
+        raise Refused("; ".join(told)) from None
 
 
-def _faults(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments, without their values."""
-    told = []
-    for fault in error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]:
-        message = str(fault["msg"]).removeprefix("Value error, ")
-        what = {"extra_forbidden": "there is no such argument", "missing": "is missing"}.get(
-            fault["type"], message[:1].lower() + message[1:]
-        )
-        told.append(f"{'.'.join(str(part) for part in fault['loc'][:3])}: {what}")
-    if set(given) - set(known):
-        told.append(f"the arguments are: {', '.join(known) or 'none'}")
-    return "; ".join(told)
+# ---------------------------------------------------------------------------------------------------------------- http
 
 
-def _result(answer: Answer) -> types.CallToolResult:
-    structured = answer.model_dump(mode="json")
-    text = json.dumps(structured, ensure_ascii=False, indent=1)
-    if isinstance(answer, OfRows):
-        text = fenced(text, f'Rows of "{structured["collection"]}"')
-    return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=structured)
+def streamable(service: Service, front: Front) -> StreamableHTTPSessionManager:
+    """Return the tools as an ASGI application: `handle_request`, inside `run`. Each request is answered alone, in JSON:
+    no sessions to steal, no streams that outlast a deadline."""
+    largest = service.settings.api.max_body_bytes  # checked by the guard too; the SDK has a limit of its own
+    server = Agents(service, front).server
+    return StreamableHTTPSessionManager(server, stateless=True, json_response=True, max_request_body_size=largest)
+
+
+def fault_of(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON-RPC error of an invalid body, or None. The SDK's own answer would repeat the body."""
+    try:
+        types.jsonrpc_message_adapter.validate_python(from_json(body), by_name=False)
+    except ValidationError:
+        error = {"code": types.INVALID_REQUEST, "message": "the body is not one JSON-RPC request or notification"}
+    except ValueError:
+        error = {"code": types.PARSE_ERROR, "message": "the body is not JSON"}
+    else:
+        return None
+    return {"jsonrpc": "2.0", "id": None, "error": error}

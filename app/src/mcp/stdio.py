@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -108,24 +108,21 @@ class _Lines:
     the next line."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._come: asyncio.Queue[bytes] = asyncio.Queue(4)
-        threading.Thread(target=self._read, name="owl-sap-stdin", daemon=True).start()
+        come: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def _read(self) -> None:
-        """Read the descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends."""
-        data = b"-"
-        while data:
-            try:
-                data = os.read(_STDIN, _AT_ONCE)
-            except OSError:
-                data = b""
-            putting = self._come.put(data)
-            try:
-                asyncio.run_coroutine_threadsafe(putting, self._loop).result()
-            except RuntimeError:  # the loop has ended
-                putting.close()
-                return
+        def read() -> None:
+            # The descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends.
+            data = b"-"
+            with suppress(RuntimeError):  # the loop has ended
+                while data:
+                    try:
+                        data = os.read(_STDIN, _AT_ONCE)
+                    except OSError:
+                        data = b""
+                    loop.call_soon_threadsafe(come.put_nowait, data)
+
+        self._come = come
+        threading.Thread(target=read, name="owl-sap-stdin", daemon=True).start()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         rest = b""
