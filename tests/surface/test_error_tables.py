@@ -15,7 +15,7 @@ from app.src.core import backends
 from app.src.core.device import DeviceError
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
-from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
+from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
 
