@@ -20,8 +20,8 @@ from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
+    ConnectFailed,
     ConnectionLost,
-    ConnectionMisconfigured,
     ConnectorError,
     LeaseLost,
     LoginRefused,
@@ -160,7 +160,7 @@ def test_what_passes_is_waited_for(make: Make, error: type[ConnectorError]) -> N
 
 @pytest.mark.parametrize(
     "error",
-    [LoginRefused, PermissionRefused, ConnectionMisconfigured, ConfigurationError, StatementFailed, LeaseLost],
+    [LoginRefused, PermissionRefused, ConnectFailed, ConfigurationError, StatementFailed, LeaseLost],
 )
 def test_what_waiting_does_not_mend_is_tried_once(make: Make, clock: Clock, error: type[ConnectorError]) -> None:
     jobs, hana = make(), Hana()

@@ -47,7 +47,6 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "Unavailable": (3, 503, True),
     "ConnectFailed": (3, 503, False),
     "Unreachable": (3, 503, True),
-    "ConnectionMisconfigured": (3, 503, False),
     "LoginRefused": (3, 503, False),
     "PermissionRefused": (3, 503, False),
     "TransactionRolledBack": (3, 503, True),
