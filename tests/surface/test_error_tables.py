@@ -14,7 +14,7 @@ from app.src.core import backends
 from app.src.core.device import DeviceError
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
-from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
+from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
 
@@ -46,7 +46,6 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "Unavailable": (3, 503, True),
     "ConnectFailed": (3, 503, False),
     "Unreachable": (3, 503, True),
-    "ConnectionMisconfigured": (3, 503, False),
     "LoginRefused": (3, 503, False),
     "PermissionRefused": (3, 503, False),
     "TransactionRolledBack": (3, 503, True),
