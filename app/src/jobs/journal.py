@@ -46,8 +46,8 @@ _GIVEN_UP = (
 _SUFFIX = ".alive"
 FILE = "jobs.sqlite"
 
-# Statements are separated by an empty line. A migration that has been released never changes.
-_LAYOUT_1 = """
+# `owner`: the process that runs the job, '' for none. `crashes`: how many processes died of it.
+_LAYOUT = """
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -62,12 +62,21 @@ CREATE TABLE jobs (
     started REAL,
     finished REAL,
     cancelling INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL
+    owner TEXT NOT NULL,
+    request TEXT NOT NULL DEFAULT '{}',
+    attempts INTEGER NOT NULL DEFAULT 0,
+    crashes INTEGER NOT NULL DEFAULT 0,
+    note TEXT,
+    next_try REAL,
+    waits INTEGER NOT NULL DEFAULT 0,
+    waiting_since REAL
 );
 
 CREATE UNIQUE INDEX one_unfinished ON jobs (collection) WHERE state IN ('queued', 'running', 'waiting');
 
 CREATE INDEX jobs_of_collection ON jobs (collection, number);
+
+CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
 
 CREATE TABLE events (
     job INTEGER NOT NULL REFERENCES jobs (number) ON DELETE CASCADE,
@@ -75,25 +84,7 @@ CREATE TABLE events (
     name TEXT NOT NULL,
     data TEXT NOT NULL,
     PRIMARY KEY (job, id)
-) WITHOUT ROWID
-"""
-# `owner`: the process that runs the job, '' for none. `crashes`: how many processes died of it.
-_LAYOUT_2 = """
-ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT '{}';
-
-ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN crashes INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN note TEXT;
-
-ALTER TABLE jobs ADD COLUMN next_try REAL;
-
-ALTER TABLE jobs ADD COLUMN waits INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN waiting_since REAL;
-
-CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
+) WITHOUT ROWID;
 
 CREATE TABLE turns (
     collection TEXT PRIMARY KEY,
@@ -104,7 +95,8 @@ CREATE TABLE turns (
 """
 SCHEMA = Schema(
     application_id=0x4F574C4A,  # spells OWLJ
-    migrations=(_LAYOUT_1, _LAYOUT_2),
+    version=2,
+    script=_LAYOUT,
     called="the file of job records",
     remedy="start again: it holds the history of jobs, no rows and no vectors",
 )

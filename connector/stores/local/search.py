@@ -21,7 +21,6 @@ from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import Collection
 from connector.stores.local.tables import Records
 from connector.stores.scan.int8_scan import best_scan
 from connector.stores.scan.vector_scan import (
@@ -33,6 +32,7 @@ from connector.stores.scan.vector_scan import (
     VectorScan,
     exact_scores,
 )
+from connector.stores.state import Collection
 
 SELECTIVE_SHARE = 10
 """A filter that matches fewer than one in this many rows is answered from the matching rows."""

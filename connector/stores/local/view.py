@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import Collection, changed
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.search import Indexes, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import IN_LIMIT, Records, known
+from connector.stores.local.tables import IN_LIMIT, Records, find
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.state import Collection, StateTables, changed
 from connector.stores.words import as_key_value
 
 # The statements are built from constants, checked names and parameter places.
@@ -30,6 +30,7 @@ class LocalView:
     """A `View`. `names`: source column to metadata name, None: as stored. The local store has no foreign rows."""
 
     file: SqliteFile
+    tables: StateTables
     indexes: Indexes
     texts_seen: local_keywords.TextCache
     names: Mapping[str, str] | None
@@ -42,7 +43,7 @@ class LocalView:
         self, where: Filter | None = None
     ) -> Iterator[tuple[sqlite3.Connection, Collection, filters.Condition | None]]:
         with self.file.read() as db:
-            found = known(db, self.collection)
+            found = find(db, self.tables, self.collection)
             if self.generation not in (None, found.number):
                 raise changed(self.collection, self.generation, found.number)
             names = found.names if self.names is None else self.names
