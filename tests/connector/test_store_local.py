@@ -354,22 +354,25 @@ def test_killed_in_the_middle_of_writing(store, folder):
 # -------------------------------------------------------------------------------------------------- the copy in memory
 
 
-def test_only_what_is_new_is_read_again(store, monkeypatch):
+def test_only_what_is_new_is_read_again(folder):
     loaded: list[int] = []
-    append = local_search.Buffer._append
 
-    def counting(self: local_search.Buffer, rows: Any) -> Any:
-        loaded.append(len(rows))
-        return append(self, rows)
+    class Scan(NumpyScan):
+        def copy(self, dimension: int) -> Any:
+            copy = super().copy(dimension)
+            append = copy.append
+            copy.append = lambda vectors: [loaded.append(len(vectors)), append(vectors)]  # type: ignore[method-assign]
+            return copy
 
-    monkeypatch.setattr(local_search.Buffer, "_append", counting)
-    add(store, range(100))
-    for _ in range(3):
-        assert found(store) == keys(range(100))
-    add(store, range(95, 103))
-    assert found(store) == keys(range(103))
-    write(store, ChangeSet(deleted=["k7"]))
-    assert found(store) == keys(range(103)) - {"k7"}
+    with closing(LocalStore(folder, scan=Scan())) as store:
+        store.open(NAME, Model())
+        add(store, range(100))
+        for _ in range(3):
+            assert found(store) == keys(range(100))
+        add(store, range(95, 103))
+        assert found(store) == keys(range(103))
+        write(store, ChangeSet(deleted=["k7"]))
+        assert found(store) == keys(range(103)) - {"k7"}
     assert loaded == [100, 8]
 
 
@@ -383,7 +386,7 @@ def test_a_snapshot_in_use_never_changes(store):
     alive = before.alive.copy()
 
     def ranked() -> list[int]:
-        (ranking,) = before.view.rank(QUERY[None], before.allowed)
+        (ranking,) = before.view.rank(QUERY[None], before.alive)
         return ranking.best(1)[0].tolist()
 
     expected = ranked()
@@ -454,7 +457,7 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
     found(store)
     add(store, range(10, 20))
     with monkeypatch.context() as broken:
-        broken.setattr(local_search.Buffer, "_append", lambda self, rows: 1 / 0)
+        broken.setattr(local_search, "unit_rows", lambda rows, dimension: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             found(store)
     assert found(store) == keys(range(20))

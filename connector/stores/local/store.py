@@ -17,10 +17,9 @@ from connector import failpoints
 from connector.errors import RowRejected
 from connector.model import ChangeSet, Filter, Lease, StoredChunk, StoredRecord
 from connector.stores import records
-from connector.stores.local import keywords as local_keywords
-from connector.stores.local.search import Indexes
+from connector.stores.local.search import FilterCache, Indexes
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import IN_LIMIT, SCHEMA, find
+from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find
 from connector.stores.local.view import LocalView
 from connector.stores.scan.vector_scan import VectorScan
 from connector.stores.state import Collection, LeaseTimes, Session, StateStore, StateTables
@@ -96,7 +95,7 @@ class LocalStore(StateStore):
         )
         super().__init__(tables, "", names, lease_times or LeaseTimes())
         self._indexes = Indexes(scan)
-        self._texts = local_keywords.TextCache()
+        self._texts = FilterCache[Any]()
 
     def close(self) -> None:
         self._file.close()
@@ -210,12 +209,11 @@ class LocalStore(StateStore):
                 yield list(map(StoredChunk._make, rows))
             return
         for start in range(0, len(ids), IN_LIMIT):
-            some = ids[start : start + IN_LIMIT]
-            places = ", ".join("?" * len(some))
-            sql = f"SELECT id, document, number, hash FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
             with self._file.read() as db:
-                found = list(map(StoredChunk._make, db.execute(sql, (find(db, self._tables, collection).id, *some))))
-            yield found
+                only = ("collection = ?", (find(db, self._tables, collection).id,))
+                select = "SELECT id, document, number, hash FROM records"
+                found = list(by_ids(db, select, "document", ids[start : start + IN_LIMIT], only))
+            yield list(map(StoredChunk._make, found))
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         sql = (

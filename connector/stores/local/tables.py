@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from connector.model import Hit, Vectors
+from connector.model import Hit
 from connector.stores import filters, records
 from connector.stores.local.sqlite_file import Schema
 from connector.stores.state import Collection, StateTables
@@ -127,53 +125,27 @@ IN_LIMIT = 500
 """Ids in one IN list. SQLite prepares such a short statement once."""
 
 
-class Records:
-    """Look up records within one transaction. A candidate is a Hit without text and metadata."""
+def only(condition: filters.Condition | None) -> tuple[str, tuple[Any, ...]]:
+    """Return a filter as a condition in SQL, and its parameters."""
+    if condition is None:
+        return "1", ()
+    compiled = filters.to_sqlite(condition)
+    return f"({compiled.sql})", compiled.parameters
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
 
-    def candidates(self, scores: Mapping[int, float], condition: filters.Condition | None) -> list[Hit]:
-        """Return the scored records that pass the filter, unordered."""
-        sql = "SELECT document, number, id FROM records WHERE id IN ({})"
-        return [
-            Hit(document, scores[id_], "", {}, number, id_)
-            for document, number, id_ in self._rows(sql, list(scores), condition)
-        ]
+def by_ids(
+    db: sqlite3.Connection, select: str, column: str, ids: Sequence[Any], only: tuple[str, tuple[Any, ...]] = ("1", ())
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a SELECT whose `column` is in `ids` and that pass `only`, unordered."""
+    condition, parameters = only
+    for start in range(0, len(ids), IN_LIMIT):
+        some = ids[start : start + IN_LIMIT]
+        where = f"{column} IN ({', '.join('?' * len(some))}) AND {condition}"
+        yield from db.execute(f"{select} WHERE {where}", (*some, *parameters))
 
-    def with_vectors(
-        self, ids: Sequence[int], condition: filters.Condition | None
-    ) -> list[tuple[str, int, int, bytes]]:
-        """Return document, number, id and vector of the records that pass the filter, unordered."""
-        sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
-        return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, condition)]
 
-    def hits(self, best: Sequence[Hit]) -> list[Hit]:
-        """Return the same hits in the same order, with text and metadata."""
-        sql = "SELECT id, text, meta FROM records WHERE id IN ({})"
-        found = {id_: (text, meta) for id_, text, meta in self._rows(sql, [hit.record for hit in best])}
-        return [
-            replace(hit, text=found[hit.record][0], metadata=records.metadata_of(found[hit.record][1])) for hit in best
-        ]
-
-    def vectors(self, ids: Sequence[int], dimension: int) -> Vectors:
-        """Return vectors in the order of `ids`; zeros for missing ones."""
-        found = dict(self._rows("SELECT record, vector FROM vectors WHERE record IN ({})", list(set(ids))))
-        gathered = np.zeros((len(ids), dimension), np.float32)
-        for place, id_ in enumerate(ids):
-            data = found.get(id_, b"")
-            if len(data) == 4 * dimension:
-                gathered[place] = np.frombuffer(data, dtype="<f4")
-        return gathered
-
-    def _rows(
-        self, sql: str, ids: Sequence[int], condition: filters.Condition | None = None
-    ) -> Iterator[tuple[Any, ...]]:
-        parameters: tuple[Any, ...] = ()
-        if condition is not None:
-            compiled = filters.to_sqlite(condition)
-            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
-        for start in range(0, len(ids), IN_LIMIT):
-            some = ids[start : start + IN_LIMIT]
-            places = ", ".join("?" * len(some))
-            yield from self._db.execute(sql.replace("{}", places, 1), (*some, *parameters))
+def hits(db: sqlite3.Connection, best: Sequence[Hit]) -> list[Hit]:
+    """Return the same hits in the same order, with text and metadata."""
+    rows = by_ids(db, "SELECT id, text, meta FROM records", "id", [hit.record for hit in best])
+    found = {id_: (text, records.metadata_of(meta)) for id_, text, meta in rows}
+    return [replace(hit, text=found[hit.record][0], metadata=found[hit.record][1]) for hit in best]
