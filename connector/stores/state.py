@@ -139,10 +139,18 @@ class StateTables:
             return []
         found = []
         with self.readable("the record of a collection"):
-            for name, table, number, model, fingerprint, dimension, aliases, text, synced, epoch, spec, *more in rows:
-                state = json.loads(aliases or "{}"), records.checkpoint_of(text, moment(synced)), epoch, spec
-                stamp = ModelStamp(model, fingerprint, dimension)
-                found.append(Collection(name, table, number, stamp, *state, *map(moment, more[:2]), *more[2:]))
+            for row in rows:
+                name, table, number, model, fingerprint, dimension, names, text, synced, epoch, *more = row
+                spec, created, retired, highest, *id_ = more
+                stamp, checkpoint = (
+                    ModelStamp(model, fingerprint, dimension),
+                    records.checkpoint_of(text, moment(synced)),
+                )
+                times = moment(created), moment(retired)
+                names = json.loads(names or "{}")
+                found.append(
+                    Collection(name, table, number, stamp, names, checkpoint, epoch, spec, *times, highest, *id_)
+                )
         return found
 
     def unknown(self, name: str) -> UnknownCollection:
