@@ -15,8 +15,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
-from connector.discovery import candidates
-from connector.discovery.introspection import introspect
+from connector.discovery import introspection
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import catalog, change_log
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, utc_now
@@ -186,11 +185,11 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     catalog.tables(pool)
     catalog.tables(pool, schema, "S")
     for name in ("SRC", "CLIENTS", "KEYLESS", "STAMPED", "STAMPED_TOO"):
-        introspect(pool, TableRef(schema, name))
-    candidates.candidates(pool, schema)
+        introspection.introspect(pool, TableRef(schema, name))
+    introspection.candidates(pool, schema)
     with pytest.MonkeyPatch.context() as patched:  # as in a schema of many tables
-        patched.setattr(candidates, "_SMALL", 0)
-        candidates.candidates(pool, schema)
+        patched.setattr(introspection, "_SMALL", 0)
+        introspection.candidates(pool, schema)
 
 
 def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:
