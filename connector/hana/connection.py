@@ -21,7 +21,6 @@ from connector.errors import (
     ConfigurationError,
     ConnectFailed,
     ConnectionLost,
-    ConnectionMisconfigured,
     ConnectorError,
     DatabaseError,
     LoginRefused,
@@ -32,7 +31,6 @@ from connector.errors import (
     UnknownColumn,
     Unreachable,
     classify,
-    make,
 )
 from connector.extras import install_command
 from connector.retry import AS_USUAL, RetryPolicy
@@ -138,10 +136,10 @@ class ConnectionOptions:
         return properties
 
     def check_trust_store(self) -> None:
-        """Raise ConnectionMisconfigured for a missing file, which the driver reports as an untrusted certificate."""
+        """Raise ConnectFailed for a missing file, which the driver reports as an untrusted certificate."""
         inline = "-----BEGIN" in self.trust_store
         if self.encrypt and self.trust_store and not inline and not Path(self.trust_store).is_file():
-            raise ConnectionMisconfigured(f"`trust_store` names a file that does not exist: {self.trust_store}")
+            raise ConnectFailed(f"`trust_store` names a file that does not exist: {self.trust_store}")
 
 
 # --------------------------------------------------------------------------------------------------------- a session
@@ -213,7 +211,7 @@ class Session:
             return work()
         except self._driver.Error as error:
             mapped = _mapped(error, doing)
-            if getattr(mapped, "code", 0) == CANCELLED:
+            if mapped.code == CANCELLED:
                 self.broken = False
         except (TypeError, ValueError, OverflowError) as error:
             mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__}).")
@@ -447,7 +445,7 @@ class HanaPool:
         with self._login:
             known = self._refused or (self._failed[1] if self._failed and self._failed[0] >= asked else None)
             if known:  # raise a copy: two threads must not raise one exception object
-                raise make(type(known), str(known), getattr(known, "code", 0))
+                raise type(known)(str(known), code=known.code)
             try:
                 return self._log_in()
             except ConnectorError as error:

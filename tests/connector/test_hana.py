@@ -17,8 +17,8 @@ from connector.cancellation import Cancellation
 from connector.errors import (
     Cancelled,
     ConfigurationError,
+    ConnectFailed,
     ConnectionLost,
-    ConnectionMisconfigured,
     ConnectorError,
     DatabaseError,
     LoginRefused,
@@ -219,7 +219,7 @@ def test_a_missing_trust_store_file_is_named_before_connecting(tmp_path):
     options = ConnectionOptions(host="h", trust_store=str(tmp_path / "ca.pem"))
     with (
         HanaPool(options, retry=QUICK, driver=driver) as pool,
-        pytest.raises(ConnectionMisconfigured, match=r"trust_store.*ca\.pem"),
+        pytest.raises(ConnectFailed, match=r"trust_store.*ca\.pem"),
     ):
         pool.read("S")
     assert driver.calls == []

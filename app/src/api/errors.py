@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, queue
-from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
+from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.catalog import NotPreviewable
 from app.src.service.explaining import code_of, explained
 from connector import errors

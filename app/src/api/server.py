@@ -452,7 +452,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
         server = _Server(config, service, app.state.ending)
         server.announce = lambda: announce(address(listener, config.ssl is not None))
         server.run(sockets=[listener])
-    service.background.close(server.seconds_left())
+    service.jobs.close(server.seconds_left())
     if server.stuck is not None:
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
@@ -526,7 +526,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.background.stop()  # jobs finish their current batch while open requests end
+        self._service.jobs.stop()  # jobs finish their current batch while open requests end
         self._ending.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
         await super().shutdown(sockets)
 

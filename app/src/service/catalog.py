@@ -17,7 +17,6 @@ from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColum
 from connector.model import CollectionSpec, TableRef
 
 if TYPE_CHECKING:
-    from connector.discovery.candidates import Candidate
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
@@ -60,9 +59,10 @@ class Catalog:
 
         return schemas(self._parts.pool("hana"))
 
-    def candidates(self, schema: str, most: int = 30) -> list[Candidate]:
-        """Return tables and views with texts, best first. Raises UnknownTable for an unknown schema."""
-        from connector.discovery.candidates import candidates
+    def candidates(self, schema: str, most: int = 30) -> list[tuple[TableRef, int | None, list[str]]]:
+        """Return tables and views with texts, best first, with row count and text columns. Raises UnknownTable for an
+        unknown schema."""
+        from connector.discovery.introspection import candidates
 
         return candidates(self._parts.pool("hana"), schema, most)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.src.jobs import StateUnusable, Tally
+from app.src.jobs.journal import StateUnusable
 from app.src.observe.checks import choices
 from app.src.observe.gpu import gpu_missing
 from app.src.observe.metrics import Metrics, Sample, gpu_samples
@@ -259,14 +259,13 @@ class Status:
 
     def _job_samples(self) -> Iterator[Sample]:
         try:
-            tally = self._background.jobs.tally()
+            counts, oldest, progress = self._background.jobs.tally()
         except StateUnusable:
-            tally = Tally()
-        for labels, count in tally.counts.items():
+            counts, oldest, progress = {}, None, {}
+        for labels, count in counts.items():
             yield "owl_sap_jobs", labels, count
-        waited = 0.0 if tally.oldest is None else max(0.0, time.time() - tally.oldest)
-        yield "owl_sap_jobs_oldest_queued_seconds", (), waited
-        for labels, (done, total) in tally.progress.items():
+        yield "owl_sap_jobs_oldest_queued_seconds", (), 0.0 if oldest is None else max(0.0, time.time() - oldest)
+        for labels, (done, total) in progress.items():
             yield "owl_sap_job_rows_done", labels, done
             yield "owl_sap_job_rows", labels, total
 
