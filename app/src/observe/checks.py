@@ -417,7 +417,7 @@ class Checks:
                 pass
             return f"the {self.settings.store.kind} store can be written"
         from connector.hana.privileges import creating, writing
-        from connector.stores.hana.tables import VectorTable, renew_lease
+        from connector.stores.hana.tables import VectorTable, state_tables
 
         schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
@@ -441,7 +441,9 @@ class Checks:
             raise Fault(str(error), create) from None
         try:
             with suppress(UnknownTable):  # nothing was ever synced; otherwise this changes no row
-                pool.execute(renew_lease(schema), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+                pool.execute(
+                    state_tables(schema).renewal, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table"
+                )
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"; {searched}'
