@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
-    from connector.hana.change_log import Setup
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
@@ -185,18 +184,18 @@ class ChangeLogs:
         self._parts = parts
         self._collections = collections
 
-    def look(self, name: str) -> Setup:
+    def look(self, name: str) -> dict[str, Any]:
         """Return what is installed, from HANA's catalogue."""
         return self._run("look", name)
 
-    def install(self, name: str) -> Setup:
+    def install(self, name: str) -> dict[str, Any]:
         return self._run("install", name)
 
-    def remove(self, name: str) -> Setup:
+    def remove(self, name: str) -> dict[str, Any]:
         """Remove what is installed, also if the method is no longer `log`: triggers may remain."""
         return self._run("remove", name)
 
-    def _run(self, what: str, name: str) -> Setup:
+    def _run(self, what: str, name: str) -> dict[str, Any]:
         from connector.hana import change_log
 
         spec = self._collections.spec(name)
