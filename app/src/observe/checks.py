@@ -335,7 +335,7 @@ class Checks:
         except DatabaseError as error:
             raise Fault(str(error), "see the message and the lines above") from None
         features = HanaFeatures.probe(pool)
-        return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
+        return f"logged in; HANA {features.version or 'of unknown version'}"
 
     def probe_rights(self, hana: HanaSettings) -> str:
         """Compare the user's rights with the required ones. Excess is reported, not failed."""

@@ -40,17 +40,7 @@ class Catalog:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
         from connector.hana.catalog import tables
 
-        return [
-            {
-                "schema": entry.ref.schema,
-                "name": entry.ref.name,
-                "kind": "view" if entry.is_view else "table",
-                "comment": entry.comment,
-                "columns": entry.columns,
-                "rows": entry.rows,
-            }
-            for entry in tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
-        ]
+        return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
 
     def schemas(self) -> list[str]:
         """Return the schemas without the system's own."""
