@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from connector.hana.prompt import split
 from hana_emulator.testing import Emulator, running
+from tests.forked import owl_sap
 from tests.surface.conftest import ROOT
 
 pytest.importorskip("hdbcli")
@@ -242,7 +242,7 @@ def test_cutting_loses_nothing(text: str) -> None:
 def test_the_verb_logs_in_with_the_schema_named(tmp_path: Path) -> None:
     """SQLAlchemy reflects the current schema only where it is the user's own."""
     arguments = ["emulator", "--port", "0", "--data", str(tmp_path / "data"), "--schema", "OWL"]
-    process = subprocess.Popen([sys.executable, "-m", "app", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = owl_sap(*arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         try:
             assert process.stdout is not None
