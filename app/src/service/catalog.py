@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
-    from connector.hana.change_log import Setup
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
@@ -42,11 +41,7 @@ class Catalog:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
         from connector.hana.catalog import tables
 
-        return [
-            {"schema": entry.ref.schema, "name": entry.ref.name, "kind": "view" if entry.is_view else "table"}
-            | {"comment": entry.comment, "columns": entry.columns, "rows": entry.rows}
-            for entry in tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
-        ]
+        return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
 
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
         """Describe a table or view: columns, key, and the proposal or the reason why there is none. Raises
@@ -103,7 +98,7 @@ class Catalog:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
         return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
 
-    def change_log(self, name: str, what: Literal["look", "install", "remove"] = "look") -> Setup:
+    def change_log(self, name: str, what: Literal["look", "install", "remove"] = "look") -> dict[str, Any]:
         """Return the change log of a collection with method `log` from HANA's catalogue, having installed or removed
         it. It is also removed if the method is no longer `log`: triggers may remain. Raises as
         `connector.hana.change_log`, and UnknownCollection."""
