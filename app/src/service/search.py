@@ -22,11 +22,17 @@ from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
+from connector.document.document import metadata_names, named_key, parse_id
+from connector.document.values import is_dats, iso_date
 from connector.errors import UnknownRow
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.hana.catalog import did_you_mean
+from connector.model import CollectionSpec, CollectionStatus, Column, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words
+from connector.stores.filters import Kind, compared
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
+from connector.stores.records import FOREIGN, shown_id, stored_ids
 from connector.stores.scan.vector_scan import single_threaded
+from connector.stores.words import words
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -292,8 +298,6 @@ class Search:
         Raises UnknownCollection (also before the first sync), UnknownRow, ModelMismatch, BadFilter, and ValueError for
         a blank text, an invalid vector, and a vector or row in a mode with words.
         """
-        from connector.stores.records import stored_ids
-
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
         mode, rerank = self._checked(query, options)
@@ -319,8 +323,6 @@ class Search:
         self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
     ) -> tuple[list[str], list[str]]:
         """Search as the operator, who sees every row. Return the store's ids and the notes."""
-        from connector.stores.records import stored_ids
-
         found = self.run(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR)
         return stored_ids(self._collections.spec(name), [hit.id for hit in found.hits]), found.notes
 
@@ -347,9 +349,6 @@ class Search:
 
     def _in(self, request: _Request) -> Found:
         """Raises GenerationChanged when another generation becomes active."""
-        from connector.document.document import named_key, parse_id
-        from connector.stores.records import FOREIGN, shown_id
-
         spec, options, view = request.spec, request.options, request.view
         lam = 1.0 if options.mmr_lambda is None else options.mmr_lambda
         diverse, depth = lam < 1, request.k
@@ -506,13 +505,6 @@ def _no_row(name: str) -> UnknownRow:
 def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode, found: bool) -> list[str]:
     """Return notes on the filter and the words. An undeclared field gets only a note: rows of other writers may have
     it."""
-    from connector.document.document import metadata_names
-    from connector.document.values import is_dats, iso_date
-    from connector.hana.catalog import did_you_mean
-    from connector.model import Column
-    from connector.stores.filters import Kind, compared
-    from connector.stores.words import words
-
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
