@@ -65,8 +65,7 @@ def changes_install(
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
     changes = { method = "log" } needs."""
     with opened() as service:
-        changes = service.changes
-        setup = changes.look(name) if not apply else changes.remove(name) if drop else changes.install(name)
+        setup = service.catalog.change_log(name, "look" if not apply else "remove" if drop else "install")
     if json:
         output.write_json(setup)
     elif apply:
@@ -89,7 +88,7 @@ def changes_install(
 def changes_status(name: Name, json: JsonFlag = False) -> int:
     """Check that the change log and its triggers exist. Exit 1 when one is missing."""
     with opened() as service:
-        setup = service.changes.look(name)
+        setup = service.catalog.change_log(name)
     if json:
         output.write_json(setup)
     else:
