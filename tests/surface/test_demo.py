@@ -62,6 +62,7 @@ def test_the_emulator_ends_with_its_context(tmp_path: Path) -> None:
     assert not alive(process.pid)
 
 
+@pytest.mark.slow
 def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
     before = time.monotonic()
     process = subprocess.Popen(
