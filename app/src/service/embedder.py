@@ -87,10 +87,7 @@ class EngineEmbedder:
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        start = time.perf_counter()
-        vectors = self.engine.embed(texts, normalize=normalize)
-        self._count(len(texts), start)
-        return vectors
+        return self.embed_later(texts, normalize=normalize).result()
 
     def embed_later(
         self,
@@ -104,15 +101,12 @@ class EngineEmbedder:
 
         def ended(future: Future[Vectors]) -> None:
             if not future.cancelled() and future.exception() is None:
-                self._count(len(texts), start)
+                self._metrics.embedded_texts.inc(len(texts))
+                self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
-
-    def _count(self, texts: int, start: float) -> None:
-        self._metrics.embedded_texts.inc(texts)
-        self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))
