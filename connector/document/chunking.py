@@ -10,20 +10,26 @@ from connector.errors import ConfigurationError
 from connector.model import ChunkSpec
 from connector.protocols import Embedder
 
-_DIGEST = 16
-
 
 class Chunker:
     """Cut texts. Thread-safe. Raises ConfigurationError for a size that the model does not support."""
 
     def __init__(self, spec: ChunkSpec, embedder: Embedder) -> None:
-        self.max_tokens, self.overlap = _sizes(spec, embedder)
+        most = embedder.max_tokens
+        self.max_tokens = spec.max_tokens or most
+        if self.max_tokens > most:
+            raise ConfigurationError(
+                f"`chunk.max_tokens` is {self.max_tokens}, but {embedder.model} takes at most {most}: texts would be "
+                "cut off"
+            )
+        if spec.overlap < 0:
+            raise ConfigurationError(f"`chunk.overlap` is {spec.overlap}; it must be at least 0")
+        # With few tokens the default overlap would repeat more than half of each piece.
+        self.overlap = min(spec.overlap, self.max_tokens // 2)
         self._embedder = embedder
-        self._hash = blake2b(digest_size=_DIGEST)
-        for part in (
-            f"{self.max_tokens} {self.overlap}".encode(),
-            embedder.fingerprint.encode("utf-8", "surrogatepass"),
-        ):
+        self._hash = blake2b(digest_size=16)
+        sizes = f"{self.max_tokens} {self.overlap}".encode()
+        for part in (sizes, embedder.fingerprint.encode("utf-8", "surrogatepass")):
             self._hash.update(struct.pack("<Q", len(part)) + part)
         self.digest = self._hash.digest()  # 16 bytes of sizes and model
 
@@ -34,33 +40,17 @@ class Chunker:
         return digest.digest()
 
     def pieces_of(self, texts: Sequence[str]) -> list[list[str]]:
-        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that may be too long."""
-        long = [position for position, text in enumerate(texts) if self._may_be_long(text)]
+        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that may be too long: a
+        tokeniser gives at most one token per ASCII character and one at the start; others may become several tokens."""
+        most = self.max_tokens
+        long = [
+            position
+            for position, text in enumerate(texts)
+            if len(text) >= most or (not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= most)
+        ]
         counts = self._embedder.count_tokens([texts[position] for position in long]) if long else []
-        too_long = {position for position, count in zip(long, counts, strict=True) if count > self.max_tokens}
-        return [self._pieces(text, position in too_long) for position, text in enumerate(texts)]
-
-    def _pieces(self, text: str, too_long: bool) -> list[str]:
-        if not text:
-            return []
-        return self._embedder.split(text, self.max_tokens, self.overlap) if too_long else [text]
-
-    def _may_be_long(self, text: str) -> bool:
-        """Return False only if no tokeniser can give more than `max_tokens`: at most one token per ASCII character and
-        one at the start. Other characters may become several tokens."""
-        if len(text) >= self.max_tokens:
-            return True
-        return not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= self.max_tokens
-
-
-def _sizes(spec: ChunkSpec, embedder: Embedder) -> tuple[int, int]:
-    most = embedder.max_tokens
-    wanted = spec.max_tokens or most
-    if wanted > most:
-        raise ConfigurationError(
-            f"`chunk.max_tokens` is {wanted}, but {embedder.model} takes at most {most}: texts would be cut off"
-        )
-    if spec.overlap < 0:
-        raise ConfigurationError(f"`chunk.overlap` is {spec.overlap}; it must be at least 0")
-    # With few tokens the default overlap would repeat more than half of each piece.
-    return wanted, min(spec.overlap, wanted // 2)
+        pieces = [[text] if text else [] for text in texts]
+        for position, count in zip(long, counts, strict=True):
+            if count > most:
+                pieces[position] = self._embedder.split(texts[position], most, self.overlap)
+        return pieces
