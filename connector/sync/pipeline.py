@@ -44,19 +44,15 @@ class Channel(Generic[T]):
         """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender failed or
         left."""
         with self._changed:
-            # One item may always wait, however large it is.
-            self._changed.wait_for(
-                lambda: (
-                    self._given_up()
-                    or not self._waiting
-                    or (len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes)
-                )
-            )
-            if self._given_up():
-                raise Closed
-            self._waiting.append((item, size))
-            self._bytes += size
-            self._changed.notify_all()
+            while not self._given_up():
+                fits = len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes
+                if fits or not self._waiting:  # one item may always wait, however large it is
+                    self._waiting.append((item, size))
+                    self._bytes += size
+                    self._changed.notify_all()
+                    return
+                self._changed.wait()
+            raise Closed
 
     def get(self) -> T:
         """Wait for an item. After all items, raises a sender's error, or Closed if all senders ended or `close` was
@@ -129,8 +125,7 @@ class ReadAhead(Generic[T]):
     def __next__(self) -> T:
         if not self._threads:
             for number, stream in enumerate(self._streams, start=1):
-                read = partial(self._read, stream)
-                self._threads.append(_start(f"read-{number}", read))
+                self._threads.append(_start(f"read-{number}", partial(self._read, stream)))
         try:
             return self._channel.get()
         except Closed:
@@ -197,9 +192,13 @@ class Pipeline:
         """Wait while the stages are busy. Raises the error of this or earlier work."""
         self.check()
         if not self._threads:
-            self._threads = [_start("sync-embed", self._embed), _start("sync-apply", self._apply)]
+            self._threads = [
+                _start("sync-embed", partial(self._stage, self._embed, self._prepared.end)),
+                _start("sync-apply", partial(self._stage, self._apply, self._prepared.close)),
+            ]
         try:
-            self._works.put(work, _size_of_work(work))
+            texts = sum(getsizeof(document.text) for document in work.documents)
+            self._works.put(work, texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra)))
         except Closed:
             self.check()
             raise
@@ -226,47 +225,31 @@ class Pipeline:
         self._prepared.close()
         _leave(self._threads)
 
-    def _embed(self) -> None:
+    def _stage(self, step: Callable[[], None], leave: Callable[[], None]) -> None:
+        """Run the step until its queue ends."""
         try:
             while True:
-                work = self._works.get()
-                prepared = self._writer.prepare(work.documents)
-                self._prepared.put((work, prepared), _size_of_prepared(work, prepared))
+                step()
         except Closed:
             pass
         except BaseException as error:
-            self._fail(error)
+            with self._failing:
+                self._error = self._error or error
         finally:
             self._works.close()
-            self._prepared.end()
+            leave()
+
+    def _embed(self) -> None:
+        work = self._works.get()
+        prepared = self._writer.prepare(work.documents)
+        size = _OVERHEAD_BYTES * entries(work.extra)
+        for piece in prepared.ready:
+            size += sum(_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks)
+            size += sum(vector.nbytes for vector in piece.vectors)
+        self._prepared.put((work, prepared), size)
 
     def _apply(self) -> None:
-        try:
-            while True:
-                work, prepared = self._prepared.get()
-                self._written.append(self._writer.apply(prepared, work.extra, work.closing))
-                for done in work.done:
-                    done()
-        except Closed:
-            pass
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self._works.close()
-            self._prepared.close()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._failing:
-            self._error = self._error or error
-
-
-def _size_of_work(work: Work) -> int:
-    texts = sum(getsizeof(document.text) for document in work.documents)
-    return texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra))
-
-
-def _size_of_prepared(work: Work, prepared: Prepared) -> int:
-    chunks = [chunk for ready in prepared.ready for chunk in ready.chunks]
-    vector = next((vector.nbytes for ready in prepared.ready for vector in ready.vectors), 0)
-    texts = sum(getsizeof(chunk.text) for chunk in chunks)
-    return texts + vector * len(chunks) + _OVERHEAD_BYTES * (len(chunks) + entries(work.extra))
+        work, prepared = self._prepared.get()
+        self._written.append(self._writer.apply(prepared, work.extra, work.closing))
+        for done in work.done:
+            done()

@@ -1,13 +1,12 @@
 """Run over a feed: rows become documents, `decide` compares them with the store, the pipeline embeds and writes.
 
-`FullRun` compares every row with everything stored; `PartialRun` looks up only the rows of the feed. The next run
-repairs the effects of a crash at any point.
+`Run` looks up only the rows of the feed; `FullRun` compares every row with everything stored. The next run repairs the
+effects of a crash at any point.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from connector.errors import RowRejected
 from connector.hana.source import size_of_rows
 from connector.model import ChangeSet, Checkpoint, Document, Key, Lease, QuarantinedRow, Row
 from connector.sync import schema
-from connector.sync.apply import DocumentWriter, Target, Written, entries
+from connector.sync.apply import DocumentWriter, Written, entries
 from connector.sync.decide import Action, content_digest, decide, decide_again, rehashed
 from connector.sync.feeds.feed import Batch, Feed, Mark
 from connector.sync.options import Ends, StageClock, SyncOptions, SyncReport, Watch
@@ -53,8 +52,7 @@ class Task:
 
 def reconcile(task: Task) -> SyncReport:
     """Make the store match the feed. Raises SchemaChanged if the table changes while it is read."""
-    run = FullRun(task) if task.feed.complete else PartialRun(task)
-    return run()
+    return FullRun(task)() if task.feed.complete else Run(task)()
 
 
 @dataclass(slots=True)
@@ -68,7 +66,10 @@ class _Window:
     done: list[Callable[[], None]] = field(default_factory=list)
 
 
-class _Run(ABC):
+class Run:
+    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
+    everything and decides by exact numbers."""
+
     def __init__(self, task: Task) -> None:
         self._start = time.perf_counter()
         self._task = task
@@ -76,9 +77,7 @@ class _Run(ABC):
         self._renderer, self._feed = task.renderer, task.feed
         self._clock = StageClock(task.watch.observer)
         self._report = SyncReport(task.lease.collection, complete=task.feed.complete)
-        self._writer = DocumentWriter(
-            Target(task.ends.store, task.lease), task.ends.embedder, task.renderer, self._clock
-        )
+        self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
         self._pipeline = Pipeline(self._writer, self._count)
         self._window = _Window()
         # Entries whose rows this run has not processed yet.
@@ -86,6 +85,8 @@ class _Run(ABC):
         self._skipped = 0
         # Content digests written by this run, by id; None for a removed document. Empty in a full run.
         self._written: dict[str, bytes | None] = {}
+        self._limit = self._options.max_deletes * max(task.checkpoint.rows_read - task.checkpoint.empty, 0)
+        self._emptied = 0
 
     def __call__(self) -> SyncReport:
         try:
@@ -107,12 +108,12 @@ class _Run(ABC):
         return report
 
     def _read(self) -> None:
-        total = self._feed.total()
+        total, streams = self._feed.read()
 
         def busy(seconds: float, batch: Batch) -> None:
             self._clock.add("read", seconds, len(batch.rows))
 
-        with ReadAhead(self._feed.streams(), lambda batch: size_of_rows(batch.rows), busy) as batches:
+        with ReadAhead(streams, lambda batch: size_of_rows(batch.rows), busy) as batches:
             for batch in batches:
                 failpoints.reach("after_read")
                 self._pipeline.check()
@@ -251,7 +252,7 @@ class _Run(ABC):
         self._report.quarantined += 1
         self._supersede(id_)
         self._quarantine.pop(id_, None)
-        self._rejected(id_)
+        self._note(id_, None)
         digest = self._renderer.row_digest(row)
         self._window.changes.quarantined.append(QuarantinedRow(id_, "render", reason, digest=digest))
         self._window.changes.deleted.append(id_)
@@ -296,7 +297,7 @@ class _Run(ABC):
                 f"Correct them in the source, or retry them with `owl-sap quarantine retry {self._lease.collection}`"
             )
         failpoints.reach("before_checkpoint")
-        changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark()))
+        changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark))
         with self._clock("apply"):
             self._ends.store.apply(self._lease, changes)
         failpoints.reach("after_checkpoint")
@@ -315,102 +316,30 @@ class _Run(ABC):
             mark=mark,
         )
 
-    # ------------------------------------------------------------------------ what a full and a partial run do apart
+    # ------------------------------------------------------------------------ what a full run does in another way
 
-    @abstractmethod
     def _index_of(self, ids: Sequence[str]) -> StoredIndex:
         """Return an index that contains at least what the store holds of these documents."""
-
-    @abstractmethod
-    def _note(self, id_: str, digest: bytes | None) -> None:
-        """Record content that was sent to the store; None: the document was removed."""
-
-    @abstractmethod
-    def _rejected(self, id_: str) -> None:
-        """Handle a document that is quarantined; its stored version is removed."""
-
-    @abstractmethod
-    def _remove_blank(self, id_: str, position: int) -> None:
-        """Handle a stored document whose row is now blank."""
-
-    @abstractmethod
-    def _gone(self, id_: str, position: int) -> None:
-        """Handle a row that the feed reports as deleted."""
-
-    @abstractmethod
-    def _delete_unseen(self) -> list[str]:
-        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
-
-
-class FullRun(_Run):
-    """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._index = StoredIndex(self._ends.store.stored(self._lease.collection))
-        self._blank: set[int] = set()  # positions of stored documents whose rows are blank
-
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        return self._index
-
-    def _note(self, id_: str, digest: bytes | None) -> None:
-        """Record nothing: a full comparison gives each key once, and a record per row would cost memory."""
-
-    def _rejected(self, id_: str) -> None:
-        self._index.mark_seen(self._index.positions([id_]))
-
-    def _remove_blank(self, id_: str, position: int) -> None:
-        self._blank.add(position)
-        self._index.mark_unseen(position)
-
-    def _gone(self, id_: str, position: int) -> None:
-        """Do nothing: rows not seen are deleted at the end."""
-
-    def _delete_unseen(self) -> list[str]:
-        index, report = self._index, self._report
-        unseen = int((~index.seen).sum())
-        limit = self._options.max_deletes * len(index)
-        emptied = sum(not index.seen[position] for position in self._blank)
-        report.to_delete = unseen - emptied
-        if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
-            report.paused = "max_deletes"
-        elif unseen:
-            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
-            for page in self._ends.store.stored(self._lease.collection):
-                ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
-            ordered, size = list(ids), self._options.page_rows
-            for start in range(0, len(ordered), size):
-                self._writer.remove(ordered[start : start + size])
-                failpoints.reach("mid_delete")
-            report.deleted += report.to_delete
-        return sorted(self._quarantine)
-
-
-class PartialRun(_Run):
-    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
-    everything and decides by exact numbers."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        checkpoint = self._task.checkpoint
-        self._limit = self._options.max_deletes * max(checkpoint.rows_read - checkpoint.empty, 0)
-        self._emptied = 0
-
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
         return StoredIndex(self._ends.store.stored(self._lease.collection, list(dict.fromkeys(ids))))
 
     def _note(self, id_: str, digest: bytes | None) -> None:
+        """Record content that was sent to the store; None: the document was removed."""
         self._written[id_] = digest
 
-    def _rejected(self, id_: str) -> None:
-        self._note(id_, None)
-
     def _remove_blank(self, id_: str, position: int) -> None:
+        """Handle a stored document whose row is now blank."""
         self._emptied += 1
         if self._may_delete(self._emptied, FREE_DELETES):
             self._delete(id_)
 
+    def _delete_unseen(self) -> list[str]:
+        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
+        return []
+
+    # ------------------------------------------------------------------------------------------------- deletions
+
     def _gone(self, id_: str, position: int) -> None:
+        """Handle a row that the feed reports as deleted."""
         was_pending = self._supersede(id_)
         stored = self._written[id_] is not None if id_ in self._written else position >= 0
         if stored:
@@ -434,5 +363,43 @@ class PartialRun(_Run):
                 self._report.paused = "max_deletes"
         return self._report.paused is None
 
+
+class FullRun(Run):
+    """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._index = StoredIndex(self._ends.store.stored(self._lease.collection))
+        self._blank: set[int] = set()  # positions of stored documents whose rows are blank
+
+    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
+        return self._index
+
+    def _note(self, id_: str, digest: bytes | None) -> None:
+        """Mark a removed document as seen. Record no content: a full comparison gives each key once, and a record per
+        row would cost memory."""
+        if digest is None:
+            self._index.mark_seen(self._index.positions([id_]))
+
+    def _remove_blank(self, id_: str, position: int) -> None:
+        self._blank.add(position)
+        self._index.seen[position] = False
+
     def _delete_unseen(self) -> list[str]:
-        return []
+        index, report = self._index, self._report
+        unseen = int((~index.seen).sum())
+        limit = self._options.max_deletes * len(index)
+        emptied = sum(not index.seen[position] for position in self._blank)
+        report.to_delete = unseen - emptied
+        if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
+            report.paused = "max_deletes"
+        elif unseen:
+            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
+            for page in self._ends.store.stored(self._lease.collection):
+                ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
+            ordered, size = list(ids), self._options.page_rows
+            for start in range(0, len(ordered), size):
+                self._writer.remove(ordered[start : start + size])
+                failpoints.reach("mid_delete")
+            report.deleted += report.to_delete
+        return sorted(self._quarantine)

@@ -62,12 +62,11 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
             spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
         )
         with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
-            choice = choose(plan, ends.source, checkpoint)
-            task = Task(ends, renderer, lease, options, watch, choice.feed, checkpoint, columns, now)
-            report = reconcile(task)
-    report.method = choice.method
-    if choice.reason:
-        report.notes.append(f"every row was compared: {choice.reason}")
+            feed = choose(plan, ends.source, checkpoint)
+            report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now))
+    report.method = feed.method
+    if feed.reason:
+        report.notes.append(f"every row was compared: {feed.reason}")
     if report.late_rows:
         report.notes.append(
             f"the watermark would have missed {report.late_rows} changed rows; check that every change sets it in UTC "

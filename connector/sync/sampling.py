@@ -1,4 +1,4 @@
-"""Sample texts from a whole table, as a sync would embed them, without reading every row."""
+"""Sample a whole table: texts as a sync would embed them, and a template's results, without reading every row."""
 
 from __future__ import annotations
 
@@ -6,17 +6,39 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Generic, TypeVar
 
-from connector.document import lengths
+import numpy as np
+
 from connector.document.document import Renderer
 from connector.errors import RowRejected
-from connector.model import CollectionSpec, Document, KeyRange, Row
+from connector.model import CollectionSpec, Document, KeyRange
 from connector.protocols import Embedder, Source
 
+T = TypeVar("T")
 PARTS = 32  # ranges of keys that are read in a large table
 SPARE = 2  # rows to read per wanted text: some are blank or duplicates
 FARTHEST = 16  # the most rows to read per wanted text: nearly all may be blank
-_SEED = 23
+PREVIEWED = 200  # approximate number of rows that a preview renders
+_PREVIEW_PARTS = 8
+BUCKETS = (16, 32, 64, 128, 256, 512)  # upper bounds of a histogram; one more bucket is open-ended
+
+
+class Reservoir(Generic[T]):
+    """A random sample of the items added so far, always the same for the same items."""
+
+    def __init__(self, size: int) -> None:
+        self.items: list[T] = []
+        self._size = size
+        self._seen = 0
+        self._random = random.Random(0)
+
+    def add(self, item: T) -> None:
+        self._seen += 1
+        if len(self.items) < self._size:
+            self.items.append(item)
+        elif (place := self._random.randrange(self._seen)) < self._size:
+            self.items[place] = item
 
 
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
@@ -28,21 +50,19 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     if count < 1:
         return []
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    rows = source.count(renderer.query)
-    if rows <= SPARE * count:
-        return _some(list(_Part(renderer, source, None).read(rows)), count)
-    parts = [_Part(renderer, source, part) for part in source.ranges(renderer.query, PARTS, rows)]
-    share = -(-SPARE * count // len(parts))
-    for _ in range(max(1, FARTHEST // SPARE)):
-        for part in parts:
-            part.read(share)
-        if len({text for part in parts for text in part.texts}) >= count:
+    ranges, share = _divided(source, renderer, SPARE * count, PARTS)
+    parts = [_documents(source, renderer, part, share) for part in ranges]
+    texts: list[dict[str, None]] = [{} for _ in parts]
+    for _ in range(FARTHEST // SPARE):
+        for part, found in zip(parts, texts, strict=True):
+            documents = [document for document in islice(part, share) if document is not None]
+            for chunks in renderer.chunks_of(documents):
+                found |= dict.fromkeys(chunk.text for chunk in chunks)
+        distinct = list(dict.fromkeys(text for found in texts for text in found))
+        if len(distinct) >= count:
             break
-    return _evenly([list(part.texts) for part in parts], count)
-
-
-PREVIEWED = 200  # approximate number of rows that a preview renders
-_PLACES = 8  # ranges of keys that a preview reads
+    places = random.Random(23).sample(range(len(distinct)), min(count, len(distinct)))
+    return [distinct[place] for place in sorted(places)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +92,18 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     """Render about PREVIEWED rows from the whole table, always the same for the same rows. Reads a table of up to twice
     as many rows completely. Costs HANA one count and a few pages. Raises what a sync would raise before writing."""
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    rows = source.count(renderer.query)
-    whole = rows <= SPARE * PREVIEWED
-    ranges = [None] if whole else source.ranges(renderer.query, _PLACES, rows)
-    share = max(1, rows if whole else PREVIEWED // len(ranges))
-    found = Preview()
-    documents: list[Document] = []
-    for part in ranges:
-        pages = source.pages(renderer.query, min(1000, share), part)
-        for row in islice((row for page in pages for row in page), share):
-            found.sampled += 1
-            try:
-                documents.append(renderer.document(row))
-            except RowRejected:
-                found.unreadable += 1
+    ranges, share = _divided(source, renderer, PREVIEWED, _PREVIEW_PARTS)
+    read = [each for part in ranges for each in islice(_documents(source, renderer, part, share), share)]
+    documents = [document for document in read if document is not None]
     filled = [document for document in documents if not document.empty]
-    found.empty = len(documents) - len(filled)
     texts = [document.text for document in filled]
     tokens = embedder.count_tokens(texts) if texts else []
-    found.histogram = lengths.named(lengths.counted(tokens))
+    found = Preview(
+        histogram=_histogram(tokens),
+        sampled=len(read),
+        empty=len(documents) - len(filled),
+        unreadable=len(read) - len(documents),
+    )
     for chunks in renderer.chunks_of(filled):
         found.chunked += len(chunks) > 1
         found.truncated += max(embedder.count_tokens([chunk.text for chunk in chunks])) > embedder.max_tokens
@@ -100,38 +113,18 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     return found
 
 
-class _Part:
-    """A key range, read step by step. `texts`: of the rows so far, in key order."""
-
-    def __init__(self, renderer: Renderer, source: Source, part: KeyRange | None) -> None:
-        self._renderer = renderer
-        self._source = source
-        self._range = part
-        self._documents: Iterator[Document | None] | None = None
-        self.texts: dict[str, None] = {}
-
-    def read(self, rows: int) -> dict[str, None]:
-        """Read up to `rows` more rows."""
-        if self._documents is None:
-            pages = self._source.pages(self._renderer.query, min(1000, max(1, rows)), self._range)
-            self._documents = _documents(self._renderer, pages)
-        documents = [document for document in islice(self._documents, rows) if document is not None]
-        for chunks in self._renderer.chunks_of(documents):
-            self.texts |= dict.fromkeys(chunk.text for chunk in chunks)
-        return self.texts
+def _divided(source: Source, renderer: Renderer, wanted: int, parts: int) -> tuple[Sequence[KeyRange | None], int]:
+    """Return key ranges, and how many rows to read of each for `wanted` rows; a small table is read whole."""
+    rows = source.count(renderer.query)
+    if rows <= SPARE * wanted:
+        return [None], max(1, rows)
+    ranges = source.ranges(renderer.query, parts, rows)
+    return ranges, -(-wanted // len(ranges))
 
 
-def _evenly(texts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Return equally many of each part; if a part has too few, more of the others."""
-    chosen = dict.fromkeys(text for part in texts for text in _some(part, -(-count // len(texts))))
-    others = dict.fromkeys(text for part in texts for text in part if text not in chosen)
-    wanted = set(_some(list(chosen), count)) | set(_some(list(others), max(0, count - len(chosen))))
-    return list(dict.fromkeys(text for part in texts for text in part if text in wanted))
-
-
-def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Document | None]:
-    """Yield documents; None for a row that cannot be rendered."""
-    for page in pages:
+def _documents(source: Source, renderer: Renderer, part: KeyRange | None, share: int) -> Iterator[Document | None]:
+    """Yield the documents of a key range; None for a row that cannot be rendered."""
+    for page in source.pages(renderer.query, min(1000, share), part):
         for row in page:
             try:
                 yield renderer.document(row)
@@ -139,9 +132,9 @@ def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Docum
                 yield None
 
 
-def _some(texts: Sequence[str], count: int) -> list[str]:
-    """Return a reproducible random choice, in order."""
-    if len(texts) <= count:
-        return list(texts)
-    places = sorted(random.Random(_SEED).sample(range(len(texts)), count))
-    return [texts[place] for place in places]
+def _histogram(tokens: Sequence[int]) -> dict[str, int]:
+    """Return the number of texts by tokens: "0-16", "17-32" ... "513+"."""
+    counts = np.bincount(np.searchsorted(BUCKETS, tokens), minlength=len(BUCKETS) + 1)
+    lows = (0, *(end + 1 for end in BUCKETS))
+    names = [*(f"{low}-{end}" for low, end in zip(lows, BUCKETS, strict=False)), f"{lows[-1]}+"]
+    return dict(zip(names, counts.tolist(), strict=True))

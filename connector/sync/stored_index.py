@@ -88,9 +88,6 @@ class StoredIndex:
     def mark_seen(self, positions: NDArray[np.int64]) -> None:
         self.seen[positions[positions >= 0]] = True
 
-    def mark_unseen(self, position: int) -> None:
-        self.seen[position] = False
-
     def unseen(self, ids: Sequence[str]) -> list[str]:
         """Return the `ids` that are in the index and not marked as seen."""
         positions = self.positions(ids)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, KeyRange, Query, Row
-from connector.sync.apply import Prepared, Ready, Written
+from connector.sync.apply import Piece, Prepared, Written
 from connector.sync.embedding import Embedded
 from connector.sync.feeds import full
 from connector.sync.pipeline import Channel, Closed, Pipeline, ReadAhead, Work
@@ -60,7 +60,7 @@ class FakeWriter:
             self.embed(document.id)
         vector = np.ones(4, np.float32)
         ready = [
-            Ready(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
+            Piece(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
         ]
         return Prepared(ready, [], Embedded(embedded_texts=len(ready)))
 

@@ -1,4 +1,4 @@
-"""The protocols of a change method: it checks its settings and gives each run a feed of batches."""
+"""The protocol of a change method: it checks its settings and gives each run a feed of batches."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ class Batch:
     late: Callable[[Key], bool] | None = None
 
 
-class Feed(Protocol):
-    """The batches of one run."""
+Batches = tuple[int, Sequence[Iterator[Batch]]]
 
-    complete: bool  # the feed gives every row, so stored rows that it omits were deleted
-    trusts_tokens: bool  # a row with the stored token is unchanged; False in a comparison that verifies the tokens
 
-    def total(self) -> int:
-        """Return the expected rows, for progress; 0 if unknown. Call before `streams`."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The batches of one run.
 
-    def streams(self) -> Sequence[Iterator[Batch]]:
-        """Return iterators that together give every batch once, each read in its own thread. Call once."""
-        ...
+    `read`: returns the expected rows (0 if unknown), and iterators that together give every batch once, each read in
+    its own thread; called once. `mark`: of the next run, valid once all batches are stored. `method`: how this run
+    finds changes; `reason`: why a full comparison ("full") replaces the configured method, or "".
+    """
 
-    def mark(self) -> Mark | None:
-        """Return the mark for the next run, valid once all batches are stored."""
-        ...
+    read: Callable[[], Batches]
+    mark: Mark | None
+    method: str
+    reason: str = ""
+    complete: bool = True  # the feed gives every row, so stored rows that it omits were deleted
+    trusts_tokens: bool = True  # a row with the stored token is unchanged; False in a comparison that verifies them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +78,9 @@ class Earlier:
     compared: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """`method`: how this run finds changes. `reason`: why a full comparison ("full") replaces the configured method, or
-    ""."""
-
-    feed: Feed
-    method: str
-    reason: str = ""
-
-
 class ChangeMethod(Protocol):
+    """What the module of a method provides."""
+
     def check(self, spec: CollectionSpec, table: Table) -> None:
         """Raise ConfigurationError if the method cannot work with this table."""
         ...
@@ -96,6 +89,6 @@ class ChangeMethod(Protocol):
         """Return facts of the source that a mark depends on, besides the settings. A change discards the mark."""
         ...
 
-    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
+    def feed(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
         """Return the feed of this run: a full comparison if `earlier.due`."""
         ...
