@@ -18,7 +18,6 @@ from connector.sync.options import StageClock
 
 Vector = NDArray[np.float32]
 _ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
-_PROBE = "a plain word"
 
 
 class VectorCache:
@@ -40,19 +39,16 @@ class VectorCache:
         return vector
 
     def put(self, key: bytes, vector: Vector) -> None:
-        if key in self._vectors:
-            self._count(self._vectors.pop(key), -1)
+        if key not in self._vectors:  # all vectors of a model have the same size
+            self.bytes += vector.nbytes + _ENTRY_BYTES
         self._vectors[key] = vector
-        self._count(vector, 1)
+        self._vectors.move_to_end(key)
         while self.bytes > self._max_bytes:
-            self._count(self._vectors.popitem(last=False)[1], -1)
+            self.bytes -= self._vectors.popitem(last=False)[1].nbytes + _ENTRY_BYTES
 
     def clear(self) -> None:
         self._vectors.clear()
         self.bytes = 0
-
-    def _count(self, vector: Vector, sign: int) -> None:
-        self.bytes += sign * (vector.nbytes + _ENTRY_BYTES)
 
 
 @dataclass(slots=True)
@@ -93,7 +89,7 @@ class TextEmbedder:
         if fresh and not embedded:
             try:
                 # Embed it as a document: query vectors may come from a cache filled before the engine failed.
-                healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
+                healthy = all(_are_units(self._embedder.embed_documents(["a plain word"])))
             except TextsNotEmbeddable:
                 healthy = False
             if not healthy:
@@ -108,18 +104,15 @@ class TextEmbedder:
 
     def _embed(self, texts: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
         """Return the vectors that the store accepts, by key, and the number of tokens."""
-        if not texts:
-            return {}, 0
         with self._clock("embed", len(texts)):
             while texts:
                 try:
                     vectors, tokens = self._embedder.embed_counted(list(texts.values()))
                 except TextsNotEmbeddable as error:
-                    bad = set(error.indices)
-                    good = {key: text for i, (key, text) in enumerate(texts.items()) if i not in bad}
-                    if len(good) == len(texts):
+                    bad, known = set(error.indices), len(texts)
+                    texts = {key: text for place, (key, text) in enumerate(texts.items()) if place not in bad}
+                    if len(texts) == known:
                         raise
-                    texts = good
                     continue
                 if vectors.shape != (len(texts), self._embedder.dimension):
                     raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(texts)} texts")
