@@ -73,7 +73,7 @@ class SyncReport:
     was applied), `log_missing` (nothing was read). `stopped`: the run ended early on request, so it deleted nothing and
     left the checkpoint. `complete`: every row was compared. `method`: `full` (all rows compared by value), `hash` or
     `rowid` (all compared, unchanged ones not transferred), `watermark` or `log`. `loaded`: rows whose values were read.
-    `late_rows`: changed rows that the watermark would have missed. `stages`: seconds busy. `notes`: for people.
+    `stages`: seconds busy. `notes`: for people.
     """
 
     collection: str
@@ -90,7 +90,6 @@ class SyncReport:
     stopped: bool = False
     complete: bool = True
     to_delete: int = 0
-    late_rows: int = 0
     embedded_texts: int = 0
     reused_texts: int = 0
     tokens: int = 0

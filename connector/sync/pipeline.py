@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from sys import getsizeof
@@ -97,65 +98,53 @@ def _leave(threads: Sequence[threading.Thread]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class ReadAhead(Generic[T]):
-    """The items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
+@contextmanager
+def read_ahead(
+    streams: Sequence[Iterator[T]],
+    size: Callable[[T], int],
+    busy: Callable[[float, T], None] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> Iterator[Iterator[T]]:
+    """Give the items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
 
     Reading starts with the first `next`; one item per iterator may wait. An iterator's error is raised after its items.
-    `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. A
-    context manager: leaving it ends the threads.
+    `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. Leaving
+    the context ends the threads.
     """
+    channel: Channel[T] = Channel(max_bytes, len(streams), senders=len(streams))
+    threads: list[threading.Thread] = []
 
-    def __init__(
-        self,
-        streams: Sequence[Iterator[T]],
-        size: Callable[[T], int],
-        busy: Callable[[float, T], None] | None = None,
-        *,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        self._streams = list(streams)
-        self._size = size
-        self._busy = busy
-        self._channel: Channel[T] = Channel(max_bytes, len(self._streams), senders=len(self._streams))
-        self._threads: list[threading.Thread] = []
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        if not self._threads:
-            for number, stream in enumerate(self._streams, start=1):
-                self._threads.append(_start(f"read-{number}", partial(self._read, stream)))
-        try:
-            return self._channel.get()
-        except Closed:
-            raise StopIteration from None
-
-    def _read(self, stream: Iterator[T]) -> None:
+    def read(stream: Iterator[T]) -> None:
         try:
             start = time.perf_counter()
             for item in stream:
-                if self._busy is not None:
-                    self._busy(time.perf_counter() - start, item)
-                self._channel.put(item, self._size(item))
+                if busy is not None:
+                    busy(time.perf_counter() - start, item)
+                channel.put(item, size(item))
                 start = time.perf_counter()
-            self._channel.end()
+            channel.end()
         except Closed:
-            self._channel.end()
+            channel.end()
         except BaseException as error:
-            self._channel.end(error)
+            channel.end(error)
 
-    def __enter__(self) -> ReadAhead[T]:
-        return self
+    def items() -> Iterator[T]:
+        threads.extend(_start(f"read-{number}", partial(read, stream)) for number, stream in enumerate(streams, 1))
+        with suppress(Closed):
+            while True:
+                yield channel.get()
 
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-        _leave(self._threads)
+    try:
+        yield items()
+    finally:
+        channel.close()
+        _leave(threads)
 
 
-def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
+def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[list[Row]]]:
     """Return `source.pages`, read ahead while the caller processes earlier pages."""
-    return ReadAhead([source.pages(query, page_rows)], size_of_rows)
+    return read_ahead([source.pages(query, page_rows)], size_of_rows)
 
 
 @dataclass(frozen=True, slots=True)

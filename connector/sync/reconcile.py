@@ -27,7 +27,7 @@ from connector.sync.apply import DocumentWriter, Written, entries
 from connector.sync.decide import Action, content_digest, decide, decide_again, rehashed
 from connector.sync.feeds.feed import Batch, Feed, Mark
 from connector.sync.options import Ends, StageClock, SyncOptions, SyncReport, Watch
-from connector.sync.pipeline import Pipeline, ReadAhead, Work
+from connector.sync.pipeline import Pipeline, Work, read_ahead
 from connector.sync.stored_index import StoredIndex
 
 FREE_DELETES = 10  # rows that may lose vectors by becoming blank, or in a repair, regardless of their share
@@ -87,6 +87,7 @@ class Run:
         self._written: dict[str, bytes | None] = {}
         self._limit = self._options.max_deletes * max(task.checkpoint.rows_read - task.checkpoint.empty, 0)
         self._emptied = 0
+        self._index: StoredIndex | None = None  # of the whole store; None: look up the documents of each batch
 
     def __call__(self) -> SyncReport:
         try:
@@ -113,7 +114,7 @@ class Run:
         def busy(seconds: float, batch: Batch) -> None:
             self._clock.add("read", seconds, len(batch.rows))
 
-        with ReadAhead(streams, lambda batch: size_of_rows(batch.rows), busy) as batches:
+        with read_ahead(streams, lambda batch: size_of_rows(batch.rows), busy) as batches:
             for batch in batches:
                 failpoints.reach("after_read")
                 self._pipeline.check()
@@ -134,8 +135,20 @@ class Run:
         report.read += len(batch.rows)
         gone = list(map(quarantine_id, batch.gone))
         with self._clock("render", len(batch.rows)):
-            rows = self._by_id(batch.rows)
-            index = self._index_of([*rows, *gone])
+            rows: dict[str, Row] = {}  # the last version of each key
+            for row in batch.rows:
+                try:
+                    id_ = document_id(row.key)
+                except RowRejected as error:  # the key cannot be an id
+                    if not self._skip(quarantine_id(row.key), row):
+                        self._reject(row, str(error))
+                    continue
+                report.superseded += id_ in rows
+                rows[id_] = row
+            index = self._index
+            if index is None:
+                ids = list(dict.fromkeys([*rows, *gone]))
+                index = StoredIndex(self._ends.store.stored(self._lease.collection, ids))
             positions = index.positions(list(rows))
             index.mark_seen(positions)
             changed = self._changed(rows, index, positions)
@@ -151,28 +164,13 @@ class Run:
                 except RowRejected as error:
                     self._reject(row, str(error))
                     continue
-                action = self._act(document, index, position)
-                report.late_rows += action.changes and batch.late is not None and batch.late(row.key)
+                self._act(document, index, position)
             for id_, position in zip(gone, index.positions(gone).tolist(), strict=True):
                 self._gone(id_, position)
         if batch.mark is not None:
             window.mark = batch.mark
         if batch.done is not None:
             window.done.append(batch.done)
-
-    def _by_id(self, rows: Sequence[Row]) -> dict[str, Row]:
-        """Return the last version of each key. Quarantine rows whose key cannot be an id."""
-        found: dict[str, Row] = {}
-        for row in rows:
-            try:
-                id_ = document_id(row.key)
-            except RowRejected as error:
-                if not self._skip(quarantine_id(row.key), row):
-                    self._reject(row, str(error))
-                continue
-            self._report.superseded += id_ in found
-            found[id_] = row
-        return found
 
     def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
         """Return the rows whose row digest differs from the stored one; only these need rendering."""
@@ -204,7 +202,7 @@ class Run:
         self._report.loaded += len(loaded)
         return loaded
 
-    def _act(self, document: Document, index: StoredIndex, position: int) -> Action:
+    def _act(self, document: Document, index: StoredIndex, position: int) -> None:
         id_, report, changes = document.id, self._report, self._window.changes
         was_pending = self._supersede(id_)
         stored = index.hashes(position)
@@ -214,7 +212,7 @@ class Run:
             self._quarantine.pop(id_, None)  # released when the row is written; until then its attempts count
             self._window.documents[id_] = document
             self._window.text_bytes += getsizeof(document.text)
-            return action
+            return
         if action in (Action.METADATA, Action.REHASH):
             changes.metadata_only += rehashed(stored, document)
         if action is Action.METADATA:
@@ -225,7 +223,6 @@ class Run:
         report.unchanged += action in (Action.KEEP, Action.REHASH)
         report.empty += document.empty
         self._release(id_, was_pending)
-        return action
 
     def _supersede(self, id_: str) -> bool:
         """Drop an earlier version of the document that this run read but has not written yet."""
@@ -318,10 +315,6 @@ class Run:
 
     # ------------------------------------------------------------------------ what a full run does in another way
 
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        """Return an index that contains at least what the store holds of these documents."""
-        return StoredIndex(self._ends.store.stored(self._lease.collection, list(dict.fromkeys(ids))))
-
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Record content that was sent to the store; None: the document was removed."""
         self._written[id_] = digest
@@ -369,11 +362,8 @@ class FullRun(Run):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._index = StoredIndex(self._ends.store.stored(self._lease.collection))
+        self._index: StoredIndex = StoredIndex(self._ends.store.stored(self._lease.collection))
         self._blank: set[int] = set()  # positions of stored documents whose rows are blank
-
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        return self._index
 
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Mark a removed document as seen. Record no content: a full comparison gives each key once, and a record per

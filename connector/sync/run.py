@@ -67,11 +67,6 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
     report.method = feed.method
     if feed.reason:
         report.notes.append(f"every row was compared: {feed.reason}")
-    if report.late_rows:
-        report.notes.append(
-            f"the watermark would have missed {report.late_rows} changed rows; check that every change sets it in UTC "
-            "and that `delay` is longer than the longest writing transaction"
-        )
     if report.upserted:
         try:
             ends.store.optimise(spec.name)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -53,6 +52,7 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     ranges, share = _divided(source, renderer, SPARE * count, PARTS)
     parts = [_documents(source, renderer, part, share) for part in ranges]
     texts: list[dict[str, None]] = [{} for _ in parts]
+    distinct: list[str] = []
     for _ in range(FARTHEST // SPARE):
         for part, found in zip(parts, texts, strict=True):
             documents = [document for document in islice(part, share) if document is not None]
@@ -65,32 +65,14 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     return [distinct[place] for place in sorted(places)]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledText:
-    """`tokens`: without special tokens."""
-
-    text: str
-    tokens: int
-
-
-@dataclass(slots=True)
-class Preview:
-    """A template's results for some rows. `sampled`: rows read; `empty`: without text; `unreadable`: not renderable.
-    `histogram`: rows with text by tokens; `chunked`: rows cut into several chunks; `truncated`: rows that would still
-    lose text."""
-
-    samples: list[SampledText] = field(default_factory=list)
-    histogram: dict[str, int] = field(default_factory=dict)
-    sampled: int = 0
-    empty: int = 0
-    unreadable: int = 0
-    chunked: int = 0
-    truncated: int = 0
-
-
-def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> Preview:
+def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> dict[str, Any]:
     """Render about PREVIEWED rows from the whole table, always the same for the same rows. Reads a table of up to twice
-    as many rows completely. Costs HANA one count and a few pages. Raises what a sync would raise before writing."""
+    as many rows completely. Costs HANA one count and a few pages. Raises what a sync would raise before writing.
+
+    Returns `sampled`: rows read; `empty`: without text; `unreadable`: not renderable; `histogram`: rows with text by
+    tokens; `chunked`: rows cut into several chunks; `truncated`: rows that would still lose text; `samples`: some
+    texts, with their tokens without special ones.
+    """
     renderer = Renderer(spec, source.describe(spec.source), embedder)
     ranges, share = _divided(source, renderer, PREVIEWED, _PREVIEW_PARTS)
     read = [each for part in ranges for each in islice(_documents(source, renderer, part, share), share)]
@@ -98,19 +80,18 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     filled = [document for document in documents if not document.empty]
     texts = [document.text for document in filled]
     tokens = embedder.count_tokens(texts) if texts else []
-    found = Preview(
-        histogram=_histogram(tokens),
-        sampled=len(read),
-        empty=len(documents) - len(filled),
-        unreadable=len(read) - len(documents),
-    )
-    for chunks in renderer.chunks_of(filled):
-        found.chunked += len(chunks) > 1
-        found.truncated += max(embedder.count_tokens([chunk.text for chunk in chunks])) > embedder.max_tokens
-    distinct = [SampledText(text, count) for text, count in dict(zip(texts, tokens, strict=True)).items()]
+    chunked = [[chunk.text for chunk in chunks] for chunks in renderer.chunks_of(filled)]
+    distinct = [{"text": text, "tokens": count} for text, count in dict(zip(texts, tokens, strict=True)).items()]
     shown = min(samples, len(distinct))
-    found.samples = [distinct[len(distinct) * number // shown] for number in range(shown)]
-    return found
+    return {
+        "samples": [distinct[len(distinct) * number // shown] for number in range(shown)],
+        "histogram": _histogram(tokens),
+        "sampled": len(read),
+        "empty": len(documents) - len(filled),
+        "unreadable": len(read) - len(documents),
+        "chunked": sum(len(chunks) > 1 for chunks in chunked),
+        "truncated": sum(max(embedder.count_tokens(chunks)) > embedder.max_tokens for chunks in chunked),
+    }
 
 
 def _divided(source: Source, renderer: Renderer, wanted: int, parts: int) -> tuple[Sequence[KeyRange | None], int]:

@@ -42,7 +42,15 @@ class StoredIndex:
         self._high = np.ascontiguousarray(keys["high"][first])
         self._low = np.ascontiguousarray(keys["low"][first])
         self._first = np.append(first, len(keys)).astype(np.int64)
-        self._rows = self._row_digests()
+        # Row digests by document; _NO_ROW for missing or duplicate chunks.
+        self._rows = np.empty(0, np.uint64)
+        if len(first):
+            words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
+            counts = np.diff(self._first)
+            places = np.arange(len(words)) - np.repeat(first, counts)
+            intact = (self._numbers == places) & (words == np.repeat(words[first], counts))
+            folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
+            self._rows = np.where(np.logical_and.reduceat(intact, first), words[first] ^ folds, np.uint64(_NO_ROW))
         self.seen: NDArray[np.bool_] = np.zeros(len(self._high), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -63,19 +71,6 @@ class StoredIndex:
             if not further.any():
                 return np.where(alike & (self._low[inside] == low), found, np.int64(-1))
             found[further] += 1
-
-    def _row_digests(self) -> NDArray[np.uint64]:
-        """Return digests by document; _NO_ROW for missing or duplicate chunks."""
-        if not len(self._high):
-            return np.empty(0, np.uint64)
-        words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
-        counts = np.diff(self._first)
-        starts = self._first[:-1]
-        places = np.arange(len(words)) - np.repeat(starts, counts)
-        intact = (self._numbers == places) & (words == np.repeat(words[starts], counts))
-        whole = np.logical_and.reduceat(intact, starts)
-        folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
-        return np.where(whole, words[starts] ^ folds, np.uint64(_NO_ROW)).astype(np.uint64)
 
     def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return, per row digest, whether the document at that position is intact and was written from that row."""

@@ -4,15 +4,16 @@ orphaned, duplicate or damaged rows and repairs exactly those on request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
-from connector.document.document import Renderer, content_hash, metadata_json, quarantine_id, vector_digest
+from connector.document.document import Renderer, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.sync.apply import DocumentWriter
@@ -101,14 +102,11 @@ def verify(
 
 @dataclass(slots=True)
 class _Record:
-    """A stored record without text and vector. `other_model`: its model differs from the collection's. `unlike_model`:
-    the model gives another vector for the stored text; meaningless if that text is wrong."""
+    """A stored record. `content`: a digest of what must agree with the source. `bad`: its vector is damaged.
+    `unlike_model`: the model gives another vector for the stored text; meaningless if that text is wrong."""
 
     number: int
-    content_hash: bytes
-    text: bytes
-    metadata: bytes
-    other_model: bool
+    content: bytes
     bad: bool
     unlike_model: bool = False
 
@@ -215,7 +213,8 @@ class _Audit:
             report.missing += not waits
             return not waits
         duplicate = len({record.number for record in records}) < len(records)
-        stale = _is_stale(document, chunks, records)
+        wanted = {(chunk.number, _content(chunk.content_hash, chunk.text, chunk.metadata)) for chunk in chunks}
+        stale = {(record.number, record.content) for record in records} != wanted
         bad = any(record.bad or (record.unlike_model and not stale) for record in records)
         report.duplicates += duplicate
         report.bad_vectors += bad
@@ -239,37 +238,19 @@ class _Audit:
 def _judged(stored: StoredRecord, model: str | None) -> _Record:
     """Return the record. Its vector is bad unless it has the right dimension, is finite, of length 1, and matches its
     digest."""
-    digest, vector = stored.content_hash or b"", stored.vector
+    hashed, vector = stored.content_hash or b"", stored.vector
+    comparable = stored.model == model and len(hashed) == 32
     return _Record(
         number=-1 if stored.number is None else stored.number,
-        content_hash=digest,
-        text=_digest(stored.text or ""),
-        metadata=_digest(metadata_json(stored.metadata or {})),
-        other_model=stored.model != model,
+        content=_content(hashed, stored.text or "", stored.metadata or {}) if comparable else b"",
         bad=vector is None
         or not np.isfinite(vector).all()
         or abs(float(np.linalg.norm(vector.astype(np.float64))) - 1.0) > NORM_TOLERANCE  # 1e37 squared exceeds float32
-        or (len(digest) == 32 and digest[24:] != vector_digest(vector)),
+        or (len(hashed) == 32 and hashed[24:] != vector_digest(vector)),
     )
 
 
-def _is_stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Record]) -> bool:
-    """Return whether the stored chunks, ignoring duplicates, differ from the document's."""
-    if {record.number for record in records} != set(range(len(chunks))):
-        return True
-    for record in records:
-        chunk = chunks[record.number]
-        if (
-            record.other_model
-            or record.content_hash[:16]
-            != content_hash(document, chunk.number, len(chunks))[:16]  # then: how it was read
-            or len(record.content_hash) != 32
-            or record.text != _digest(chunk.text)
-            or record.metadata != _digest(metadata_json(chunk.metadata))
-        ):
-            return True
-    return False
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+def _content(content_hash: bytes, text: str, metadata: Mapping[str, Any]) -> bytes:
+    """Return a digest of a chunk as rendered, and of its hash without how the row was read."""
+    rendered = f"{len(text)} {text}{metadata_json(metadata)}".encode("utf-8", "surrogatepass")
+    return blake2b(content_hash[:16] + rendered, digest_size=12).digest()

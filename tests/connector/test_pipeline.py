@@ -18,7 +18,7 @@ from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Docume
 from connector.sync.apply import Piece, Prepared, Written
 from connector.sync.embedding import Embedded
 from connector.sync.feeds import full
-from connector.sync.pipeline import Channel, Closed, Pipeline, ReadAhead, Work
+from connector.sync.pipeline import Channel, Closed, Pipeline, Work, read_ahead
 from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
@@ -343,7 +343,7 @@ def test_one_page_is_read_ahead() -> None:
             given.append(number)
             yield number
 
-    with ReadAhead([pages()], lambda _: 1) as ahead:
+    with read_ahead([pages()], lambda _: 1) as ahead:
         assert given == [], "nothing is read before it is asked for"
         assert next(ahead) == 0
         _settles(lambda: len(given), 3)
@@ -354,7 +354,7 @@ def test_one_page_is_read_ahead() -> None:
 @pytest.mark.parametrize("size", [1, 100])
 def test_several_streams_come_mixed_each_in_its_order(size: int) -> None:
     streams = [iter([(stream, number) for number in range(30)]) for stream in range(3)]
-    with ReadAhead(streams, lambda _: size, max_bytes=50) as ahead:
+    with read_ahead(streams, lambda _: size, max_bytes=50) as ahead:
         items = list(ahead)
     for stream in range(3):
         assert [number for where, number in items if where == stream] == list(range(30))
@@ -369,7 +369,7 @@ def test_the_error_of_a_reader_comes_after_what_it_read(at: int) -> None:
         raise error
 
     read: list[int] = []
-    with ReadAhead([failing()], lambda _: 1) as ahead, pytest.raises(Planted) as caught:
+    with read_ahead([failing()], lambda _: 1) as ahead, pytest.raises(Planted) as caught:
         _again_and_again(lambda: read.append(next(ahead)))
     assert caught.value is error
     assert read == list(range(at))
@@ -384,7 +384,7 @@ def test_the_error_of_one_reader_ends_the_others() -> None:
         while True:
             yield 1
 
-    with ReadAhead([endless(), failing(), endless()], lambda _: 1) as ahead, pytest.raises(Planted):
+    with read_ahead([endless(), failing(), endless()], lambda _: 1) as ahead, pytest.raises(Planted):
         _again_and_again(lambda: next(ahead))
 
 
@@ -396,7 +396,7 @@ def test_the_seconds_of_all_readers_count() -> None:
             time.sleep(0.02)
             yield number
 
-    with ReadAhead([slow(), slow()], lambda _: 1, lambda each, _: seconds.append(each)) as ahead:
+    with read_ahead([slow(), slow()], lambda _: 1, lambda each, _: seconds.append(each)) as ahead:
         list(ahead)
     assert len(seconds) == 4
     assert min(seconds) >= 0.02

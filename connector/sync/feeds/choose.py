@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from hashlib import blake2b
 
 from connector.model import Checkpoint, CollectionSpec, Table, log_of
 from connector.protocols import Source
 from connector.sync.feeds import full, log, rowid, watermark
-from connector.sync.feeds.feed import ChangeMethod, Earlier, Feed, ReadPlan
+from connector.sync.feeds.feed import ChangeMethod, Feed, ReadPlan
 
 METHODS: Mapping[str, ChangeMethod] = {"full": full, "watermark": watermark, "log": log, "rowid": rowid}
 
@@ -27,9 +27,8 @@ def choose(plan: ReadPlan, source: Source, checkpoint: Checkpoint) -> Feed:
     identity = {"method": plan.spec.changes.method, "of": _digest(plan), **method.identity(plan, source)}
     mark = checkpoint.mark or {}
     changed = any(mark.get(name) != value for name, value in identity.items())
-    due = _due(plan, checkpoint, changed)
-    # After a pause `compared` is False: the method did not miss the rows that the paused run held back.
-    return method.feed(plan, source, Earlier({} if changed else mark, identity, due, checkpoint.last_full is not None))
+    before, due = {} if changed else mark, _due(plan, checkpoint, changed)
+    return method.feed(replace(plan, before=before, identity=identity, due=due), source)
 
 
 def same_settings(plan: ReadPlan, checkpoint: Checkpoint) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -19,8 +19,7 @@ class Batch:
 
     `load`: None, or the rows have only key and token; `load` then reads the rows whose token differs from the stored
     one, with the token of the returned content. `gone`: deleted keys. `mark`: the mark to store once this batch and all
-    before it are stored. `done`: called after that commit. `late`: whether the configured method would have missed a
-    change of the row with this key.
+    before it are stored. `done`: called after that commit.
     """
 
     rows: Sequence[Row]
@@ -28,7 +27,6 @@ class Batch:
     gone: Sequence[Key] = ()
     mark: Mark | None = None
     done: Callable[[], None] | None = None
-    late: Callable[[Key], bool] | None = None
 
 
 Batches = tuple[int, Sequence[Iterator[Batch]]]
@@ -54,7 +52,11 @@ class Feed:
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The input of one run. `rendering`: `Renderer.digest`. `now`: UTC, by the source's clock. `full`: compare every
-    row. `readers`: as in SyncOptions."""
+    row. `readers`: as in SyncOptions.
+
+    `choose` adds the results of earlier runs. `before`: the last mark; empty if made for other settings or another
+    table. `identity`: required content of every mark of this run. `due`: why all rows must be compared, or "".
+    """
 
     spec: CollectionSpec
     query: Query
@@ -64,18 +66,9 @@ class ReadPlan:
     now: datetime
     full: bool = False
     readers: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """Results of earlier runs. `mark`: empty if made for other settings or another table. `identity`: required content
-    of every mark of this run. `due`: why all rows must be compared, or "". `compared`: an earlier full comparison
-    finished."""
-
-    mark: Mark
-    identity: Mark
-    due: str
-    compared: bool
+    before: Mark = field(default_factory=dict)
+    identity: Mark = field(default_factory=dict)
+    due: str = ""
 
 
 class ChangeMethod(Protocol):
@@ -89,6 +82,6 @@ class ChangeMethod(Protocol):
         """Return facts of the source that a mark depends on, besides the settings. A change discards the mark."""
         ...
 
-    def feed(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
-        """Return the feed of this run: a full comparison if `earlier.due`."""
+    def feed(self, plan: ReadPlan, source: Source) -> Feed:
+        """Return the feed of this run: a full comparison if `plan.due`."""
         ...

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from connector.errors import ConfigurationError
-from connector.model import CollectionSpec, Query, Table, Token
+from connector.model import CollectionSpec, Table, Token
 from connector.protocols import Source
-from connector.sync.feeds.feed import Batch, Batches, Earlier, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
 
 ROWS_PER_READER = 20_000  # with fewer rows one reader is as fast, because dividing the table costs extra statements
 
@@ -20,24 +20,24 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
     return {}
 
 
-def feed(plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
+def feed(plan: ReadPlan, source: Source) -> Feed:
     """Return the full comparison, by the configured kind of hash."""
     changes = plan.spec.changes
     if changes.hash == "server":
-        return by_tokens(plan, source, earlier, "hash", earlier.due, earlier.identity)
-    reason = earlier.due if changes.method != "full" else ""
-    return Feed(partial(all_rows, plan, source, plan.query), earlier.identity, "full", reason)
+        return by_tokens(plan, source, "hash", plan.due, plan.identity)
+    reason = plan.due if changes.method != "full" else ""
+    return Feed(partial(all_rows, plan, source), plan.identity, "full", reason)
 
 
-def all_rows(plan: ReadPlan, source: Source, query: Query) -> Batches:
+def all_rows(plan: ReadPlan, source: Source) -> Batches:
     """Read every row page by page; a large table in up to `plan.readers` key ranges at once."""
-    rows = source.count(query)
+    query, rows = plan.query, source.count(plan.query)
     parts = min(plan.readers, rows // ROWS_PER_READER)
     ranges = source.ranges(query, parts, rows) if parts > 1 else [None]
     return rows, [map(Batch, source.pages(query, plan.page_rows, within)) for within in ranges]
 
 
-def by_tokens(plan: ReadPlan, source: Source, earlier: Earlier, token: Token, due: str, mark: Mark) -> Feed:
+def by_tokens(plan: ReadPlan, source: Source, token: Token, due: str, mark: Mark) -> Feed:
     """Compare every row's token, and read whole only rows whose token differs from the stored one.
 
     If `due`, read all values and trust no token. This stores the first tokens and verifies them periodically.
@@ -49,7 +49,7 @@ def by_tokens(plan: ReadPlan, source: Source, earlier: Earlier, token: Token, du
         pages = capture.tokens(query, token, plan.page_rows, values=bool(due))
         return source.count(query), [(Batch(page, load=load) for page in pages)]
 
-    mark = {**mark, "proved": plan.now.isoformat() if due else earlier.mark.get("proved")}
+    mark = {**mark, "proved": plan.now.isoformat() if due else plan.before.get("proved")}
     return Feed(read, mark, "full" if due else token, due, trusts_tokens=not due)
 
 

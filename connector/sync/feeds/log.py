@@ -13,7 +13,7 @@ from connector.errors import LogMissing
 from connector.model import CollectionSpec, Key, Table, TableRef, log_of
 from connector.protocols import Capture, Source
 from connector.sync.feeds import full
-from connector.sync.feeds.feed import Batch, Batches, Earlier, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
 
 EXTRA_PAGES = 10  # pages to read beyond the entries present at the start; later entries wait for the next run
 
@@ -27,7 +27,7 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
     return {"table": table_id(plan.query.table), "log": table_id(log_of(plan.spec))}
 
 
-def feed(plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
+def feed(plan: ReadPlan, source: Source) -> Feed:
     """Return the feed. Raises LogMissing if the log or one of its triggers is missing."""
     log = log_of(plan.spec)
     try:
@@ -36,14 +36,14 @@ def feed(plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
         collection = plan.spec.name.partition("@")[0]
         advice = f"see `owl-sap changes install {collection}`; the next run then compares everything"
         raise LogMissing(f"{error}: {advice}") from None
-    if earlier.due:
-        return full.feed(plan, source, earlier)
+    if plan.due:
+        return full.feed(plan, source)
 
     def read() -> Batches:
         waiting = source.capture.log_length(log)
         return waiting, [_batches(plan, source, log, waiting)]
 
-    return Feed(read, earlier.identity, "log", complete=False)
+    return Feed(read, plan.identity, "log", complete=False)
 
 
 def _batches(plan: ReadPlan, source: Source, log: TableRef, waiting: int) -> Iterator[Batch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from connector.model import CollectionSpec, RowIds, Table
 from connector.protocols import Source
-from connector.sync.feeds.feed import Earlier, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Feed, Mark, ReadPlan
 from connector.sync.feeds.full import by_tokens, refuse_view
 
 
@@ -16,11 +16,11 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
     return {"table": source.capture.table_id(plan.query.table)}
 
 
-def feed(plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
-    ids, mark = source.capture.row_ids(plan.query), earlier.mark
-    due = earlier.due or _regressed(RowIds(mark["highest"], mark["rows"]), ids)
-    after = {**earlier.identity, "highest": ids.highest, "rows": ids.rows}
-    return by_tokens(plan, source, earlier, "rowid", due, after)
+def feed(plan: ReadPlan, source: Source) -> Feed:
+    ids, mark = source.capture.row_ids(plan.query), plan.before
+    due = plan.due or _regressed(RowIds(mark["highest"], mark["rows"]), ids)
+    after = {**plan.identity, "highest": ids.highest, "rows": ids.rows}
+    return by_tokens(plan, source, "rowid", due, after)
 
 
 def _regressed(before: RowIds, now: RowIds) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,9 @@ from connector.document.document import document_id, parse_id
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import check_columns
 from connector.hana.watermarks import Reach, Step, less, moment, reach, watermark
-from connector.model import CollectionSpec, Column, Key, Span, Table
+from connector.model import CollectionSpec, Column, Span, Table
 from connector.protocols import Capture, Source
-from connector.sync.feeds.feed import Batch, Batches, Earlier, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
 from connector.sync.feeds.full import all_rows
 
 
@@ -31,20 +30,18 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
     return {"table": source.capture.table_id(plan.query.table)}
 
 
-def feed(plan: ReadPlan, source: Source, earlier: Earlier) -> Feed:
-    column, at = _column(plan.spec, plan.table), earlier.mark.get("at")
-    found, mark = _next_mark(source.capture, plan, column, earlier.mark)
-    mark = {**mark, **earlier.identity}
-    if not earlier.due and at is not None:
+def feed(plan: ReadPlan, source: Source) -> Feed:
+    column, at = _column(plan.spec, plan.table), plan.before.get("at")
+    found, mark = _next_mark(source.capture, plan, column)
+    mark = {**mark, **plan.identity}
+    if not plan.due and at is not None:
 
         def read() -> Batches:
-            return 0, [] if found is None else [_window(source.capture, plan, column, earlier.mark, found)]
+            return 0, [] if found is None else [_window(source.capture, plan, column, found)]
 
         return Feed(read, mark, "watermark", complete=False)
-    read_all = partial(all_rows, plan, source, plan.query)
-    if at is not None and earlier.compared:
-        read_all = partial(_all_with_late, plan, source, column, at)
-    return Feed(read_all, mark, "full", earlier.due or "no value of the watermark is old enough to continue from")
+    reason = plan.due or "no value of the watermark is old enough to continue from"
+    return Feed(partial(all_rows, plan, source), mark, "full", reason)
 
 
 def _column(spec: CollectionSpec, table: Table) -> Column:
@@ -57,13 +54,13 @@ def _column(spec: CollectionSpec, table: Table) -> Column:
     return column
 
 
-def _next_mark(capture: Capture, plan: ReadPlan, column: Column, mark: Mark) -> tuple[Reach | None, dict[str, Any]]:
-    """Return how far this run may read, and its final mark, which is never below `mark`.
+def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[Reach | None, dict[str, Any]]:
+    """Return how far this run may read, and its final mark, which is never below that before.
 
     A number has no time and may become visible out of order. It is settled `delay` seconds after a run first saw it as
     the highest. Until then, rows above the settled number are read again.
     """
-    kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
+    kind, delay, mark = watermark(column, plan.query.table), plan.spec.changes.delay, plan.before
     at, seen, now = mark.get("at"), mark.get("seen"), plan.now.isoformat()
     if kind.step is not Step.NUMBER:
         found = reach(kind, plan.now, delay)
@@ -94,9 +91,9 @@ def behind(mark: Mark | None) -> float:
         return 0.0
 
 
-def _window(capture: Capture, plan: ReadPlan, column: Column, before: Mark, found: Reach) -> Iterator[Batch]:
-    """Yield the rows after `before` (which has `at`) up to `found`."""
-    kind, at, id_ = watermark(column, plan.query.table), before["at"], before.get("key")
+def _window(capture: Capture, plan: ReadPlan, column: Column, found: Reach) -> Iterator[Batch]:
+    """Yield the rows after the last mark (which has `at`) up to `found`."""
+    kind, at, id_ = watermark(column, plan.query.table), plan.before["at"], plan.before.get("key")
     if less(kind, found.upto, at) or (at == found.upto and id_ is None):
         return
     span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), found.upto)
@@ -104,31 +101,5 @@ def _window(capture: Capture, plan: ReadPlan, column: Column, before: Mark, foun
         mark: Mark | None = None
         if not less(kind, found.settled, passed.last):  # otherwise rows with this watermark may still appear
             with suppress(RowRejected):  # a key too long for an id
-                mark = {**before, "at": passed.last, "key": document_id(passed.rows[-1].key)}
+                mark = {**plan.before, "at": passed.last, "key": document_id(passed.rows[-1].key)}
         yield Batch(passed.rows, mark=mark)
-
-
-def _all_with_late(plan: ReadPlan, source: Source, column: Column, at: str) -> Batches:
-    """Read every row, and mark rows that the watermark missed: NULL, or not above the last mark."""
-    query, name, kind = plan.query, column.name, watermark(column, plan.query.table)
-    added = name not in (*query.key, *query.columns)
-    if added:
-        query = replace(query, columns=(*query.columns, name))
-
-    def with_late(batch: Batch) -> Batch:
-        values, rows = {row.key: row.values[name] for row in batch.rows}, batch.rows
-        if added:  # documents are made without the watermark
-            kept = [other for other in (rows[0].values if rows else ()) if other != name]
-            rows = [replace(row, values={other: row.values[other] for other in kept}) for row in rows]
-
-        def is_late(key: Key) -> bool:
-            value = values[key]
-            if value is None:
-                return True
-            text = kind.form(value.replace(tzinfo=UTC)) if isinstance(value, datetime) else kind.text(value)
-            return not less(kind, at, text)
-
-        return replace(batch, rows=rows, late=is_late)
-
-    total, streams = all_rows(plan, source, query)
-    return total, [map(with_late, stream) for stream in streams]
