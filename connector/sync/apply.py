@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from connector import failpoints
 from connector.document.document import Renderer, vector_digest
 from connector.errors import Overloaded, RowRejected, RowsRejected
 from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
-from connector.sync.embedding import Embedded, TextEmbedder, Vector
+from connector.sync.embedding import TextEmbedder, Vector
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
@@ -28,9 +29,6 @@ class Written:
 
     upserted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
     undone: int = 0
 
 
@@ -50,13 +48,7 @@ class Piece:
         return len(self.chunks) or max(1, len(self.rest.metadata_only))
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Documents with a vector for every chunk, and the rows that the engine rejected."""
-
-    ready: list[Piece]
-    refused: list[QuarantinedRow]
-    embedded: Embedded
+Prepared = tuple[list[Piece], list[QuarantinedRow]]  # with a vector for every chunk; rows that the engine rejected
 
 
 class DocumentWriter:
@@ -68,7 +60,7 @@ class DocumentWriter:
         """`afresh`: count attempts at rejected rows from one."""
         self._store = ends.store
         self._lease = lease
-        self._embed = TextEmbedder(ends.embedder, clock)
+        self.embed = TextEmbedder(ends.embedder, clock)
         self._renderer = renderer
         self._clock = clock
         self._afresh = afresh
@@ -87,34 +79,34 @@ class DocumentWriter:
 
     def prepare(self, documents: Sequence[Document]) -> Prepared:
         """Chunk and embed without accessing the store."""
+        ready: list[Piece] = []
+        refused: list[QuarantinedRow] = []
         if not documents:
-            return Prepared([], [], Embedded())
+            return ready, refused
         with self._clock("tokenize", len(documents)):
             chunked = self._renderer.chunks_of(documents)
-        embedded = self._embed([chunk.text for chunks in chunked for chunk in chunks])
+        vectors = iter(self.embed([chunk.text for chunks in chunked for chunk in chunks]))
         failpoints.reach("after_embed")
-        prepared = Prepared([], [], embedded)
         for document, chunks in zip(documents, chunked, strict=True):
-            vectors = [vector for chunk in chunks if (vector := embedded.vector(chunk.text)) is not None]
-            if len(vectors) == len(chunks):
-                piece = Piece(document.id, with_vectors(chunks, vectors), vectors, document.row_digest)
-                prepared.ready.append(piece)
+            sound = [vector for vector in islice(vectors, len(chunks)) if vector is not None]
+            if len(sound) == len(chunks):
+                ready.append(Piece(document.id, with_vectors(chunks, sound), sound, document.row_digest))
             else:
                 reason = "the model gave no finite vector for its text"
-                prepared.refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
-        return prepared
+                refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
+        return ready, refused
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
         """Store `extra`, the prepared documents, and `closing`, each in its own transaction. An empty `closing` still
         checks the lease."""
-        embedded = prepared.embedded
-        written = Written([], [], embedded.embedded_texts, embedded.reused_texts, embedded.tokens)
+        ready, refused = prepared
+        written = Written()
         failpoints.reach("before_apply")
         if extra:
             self._write_extra(extra, written)
-        if prepared.refused:
-            self._quarantine(prepared.refused, written)
-        self._write_pieces(prepared.ready, written)
+        if refused:
+            self._quarantine(refused, written)
+        self._write_pieces(ready, written)
         failpoints.reach("after_apply")
         if closing is not None:
             self._apply(closing, 0)

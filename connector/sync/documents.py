@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -142,15 +143,16 @@ class Documents:
                 changes.metadata_only += rehashed(stored, document)
         new = [id_ for id_ in replaced if id_ not in ready]
         pieces = self._chunker.pieces_of([wanted[id_][1].text for id_ in new])
-        embedded = TextEmbedder(self._embedder, StageClock())([piece for some in pieces for piece in some])
-        put.embedded_texts += embedded.embedded_texts
-        put.tokens += embedded.tokens
+        embed = TextEmbedder(self._embedder, StageClock())
+        vectors = iter(embed([piece for some in pieces for piece in some]))
+        put.embedded_texts += embed.embedded
+        put.tokens += embed.tokens
         for id_, some in zip(new, pieces, strict=True):
             place, document = wanted[id_]
-            vectors = [vector for piece in some if (vector := embedded.vector(piece)) is not None]
-            if len(vectors) < len(some):
+            sound = [vector for vector in islice(vectors, len(some)) if vector is not None]
+            if len(sound) < len(some):
                 raise BadDocument(f"documents[{place}]: the model gave no finite vector for its text", index=place)
-            ready[id_] = with_vectors(chunks(document, some), vectors), vectors
+            ready[id_] = with_vectors(chunks(document, some), sound), sound
         changes.chunks = [chunk for id_ in replaced for chunk in ready[id_][0]]
         if replaced:
             changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -51,41 +50,32 @@ class VectorCache:
         self.bytes = 0
 
 
-@dataclass(slots=True)
-class Embedded:
-    """`vectors` by `VectorCache.key`, all finite and of length 1. `tokens`: of newly computed texts."""
-
-    vectors: dict[bytes, Vector] = field(default_factory=dict)
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
-
-    def vector(self, text: str) -> Vector | None:
-        """Return the vector; None if the engine gave no finite unit vector."""
-        return self.vectors.get(VectorCache.key(text))
-
-
 class TextEmbedder:
-    """Embeds texts and caches their vectors for one run."""
+    """Embeds texts and caches their vectors for one run. Counts texts that were `embedded` and `reused`, and the
+    `tokens` of the first."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
         self._clock = clock
         self._cache = VectorCache()
+        self.embedded = self.reused = self.tokens = 0
 
-    def __call__(self, texts: Sequence[str]) -> Embedded:
-        """Embed texts. Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any
-        text, including a plain word: then the engine is at fault."""
+    def __call__(self, texts: Sequence[str]) -> list[Vector | None]:
+        """Return the vector of each text, finite and of length 1; None if the engine gave no such vector.
+
+        Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any text, including a
+        plain word: then the engine is at fault.
+        """
+        keys = list(map(VectorCache.key, texts))
         known: dict[bytes, Vector] = {}
         fresh: dict[bytes, str] = {}
-        for text in texts:
-            key = VectorCache.key(text)
+        for key, text in zip(keys, texts, strict=True):
             cached = self._cache.get(key)
             if cached is not None:
                 known[key] = cached
             else:
                 fresh.setdefault(key, text)
-        embedded, tokens = self._embed(fresh)
+        embedded = self._embed(fresh)
         if fresh and not embedded:
             try:
                 # Embed it as a document: query vectors may come from a cache filled before the engine failed.
@@ -100,10 +90,13 @@ class TextEmbedder:
                 )
         for key, vector in embedded.items():
             self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
-        return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
+        self.embedded += len(embedded)
+        self.reused += len(texts) - len(fresh)
+        known |= embedded
+        return list(map(known.get, keys))
 
-    def _embed(self, texts: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
-        """Return the vectors that the store accepts, by key, and the number of tokens."""
+    def _embed(self, texts: dict[bytes, str]) -> dict[bytes, Vector]:
+        """Return the vectors that the store accepts, by key."""
         with self._clock("embed", len(texts)):
             while texts:
                 try:
@@ -117,8 +110,9 @@ class TextEmbedder:
                 if vectors.shape != (len(texts), self._embedder.dimension):
                     raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(texts)} texts")
                 sound = zip(texts, vectors, _are_units(vectors), strict=True)
-                return {key: vector for key, vector, unit in sound if unit}, sum(tokens)
-        return {}, 0
+                self.tokens += sum(tokens)
+                return {key: vector for key, vector, unit in sound if unit}
+        return {}
 
 
 def _are_units(vectors: Vectors) -> list[bool]:

@@ -232,7 +232,7 @@ class Pipeline:
         work = self._works.get()
         prepared = self._writer.prepare(work.documents)
         size = _OVERHEAD_BYTES * entries(work.extra)
-        for piece in prepared.ready:
+        for piece in prepared[0]:
             size += sum(_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks)
             size += sum(vector.nbytes for vector in piece.vectors)
         self._prepared.put((work, prepared), size)

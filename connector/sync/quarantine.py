@@ -181,8 +181,7 @@ def _retry_some(
     report.retried += len(ids)
     report.upserted += len(written.upserted)
     report.quarantined += len(written.quarantined)
-    report.embedded_texts += written.embedded_texts
-    report.tokens += written.tokens
+    report.embedded_texts, report.tokens = writer.embed.embedded, writer.embed.tokens
 
 
 def _by_digest(id_: str) -> bool:

@@ -103,6 +103,8 @@ class Run:
         finally:
             self._pipeline.close()
         report, seconds = self._report, time.perf_counter() - self._start
+        embed = self._writer.embed
+        report.embedded_texts, report.reused_texts, report.tokens = embed.embedded, embed.reused, embed.tokens
         report.seconds = round(seconds, 3)
         report.rows_per_second = round(report.read / seconds, 1) if seconds else 0.0
         report.stages = {name: round(busy, 3) for name, busy in self._clock.seconds.items()}
@@ -277,12 +279,8 @@ class Run:
             self._pipeline.put(Work(documents, window.changes, closing, window.done))
 
     def _count(self, written: Written) -> None:
-        report = self._report
-        report.upserted += len(written.upserted) - written.undone
-        report.quarantined += len(written.quarantined)
-        report.embedded_texts += written.embedded_texts
-        report.reused_texts += written.reused_texts
-        report.tokens += written.tokens
+        self._report.upserted += len(written.upserted) - written.undone
+        self._report.quarantined += len(written.quarantined)
 
     def _finish(self) -> None:
         """Finish a complete feed: delete what the source no longer has, and advance the checkpoint."""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, KeyRange, Query, Row
 from connector.sync.apply import Piece, Prepared, Written
-from connector.sync.embedding import Embedded
 from connector.sync.feeds import full
 from connector.sync.pipeline import Channel, Closed, Pipeline, Work, read_ahead
 from connector.sync.run import Ends, SyncOptions, sync
@@ -62,11 +61,11 @@ class FakeWriter:
         ready = [
             Piece(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
         ]
-        return Prepared(ready, [], Embedded(embedded_texts=len(ready)))
+        return ready, []
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
-        written = Written(embedded_texts=prepared.embedded.embedded_texts)
-        for ready in prepared.ready:
+        written = Written()
+        for ready in prepared[0]:
             self.store(ready.id)
             self.stored.append(ready.id)
             written.upserted.append(ready.id)
