@@ -19,11 +19,10 @@ import orjson
 from numpy.typing import NDArray
 
 from connector.document import values
-from connector.document.chunking import Chunker
 from connector.document.template import Template
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import VECTOR_TYPES, check_columns, resolve_key
-from connector.model import Cells, Chunk, CollectionSpec, Document, Key, Query, Row, Table, Value
+from connector.model import Cells, Chunk, ChunkSpec, CollectionSpec, Document, Key, Query, Row, Table, Value
 from connector.protocols import Embedder
 
 LONGEST_ID = 2000  # SRC_KEY is NVARCHAR(2000), which counts UTF-16 units
@@ -32,9 +31,6 @@ UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _DIGEST = 16
 RENDERING = 1  # increase when this code renders the same row differently
 Plain = bool | int | float | str | None  # a key value as JSON
-
-
-# --------------------------------------------------------------------------------------------------------- identity
 
 
 def document_id(key: Key) -> str:
@@ -132,9 +128,6 @@ def _tag(value: Any) -> dict[str, str]:
     return {"decimal": format(shortest, "f") if abs(exponent) <= 40 else str(shortest)}
 
 
-# ---------------------------------------------------------------------------------------------------------- digests
-
-
 def _hash(data: bytes, size: int = _DIGEST) -> bytes:
     return blake2b(data, digest_size=size).digest()
 
@@ -190,9 +183,6 @@ def chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------- metadata names
-
-
 def metadata_names(columns: Iterable[str]) -> dict[str, str]:
     """Return the metadata name of each column. Names that are JSON-path words are kept. In others every special
     character becomes `_` (/BIC/AZD -> BIC_AZD), and a name already used gets _2, _3 ..."""
@@ -212,7 +202,50 @@ def metadata_names(columns: Iterable[str]) -> dict[str, str]:
     return {column: names[column] for column in distinct}
 
 
-# ---------------------------------------------------------------------------------------------------------- renderer
+class Chunker:
+    """Cut texts. Thread-safe. Raises ConfigurationError for a size that the model does not support."""
+
+    def __init__(self, spec: ChunkSpec, embedder: Embedder) -> None:
+        most = embedder.max_tokens
+        self.max_tokens = spec.max_tokens or most
+        if self.max_tokens > most:
+            raise ConfigurationError(
+                f"`chunk.max_tokens` is {self.max_tokens}, but {embedder.model} takes at most {most}: texts would be "
+                "cut off"
+            )
+        if spec.overlap < 0:
+            raise ConfigurationError(f"`chunk.overlap` is {spec.overlap}; it must be at least 0")
+        # With few tokens the default overlap would repeat more than half of each piece.
+        self.overlap = min(spec.overlap, self.max_tokens // 2)
+        self._embedder = embedder
+        self._hash = blake2b(digest_size=_DIGEST)
+        sizes = f"{self.max_tokens} {self.overlap}".encode()
+        for part in (sizes, embedder.fingerprint.encode("utf-8", "surrogatepass")):
+            self._hash.update(struct.pack("<Q", len(part)) + part)
+        self.digest = self._hash.digest()  # 16 bytes of sizes and model
+
+    def text_digest(self, text: str) -> bytes:
+        """Return 16 bytes of the text, the sizes and the model."""
+        digest = self._hash.copy()
+        digest.update(text.encode())
+        return digest.digest()
+
+    def pieces_of(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that may be too long: a
+        tokeniser gives at most one token per ASCII character and one at the start; others may become several tokens."""
+        most = self.max_tokens
+        long = [
+            position
+            for position, text in enumerate(texts)
+            if len(text) >= most or (not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= most)
+        ]
+        counts = self._embedder.count_tokens([texts[position] for position in long]) if long else []
+        pieces = [[text] if text else [] for text in texts]
+        for position, count in zip(long, counts, strict=True):
+            if count > most:
+                pieces[position] = self._embedder.split(texts[position], most, self.overlap)
+        return pieces
+
 
 # A value without a JSON type becomes an array, which no other value uses.
 _as_json = partial(

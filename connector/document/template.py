@@ -42,17 +42,9 @@ class Template:
                 slots.append(plain if quoted is None else quoted.replace('""', '"'))
                 literals.append("")
             elif token.group() in "{}":
-                where = f"template, position {token.start() + 1}"
-                inside, closed, _ = text[token.start() + 1 :].partition("}")
-                if token.group() == "}":
-                    raise ConfigurationError(f"{where}: a single }}; write }}}} for a literal brace")
-                if not closed:
-                    raise ConfigurationError(f"{where}: this {{ is never closed; write {{{{ for a literal brace")
-                if not inside.strip():
-                    raise ConfigurationError(f"{where}: no column name between the braces")
-                inside = inside if len(inside) <= 60 else f"{inside[:60]}..."
                 raise ConfigurationError(
-                    f'{where}: invalid column name {inside!r}; put odd names in double quotes, {{"/BIC/TXT"}}'
+                    f"template, position {token.start() + 1}: write a column as {{MAKTX}}, with an odd name as "
+                    '{"/BIC/TXT"}, and a literal brace as {{ or }}'
                 )
             else:
                 literals[-1] += {"{{": "{", "}}": "}"}.get(token.group(), token.group())

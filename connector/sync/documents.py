@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from connector.document.chunking import Chunker
-from connector.document.document import chunks, metadata_digest
+from connector.document.document import Chunker, chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder
@@ -53,9 +52,6 @@ class Put:
     unchanged: int = 0
     embedded_texts: int = 0
     tokens: int = 0
-
-
-# -------------------------------------------------------------------------------------------------------------- writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +186,6 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
         if there:
             store.apply(lease, ChangeSet(deleted=there))
     return len(there)
-
-
-# -------------------------------------------------------------------------------------------------------- what is valid
 
 
 def from_table(spec: CollectionSpec) -> WrongOrigin:

@@ -73,9 +73,6 @@ def filled_by_sync(
     return spec, None if needs_another(store, spec.name, found, stamp) else store
 
 
-# ---------------------------------------------------------------------------------------------------------- comparing
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How alike two generations answer `queries` texts; null without queries. `overlap_at_10`: mean share of the first

@@ -21,9 +21,6 @@ from connector.sync.run import take_lease
 GivenKey = Mapping[str, Any] | Sequence[Any]  # as users write it: some values by column, or all in key order
 
 
-# ------------------------------------------------------------------------------------------------ which rows are meant
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A quarantined row as users see it. `key`: by column name; {"digest": ...} if too long to store. `given_up`: syncs
@@ -89,9 +86,6 @@ def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None
     parts = re.split(rf",(?=(?:{names})=)", text) if names else [text]
     pairs = [part.partition("=") for part in parts]
     return {name: value for name, _, value in pairs} if all(sign for _, sign, _ in pairs) else None
-
-
-# ----------------------------------------------------------------------------------------------------- trying again
 
 
 @dataclass(slots=True)
@@ -186,9 +180,6 @@ def _retry_some(
 
 def _by_digest(id_: str) -> bool:
     return id_.startswith('[{"digest":')
-
-
-# ------------------------------------------------------------------------------------------------------- forgetting
 
 
 def drop(store: VectorStore, collection: str, ids: Sequence[str], options: SyncOptions) -> int:

@@ -130,8 +130,6 @@ class Run:
                     self._report.stopped = True
                     return
 
-    # ------------------------------------------------------------------------------------------------ one batch
-
     def _batch(self, batch: Batch) -> None:
         report, window = self._report, self._window
         report.read += len(batch.rows)
@@ -232,8 +230,6 @@ class Run:
         self._report.superseded += was_pending
         return was_pending
 
-    # ------------------------------------------------------------------------------------------------ quarantine
-
     def _skip(self, id_: str, row: Row) -> bool:
         """Return whether the row failed too often with this content. It then stays in quarantine."""
         entry = self._quarantine.get(id_)
@@ -260,8 +256,6 @@ class Run:
         """Release the entry. `was_pending`: its release was planned for a write that will not happen now."""
         if self._quarantine.pop(id_, None) is not None or was_pending:
             self._window.changes.released.append(id_)
-
-    # --------------------------------------------------------------------------------------------------- writing
 
     def _flush(self) -> None:
         window, self._window = self._window, _Window()
@@ -326,8 +320,6 @@ class Run:
     def _delete_unseen(self) -> list[str]:
         """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
         return []
-
-    # ------------------------------------------------------------------------------------------------- deletions
 
     def _gone(self, id_: str, position: int) -> None:
         """Handle a row that the feed reports as deleted."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from connector.document.document import Renderer
 from connector.errors import RowRejected
-from connector.model import CollectionSpec, Document, KeyRange
+from connector.model import CollectionSpec, Document, Row
 from connector.protocols import Embedder, Source
 
 T = TypeVar("T")
 PARTS = 32  # ranges of keys that are read in a large table
-SPARE = 2  # rows to read per wanted text: some are blank or duplicates
-FARTHEST = 16  # the most rows to read per wanted text: nearly all may be blank
+SPARE = 4  # rows to read per wanted text: many may be blank or duplicates
 PREVIEWED = 200  # approximate number of rows that a preview renders
 _PREVIEW_PARTS = 8
 BUCKETS = (16, 32, 64, 128, 256, 512)  # upper bounds of a histogram; one more bucket is open-ended
@@ -43,24 +42,17 @@ class Reservoir(Generic[T]):
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
     """Return up to `count` different texts of chunks, in key order, always the same for the same rows.
 
-    Reads `SPARE` rows per text, spread over the table, and up to `FARTHEST` if rows are blank or duplicates. Skips rows
-    that cannot be rendered. Raises what a sync would raise before writing.
+    Reads `SPARE` rows per text, spread over the table. Skips rows that cannot be rendered. Raises what a sync would
+    raise before writing.
     """
     if count < 1:
         return []
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    ranges, share = _divided(source, renderer, SPARE * count, PARTS)
-    parts = [_documents(source, renderer, part, share) for part in ranges]
-    texts: list[dict[str, None]] = [{} for _ in parts]
-    distinct: list[str] = []
-    for _ in range(FARTHEST // SPARE):
-        for part, found in zip(parts, texts, strict=True):
-            documents = [document for document in islice(part, share) if document is not None]
-            for chunks in renderer.chunks_of(documents):
-                found |= dict.fromkeys(chunk.text for chunk in chunks)
-        distinct = list(dict.fromkeys(text for found in texts for text in found))
-        if len(distinct) >= count:
-            break
+    texts: dict[str, None] = {}
+    for documents in _documents(source, renderer, SPARE * count, PARTS):
+        for chunks in renderer.chunks_of([document for document in documents if document is not None]):
+            texts |= dict.fromkeys(chunk.text for chunk in chunks)
+    distinct = list(texts)
     places = random.Random(23).sample(range(len(distinct)), min(count, len(distinct)))
     return [distinct[place] for place in sorted(places)]
 
@@ -74,8 +66,7 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     texts, with their tokens without special ones.
     """
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    ranges, share = _divided(source, renderer, PREVIEWED, _PREVIEW_PARTS)
-    read = [each for part in ranges for each in islice(_documents(source, renderer, part, share), share)]
+    read = [each for some in _documents(source, renderer, PREVIEWED, _PREVIEW_PARTS) for each in some]
     documents = [document for document in read if document is not None]
     filled = [document for document in documents if not document.empty]
     texts = [document.text for document in filled]
@@ -94,23 +85,23 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     }
 
 
-def _divided(source: Source, renderer: Renderer, wanted: int, parts: int) -> tuple[Sequence[KeyRange | None], int]:
-    """Return key ranges, and how many rows to read of each for `wanted` rows; a small table is read whole."""
+def _documents(source: Source, renderer: Renderer, wanted: int, parts: int) -> Iterator[list[Document | None]]:
+    """Yield the first documents of `parts` key ranges, `wanted` in all; None for a row that cannot be rendered. Reads a
+    table of up to twice as many rows whole."""
+
+    def document(row: Row) -> Document | None:
+        try:
+            return renderer.document(row)
+        except RowRejected:
+            return None
+
     rows = source.count(renderer.query)
-    if rows <= SPARE * wanted:
-        return [None], max(1, rows)
-    ranges = source.ranges(renderer.query, parts, rows)
-    return ranges, -(-wanted // len(ranges))
-
-
-def _documents(source: Source, renderer: Renderer, part: KeyRange | None, share: int) -> Iterator[Document | None]:
-    """Yield the documents of a key range; None for a row that cannot be rendered."""
-    for page in source.pages(renderer.query, min(1000, share), part):
-        for row in page:
-            try:
-                yield renderer.document(row)
-            except RowRejected:
-                yield None
+    whole = rows <= 2 * wanted
+    ranges = [None] if whole else source.ranges(renderer.query, parts, rows)
+    share = rows if whole else -(-wanted // len(ranges))
+    for part in ranges:
+        pages = source.pages(renderer.query, min(1000, max(1, share)), part)
+        yield list(map(document, islice(chain.from_iterable(pages), share)))
 
 
 def _histogram(tokens: Sequence[int]) -> dict[str, int]:

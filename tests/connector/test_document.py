@@ -14,8 +14,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from connector.document.chunking import Chunker
 from connector.document.document import (
+    Chunker,
     Renderer,
     content_hash,
     document_id,
