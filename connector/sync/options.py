@@ -66,7 +66,15 @@ class SyncOptions:
 
 
 @dataclass(slots=True)
-class SyncReport:
+class Report:
+    collection: str
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class SyncReport(Report):
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
 
     `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
@@ -76,7 +84,6 @@ class SyncReport:
     `stages`: seconds busy. `notes`: for people.
     """
 
-    collection: str
     method: str = "full"
     read: int = 0
     loaded: int = 0
@@ -97,9 +104,6 @@ class SyncReport:
     rows_per_second: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class StageClock:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from connector.sync.decide import Action, decide
 from connector.sync.embedding import VectorCache
 from connector.sync.feeds.choose import check, choose
 from connector.sync.feeds.feed import ReadPlan
+from connector.sync.options import Report
 from connector.sync.pipeline import pages_ahead
 from connector.sync.reconcile import FREE_DELETES
 from connector.sync.sampling import Reservoir
@@ -42,7 +43,7 @@ class PlanOptions:
 
 
 @dataclass(slots=True)
-class Plan:
+class Plan(Report):
     """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` beside it.
 
     `changed` includes `metadata_only` (nothing to embed). `tokens`, `duplicates`, `chunked` and `truncated` are about
@@ -53,7 +54,6 @@ class Plan:
     although another method is configured. The counts are always of all rows. `seconds`: of reading.
     """
 
-    collection: str
     method: str = "full"
     reason: str = ""
     rows: int = 0
@@ -76,9 +76,6 @@ class Plan:
     samples: list[str] = field(default_factory=list)
     languages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def plan(

@@ -15,7 +15,7 @@ from connector.model import ChangeSet, CollectionSpec, Document, QuarantinedRow
 from connector.protocols import Source
 from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter
-from connector.sync.options import Ends, StageClock, SyncOptions, Watch
+from connector.sync.options import Ends, Report, StageClock, SyncOptions, Watch
 from connector.sync.run import take_lease
 
 GivenKey = Mapping[str, Any] | Sequence[Any]  # as users write it: some values by column, or all in key order
@@ -65,17 +65,13 @@ def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[
 
 def _fits(key: Mapping[str, Plain], wanted: GivenKey) -> bool:
     """Return whether the key has the wanted values. A column has one type, so 5 equals "5". NULL equals only NULL."""
-    if isinstance(wanted, Mapping):
-        if not wanted or not wanted.keys() <= key.keys():
+    if not isinstance(wanted, Mapping):
+        if len(wanted) != len(key):
             return False
-        pairs = [(key[name], value) for name, value in wanted.items()]
-    elif len(wanted) == len(key):
-        pairs = list(zip(key.values(), wanted, strict=True))
-    else:
-        return False
-    return all(
-        value is given if value is None or given is None else value == given or str(value) == str(given)
-        for value, given in pairs
+        wanted = dict(zip(key, wanted, strict=True))
+    return bool(wanted) and all(
+        name in key and (key[name] is None) == (value is None) and (key[name] == value or str(key[name]) == str(value))
+        for name, value in wanted.items()
     )
 
 
@@ -89,14 +85,13 @@ def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None
 
 
 @dataclass(slots=True)
-class RetryReport:
+class RetryReport(Report):
     """Counts in rows: `retried = upserted + empty + gone + quarantined`, unless `stopped` (ended early on request).
 
     `gone`: no longer in the source, so the entry was dropped. `quarantined`: failed again, attempts counted from one;
     also rows whose key is too long to look up, which only a sync can read.
     """
 
-    collection: str
     retried: int = 0
     upserted: int = 0
     empty: int = 0
@@ -106,9 +101,6 @@ class RetryReport:
     tokens: int = 0
     stopped: bool = False
     seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def retry(

@@ -233,9 +233,8 @@ class Run:
     def _skip(self, id_: str, row: Row) -> bool:
         """Return whether the row failed too often with this content. It then stays in quarantine."""
         entry = self._quarantine.get(id_)
-        if entry is None or not entry.given_up(self._options.max_attempts):
-            return False
-        if entry.digest != self._renderer.row_digest(row):
+        given_up = entry is not None and entry.given_up(self._options.max_attempts)
+        if entry is None or not given_up or entry.digest != self._renderer.row_digest(row):
             return False
         del self._quarantine[id_]
         self._report.quarantined += 1

@@ -31,7 +31,17 @@ class StoredIndex:
     """
 
     def __init__(self, pages: Iterable[Sequence[StoredChunk]]) -> None:
-        keys, numbers, hashes = _columns(pages)
+        columns = [(np.empty(0, _KEY), np.empty(0, np.int32), np.empty(0, _HASH))]
+        for page in filter(None, pages):
+            _, ids, page_numbers, page_hashes = zip(*page, strict=True)
+            if set(map(len, page_hashes)) != {_HASH_BYTES}:
+                # A damaged hash must not shift its neighbours; padded or cut, it differs.
+                page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
+            page_keys = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+            page_array = np.frombuffer(b"".join(page_hashes), dtype=_HASH)
+            columns.append((page_keys, np.array(page_numbers, dtype=np.int32), page_array))
+        keys, numbers, hashes = map(np.concatenate, zip(*columns, strict=True))
+        del columns
         order = np.lexsort((numbers, keys["low"], keys["high"]))
         keys, self._numbers = keys[order], numbers[order]
         self._hashes = hashes[order]
@@ -96,18 +106,3 @@ class StoredIndex:
         return [
             self._hashes[at].tobytes() if int(self._numbers[at]) == number else None for number, at in enumerate(chunks)
         ]
-
-
-def _columns(
-    pages: Iterable[Sequence[StoredChunk]],
-) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.void]]:
-    keys, numbers, hashes = [np.empty(0, _KEY)], [np.empty(0, np.int32)], [np.empty(0, _HASH)]
-    for page in filter(None, pages):
-        _, ids, page_numbers, page_hashes = zip(*page, strict=True)
-        keys.append(np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY))
-        numbers.append(np.array(page_numbers, dtype=np.int32))
-        if set(map(len, page_hashes)) != {_HASH_BYTES}:
-            # A damaged hash must not shift its neighbours; padded or cut, it differs.
-            page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
-        hashes.append(np.frombuffer(b"".join(page_hashes), dtype=_HASH))
-    return np.concatenate(keys), np.concatenate(numbers), np.concatenate(hashes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -17,7 +17,7 @@ from connector.document.document import Renderer, metadata_json, quarantine_id, 
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.sync.apply import DocumentWriter
-from connector.sync.options import Ends, StageClock, SyncOptions, Watch
+from connector.sync.options import Ends, Report, StageClock, SyncOptions, Watch
 from connector.sync.pipeline import pages_ahead
 from connector.sync.reconcile import FREE_DELETES
 from connector.sync.run import take_lease
@@ -31,14 +31,13 @@ SAMPLE = 32
 
 
 @dataclass(slots=True)
-class VerifyReport:
+class VerifyReport(Report):
     """Counts of source rows, as found. `rows`: distinct stored source rows; `foreign`: records of other programs.
 
     `ok`: no drift remains, after the repair if any. `repaired`: rows rewritten or removed. `paused`: None, or why a
     repair was not done. `stopped`: ended early on request, so the result is incomplete.
     """
 
-    collection: str
     rows: int = 0
     missing: int = 0
     stale: int = 0
@@ -55,9 +54,6 @@ class VerifyReport:
     @property
     def drift(self) -> int:
         return self.missing + self.stale + self.orphaned + self.duplicates + self.bad_vectors
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def verify(
