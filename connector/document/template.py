@@ -22,8 +22,6 @@ _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
 class Template:
     """A parsed template: n columns (`slots`, including repeated ones) between n + 1 literal texts."""
 
-    __slots__ = ("_plans", "columns", "literals", "slots")
-
     def __init__(self, slots: Sequence[str], literals: Sequence[str]) -> None:
         self.slots = tuple(slots)
         self.literals = tuple(literals)
@@ -91,13 +89,9 @@ def _join(before: str, after: str, *, first: bool, last: bool) -> str:
         return words + rest
     if last and not rest:
         return words + separators[1]
-    return words + max(separators, key=_strength) + rest
-
-
-def _strength(separator: str) -> int:
-    """Rank a separator: line break, full stop, other marks, blank."""
-    if "\n" in separator:
-        return 4
-    if "." in separator or ";" in separator:
-        return 3
-    return 2 if separator.strip() else len(separator[:1])
+    # The stronger separator: line break, full stop, other marks, blank.
+    stronger = max(
+        separators,
+        key=lambda text: 4 if "\n" in text else 3 if set(text) & set(".;") else 2 if text.strip() else len(text[:1]),
+    )
+    return words + stronger + rest

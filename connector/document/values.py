@@ -63,9 +63,6 @@ _THREE_DECIMALS = _names("BHD IQD JOD KWD LYD OMR TND")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-# ---------------------------------------------------------------------------------------------------------- in texts
-
-
 def formatter(column: Column) -> Formatter:
     """Return a function that formats values of this column for a text; "" for NULL and initial values. The function
     raises ValueError for NaN."""
@@ -225,9 +222,6 @@ def amount(value: Any, currency: str, currency_column: Column) -> str:
     trimmed = _trimmed(value)
     whole, point, fraction = trimmed.partition(".")
     return whole + point + fraction.ljust(decimals, "0") if point else whole
-
-
-# ------------------------------------------------------------------------------------------------------- in metadata
 
 
 def scalar(column: Column) -> Callable[[Any], Scalar]:

@@ -71,9 +71,8 @@ class DocumentWriter:
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
         """Replace the stored versions of `documents`; apply `extra` first, in its own transaction.
 
-        A document that the engine or the store rejects is quarantined, and its stored version is removed.
-        Infrastructure errors are raised, and work not yet applied leaves the store unchanged. An overloaded store gets
-        smaller change sets. Raises Overloaded if a single document is too large.
+        A rejected document is quarantined, and its stored version is removed. An overloaded store gets smaller change
+        sets. Raises infrastructure errors, and Overloaded if a single document is too large.
         """
         return self.apply(self.prepare(documents), extra)
 

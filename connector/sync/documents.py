@@ -28,7 +28,6 @@ from connector.sync.stored_index import StoredIndex
 
 MAX_DEPTH = 100  # levels of a document's metadata
 KEY = ("id",)  # the key of such a collection, for hits
-_CHECKPOINT = Checkpoint(key=KEY, mark=WRITTEN)
 _Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
 
 
@@ -117,9 +116,17 @@ class Documents:
                 changes = self._prepare(wanted, put, ready)  # other writers may have changed something in between
                 put.unchanged = len(wanted) - put.upserted
                 if checkpoint.mark != WRITTEN:
-                    changes.checkpoint = _CHECKPOINT
-                if changes:
-                    self._apply(lease, changes, wanted)
+                    changes.checkpoint = Checkpoint(key=KEY, mark=WRITTEN)
+                try:
+                    if changes:
+                        self._store.apply(lease, changes)
+                except RowsRejected as error:
+                    position, reason = min(error.rows.items())
+                    index = wanted[[*changes.chunks, *changes.metadata_only][position].id][0]
+                    raise BadDocument(f"documents[{index}]: {reason}", index=index) from None
+                except RowRejected as error:
+                    message = f"one of the documents was rejected, and the store did not say which: {error}"
+                    raise BadDocument(message, index=-1) from None
         return put
 
     def _prepare(self, wanted: _Wanted, put: Put, ready: dict[str, tuple[list[Chunk], list[Vector]]]) -> ChangeSet:
@@ -153,18 +160,6 @@ class Documents:
         if replaced:
             changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])
         return changes
-
-    def _apply(self, lease: Lease, changes: ChangeSet, wanted: _Wanted) -> None:
-        try:
-            self._store.apply(lease, changes)
-        except RowsRejected as error:
-            position, reason = min(error.rows.items())
-            written = [*changes.chunks, *changes.metadata_only]
-            index = wanted[written[position].id][0]
-            raise BadDocument(f"documents[{index}]: {reason}", index=index) from None
-        except RowRejected as error:
-            message = f"one of the documents was rejected, and the store did not say which: {error}"
-            raise BadDocument(message, index=-1) from None
 
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:

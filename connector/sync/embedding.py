@@ -75,7 +75,25 @@ class TextEmbedder:
                 known[key] = cached
             else:
                 fresh.setdefault(key, text)
-        embedded = self._embed(fresh)
+        embedded: dict[bytes, Vector] = {}
+        left = fresh
+        with self._clock("embed", len(fresh)):
+            while left:
+                try:
+                    vectors, tokens = self._embedder.embed_counted(list(left.values()))
+                except TextsNotEmbeddable as error:
+                    bad = set(error.indices)
+                    good = {key: text for place, (key, text) in enumerate(left.items()) if place not in bad}
+                    if len(good) == len(left):
+                        raise
+                    left = good
+                    continue
+                if vectors.shape != (len(left), self._embedder.dimension):
+                    raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(left)} texts")
+                sound = zip(left, vectors, _are_units(vectors), strict=True)
+                embedded = {key: vector for key, vector, unit in sound if unit}
+                self.tokens += sum(tokens)
+                break
         if fresh and not embedded:
             try:
                 # Embed it as a document: query vectors may come from a cache filled before the engine failed.
@@ -94,25 +112,6 @@ class TextEmbedder:
         self.reused += len(texts) - len(fresh)
         known |= embedded
         return list(map(known.get, keys))
-
-    def _embed(self, texts: dict[bytes, str]) -> dict[bytes, Vector]:
-        """Return the vectors that the store accepts, by key."""
-        with self._clock("embed", len(texts)):
-            while texts:
-                try:
-                    vectors, tokens = self._embedder.embed_counted(list(texts.values()))
-                except TextsNotEmbeddable as error:
-                    bad, known = set(error.indices), len(texts)
-                    texts = {key: text for place, (key, text) in enumerate(texts.items()) if place not in bad}
-                    if len(texts) == known:
-                        raise
-                    continue
-                if vectors.shape != (len(texts), self._embedder.dimension):
-                    raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(texts)} texts")
-                sound = zip(texts, vectors, _are_units(vectors), strict=True)
-                self.tokens += sum(tokens)
-                return {key: vector for key, vector, unit in sound if unit}
-        return {}
 
 
 def _are_units(vectors: Vectors) -> list[bool]:

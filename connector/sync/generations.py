@@ -109,17 +109,9 @@ def compare(store: VectorStore, collection: str, serving: Side, other: Side, tex
         if first or second:
             alike.append((overlap(first, second), rank_biased_overlap(first, second), float(first[:1] == second[:1])))
     means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 3
-    left, right = serving[0], other[0]
-    return Comparison(
-        collection,
-        left.number,
-        right.number,
-        left.rows or 0,
-        right.rows or 0,
-        right.complete,
-        len(alike),
-        *means,
-    )
+    (ours, _), (theirs, _) = serving, other
+    rows = ours.rows or 0, theirs.rows or 0
+    return Comparison(collection, ours.number, theirs.number, *rows, theirs.complete, len(alike), *means)
 
 
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:

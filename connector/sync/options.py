@@ -77,11 +77,10 @@ class Report:
 class SyncReport(Report):
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
 
-    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was applied), `log_missing` (nothing was read). `stopped`: the run ended early on request, so it deleted nothing and
-    left the checkpoint. `complete`: every row was compared. `method`: `full` (all rows compared by value), `hash` or
-    `rowid` (all compared, unchanged ones not transferred), `watermark` or `log`. `loaded`: rows whose values were read.
-    `stages`: seconds busy. `notes`: for people.
+    `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
+    or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
+    `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not
+    transferred), `watermark` or `log`. `loaded`: rows whose values were read. `stages`: seconds busy.
     """
 
     method: str = "full"

@@ -42,8 +42,7 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T, size: int) -> None:
-        """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender failed or
-        left."""
+        """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender is gone."""
         with self._changed:
             while not self._given_up():
                 fits = len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes
@@ -56,8 +55,7 @@ class Channel(Generic[T]):
             raise Closed
 
     def get(self) -> T:
-        """Wait for an item. After all items, raises a sender's error, or Closed if all senders ended or `close` was
-        called."""
+        """Wait for an item. After the last one raises a sender's error, or Closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
             if not self._waiting:

@@ -29,8 +29,6 @@ from connector.sync.reconcile import FREE_DELETES
 from connector.sync.sampling import Reservoir
 from connector.sync.stored_index import StoredIndex
 
-_FIRST_BATCH = 8
-
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -46,12 +44,11 @@ class PlanOptions:
 class Plan(Report):
     """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` beside it.
 
-    `changed` includes `metadata_only` (nothing to embed). `tokens`, `duplicates`, `chunked` and `truncated` are about
-    rows to be embedded: `tokens` of distinct chunks, because equal texts are embedded once; `duplicates`: rows with the
-    text of an earlier one; `chunked`: rows with several chunks; `truncated`: rows with a chunk that is longer than the
-    model takes. `paused`: the reason for which a sync would pause. `languages`: values of SAP's language columns, as
-    far as they are read. `method`: how a sync would find changes now; `reason`: why it would compare everything
-    although another method is configured. The counts are always of all rows. `seconds`: of reading.
+    `changed` includes `metadata_only` (nothing to embed). Of rows to embed: `tokens` of distinct chunks, `duplicates`
+    with the text of an earlier row, `chunked` into several chunks, `truncated` with a chunk too long for the model.
+    `paused`: why a sync would pause. `languages`: values of SAP's language columns, as far as they are read. `method`:
+    how a sync would find changes now; `reason`: why it would compare everything although another method is configured.
+    `seconds`: of reading.
     """
 
     method: str = "full"
@@ -225,7 +222,7 @@ class _Pass:
                 return 0
 
         deadline = time.perf_counter() + seconds
-        tokens, busy, start, size = 0, 0.0, 0, _FIRST_BATCH
+        tokens, busy, start, size = 0, 0.0, 0, 8
         healthy = embedded(texts[:size])
         while healthy and time.perf_counter() < deadline and busy < seconds / 4:
             began = time.perf_counter()

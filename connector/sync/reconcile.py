@@ -7,7 +7,7 @@ effects of a crash at any point.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ from connector import failpoints
 from connector.document.document import Renderer, document_id, quarantine_id
 from connector.errors import RowRejected
 from connector.hana.source import size_of_rows
-from connector.model import ChangeSet, Checkpoint, Document, Key, Lease, QuarantinedRow, Row
+from connector.model import ChangeSet, Checkpoint, Document, Lease, QuarantinedRow, Row
 from connector.sync import schema
 from connector.sync.apply import DocumentWriter, Written, entries
 from connector.sync.decide import Action, content_digest, decide, decide_again, rehashed
@@ -154,11 +154,15 @@ class Run:
             changed = self._changed(rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
-        elif changed:
-            changed = self._load(changed, batch.load)
+        elif changed:  # read the rows behind keys and tokens; one that was deleted meanwhile counts as superseded
+            with self._clock("read", len(changed)):
+                found = batch.load([row.key for row in changed.values()])
+            loaded = {id_: row for row in found if (id_ := document_id(row.key)) in changed}
+            report.superseded += len(changed) - len(loaded)
+            report.loaded += len(loaded)
+            changed = loaded
         with self._clock("render", len(changed)):
-            found = index.positions(list(changed)).tolist()
-            for row, position in zip(changed.values(), found, strict=True):
+            for row, position in zip(changed.values(), index.positions(list(changed)).tolist(), strict=True):
                 try:
                     document = self._renderer.document(row)
                 except RowRejected as error:
@@ -192,15 +196,6 @@ class Run:
             elif position >= 0 or not self._skip(id_, row):
                 changed[id_] = row
         return changed
-
-    def _load(self, rows: Mapping[str, Row], load: Callable[[Sequence[Key]], Sequence[Row]]) -> dict[str, Row]:
-        """Read the rows behind keys and tokens. A deleted row counts as superseded."""
-        with self._clock("read", len(rows)):
-            found = load([row.key for row in rows.values()])
-        loaded = {id_: row for row in found if (id_ := document_id(row.key)) in rows}
-        self._report.superseded += len(rows) - len(loaded)
-        self._report.loaded += len(loaded)
-        return loaded
 
     def _act(self, document: Document, index: StoredIndex, position: int) -> None:
         id_, report, changes = document.id, self._report, self._window.changes

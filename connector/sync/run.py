@@ -30,9 +30,8 @@ def sync(
 ) -> SyncReport:
     """Bring the collection up to date with its source.
 
-    Raises configuration errors before writing anything. A lost connection leaves applied work in place, and the next
-    run continues from it. `stop` is called once per page; when it returns True, the run finishes the work in hand and
-    reports `stopped`. A changed source pauses the collection.
+    Raises configuration errors before writing anything. After a lost connection the next run continues. `stop` is
+    called once per page; True finishes the work in hand and reports `stopped`. A changed source pauses the collection.
     """
     options, watch = options or SyncOptions(), Watch(observer, stop)
     try:
@@ -49,19 +48,11 @@ def sync(
                 schema.check_types(spec, columns, checkpoint)
             if options.max_deletes < 1:
                 schema.check_key(renderer.key, checkpoint, ends.store, spec.name)
-            plan = ReadPlan(
-                spec,
-                renderer.query,
-                renderer.digest,
-                table,
-                options.page_rows,
-                ends.source.now(),
-                options.full,
-                options.readers,
-            )
+            query, now = renderer.query, ends.source.now()
+            plan = ReadPlan(spec, query, renderer.digest, table, options.page_rows, now, options.full, options.readers)
             with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
                 feed = choose(plan, ends.source, checkpoint)
-                report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, plan.now))
+                report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now))
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
     except SchemaChanged as error:  # while reading: earlier rows are stored, nothing was deleted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,6 @@ T = TypeVar("T")
 PARTS = 32  # ranges of keys that are read in a large table
 SPARE = 4  # rows to read per wanted text: many may be blank or duplicates
 PREVIEWED = 200  # approximate number of rows that a preview renders
-_PREVIEW_PARTS = 8
 BUCKETS = (16, 32, 64, 128, 256, 512)  # upper bounds of a histogram; one more bucket is open-ended
 
 
@@ -66,7 +65,7 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     texts, with their tokens without special ones.
     """
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    read = [each for some in _documents(source, renderer, PREVIEWED, _PREVIEW_PARTS) for each in some]
+    read = [each for some in _documents(source, renderer, PREVIEWED, 8) for each in some]
     documents = [document for document in read if document is not None]
     filled = [document for document in documents if not document.empty]
     texts = [document.text for document in filled]
@@ -74,9 +73,12 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     chunked = [[chunk.text for chunk in chunks] for chunks in renderer.chunks_of(filled)]
     distinct = [{"text": text, "tokens": count} for text, count in dict(zip(texts, tokens, strict=True)).items()]
     shown = min(samples, len(distinct))
+    counts = np.bincount(np.searchsorted(BUCKETS, tokens), minlength=len(BUCKETS) + 1)
+    lows = (0, *(end + 1 for end in BUCKETS))
+    names = [*(f"{low}-{end}" for low, end in zip(lows, BUCKETS, strict=False)), f"{lows[-1]}+"]
     return {
         "samples": [distinct[len(distinct) * number // shown] for number in range(shown)],
-        "histogram": _histogram(tokens),
+        "histogram": dict(zip(names, counts.tolist(), strict=True)),
         "sampled": len(read),
         "empty": len(documents) - len(filled),
         "unreadable": len(read) - len(documents),
@@ -102,11 +104,3 @@ def _documents(source: Source, renderer: Renderer, wanted: int, parts: int) -> I
     for part in ranges:
         pages = source.pages(renderer.query, min(1000, max(1, share)), part)
         yield list(map(document, islice(chain.from_iterable(pages), share)))
-
-
-def _histogram(tokens: Sequence[int]) -> dict[str, int]:
-    """Return the number of texts by tokens: "0-16", "17-32" ... "513+"."""
-    counts = np.bincount(np.searchsorted(BUCKETS, tokens), minlength=len(BUCKETS) + 1)
-    lows = (0, *(end + 1 for end in BUCKETS))
-    names = [*(f"{low}-{end}" for low, end in zip(lows, BUCKETS, strict=False)), f"{lows[-1]}+"]
-    return dict(zip(names, counts.tolist(), strict=True))

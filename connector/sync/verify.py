@@ -69,10 +69,8 @@ def verify(
     Reads the store once, then the source once. Checks every stored text, metadata, hash, model and vector, and embeds
     `SAMPLE` stored texts again. `repair` rewrites wrong rows, deletes orphans, and compares again; `ok` is that result.
     If deletions exceed both `max_deletes` and `FREE_DELETES`, or the source is empty, nothing is deleted: `paused` is
-    `max_deletes` or `source_empty`, and a sync with a higher limit deletes them. Rows stored by another key are not
-    changed (`schema_changed`).
-
-    `watch` is asked once per page whether to stop; earlier repairs remain. Raises as `sync` does.
+    `max_deletes` or `source_empty`. Rows stored by another key are not changed (`schema_changed`). `watch` is asked
+    once per page whether to stop; earlier repairs remain. Raises as `sync` does.
     """
     options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
@@ -111,20 +109,14 @@ class _Audit:
     """One comparison. With a lease it also repairs."""
 
     def __init__(
-        self,
-        collection: str,
-        ends: Ends,
-        renderer: Renderer,
-        options: SyncOptions,
-        watch: Watch,
-        lease: Lease | None = None,
+        self, name: str, ends: Ends, renderer: Renderer, options: SyncOptions, watch: Watch, lease: Lease | None = None
     ) -> None:
         self._ends = ends
         self._renderer = renderer
         self._options = options
         self._watch = watch
         self._lease = lease
-        self._report = VerifyReport(collection)
+        self._report = VerifyReport(name)
         self._stored: dict[bytes, list[_Record]] = {}  # our records by document; those of compared rows are removed
         self._read = 0
         self._quarantined: set[str] = set()
