@@ -45,6 +45,8 @@ from connector.stores.records import ModelStamp
 T = TypeVar("T")
 Row = TypeVar("Row", "Collection", Generation)
 Query = Callable[[str, Sequence[Any]], Sequence[Sequence[Any]]]
+ATTEMPTS_OVERLOADED = 2
+"""Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting."""
 DROPPED = ""  # the fingerprint of a generation whose deletion has started; no model has this fingerprint
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
@@ -61,6 +63,20 @@ class Session(Protocol):
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = ...) -> None: ...
+
+
+class Database(Protocol):
+    """A `HanaPool`, or the same for SQLite."""
+
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> list[Any]: ...
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> int:
+        """Run one statement as a transaction. Raises RowRejected if a row with that key exists."""
+        ...
+
+    def in_transaction(self, work: Callable[[Session], T], *, doing: str = ..., overloaded: int | None = None) -> T:
+        """Run `work`, which must be idempotent, as one transaction. `overloaded`: attempts if that is the problem."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +143,27 @@ class StateTables:
         found = self._rows(query, _OF_COLLECTION, _names_of(collection))
         return [row for row in found if row.name.partition("@")[0] == collection]  # SQLite's LIKE ignores case
 
-    def _rows(self, query: Query, condition: str, names: Sequence[str]) -> list[Collection]:
+    def _rows(self, query: Query, condition: str, parameters: Sequence[str]) -> list[Collection]:
         sql = (
             'SELECT "COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "META_NAMES", '
             f'"CHECKPOINT", "LAST_SYNC", "LEASE_EPOCH", "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"{self.more} '
             f'FROM {self.state} WHERE {condition} ORDER BY "GENERATION"'
         )
         try:
-            rows = query(sql, names)
+            rows = query(sql, parameters)
         except UnknownTable:
             return []
         found = []
         with self.readable("the record of a collection"):
             for row in rows:
-                name, table, number, model, fingerprint, dimension, names, text, synced, epoch, *more = row
+                name, table, number, model, fingerprint, dimension, aliases, text, synced, epoch, *more = row
                 spec, created, retired, highest, *id_ = more
                 stamp, checkpoint = (
                     ModelStamp(model, fingerprint, dimension),
                     records.checkpoint_of(text, moment(synced)),
                 )
                 times = moment(created), moment(retired)
-                names = json.loads(names or "{}")
+                names = json.loads(aliases or "{}")
                 found.append(
                     Collection(name, table, number, stamp, names, checkpoint, epoch, spec, *times, highest, *id_)
                 )
@@ -214,8 +230,14 @@ class StateStore(ABC):
     kind: ClassVar[Literal["hana", "local"]]
 
     def __init__(
-        self, tables: StateTables, schema: str, names: Mapping[str, Mapping[str, str]] | None, times: LeaseTimes
+        self,
+        database: Database,
+        tables: StateTables,
+        schema: str,
+        names: Mapping[str, Mapping[str, str]] | None,
+        times: LeaseTimes,
     ) -> None:
+        self._database = database
         self._tables = tables
         self._schema = schema
         self._names = names or {}
@@ -225,29 +247,13 @@ class StateStore(ABC):
     # ------------------------------------------------------------------------------------------ what a store adds
 
     @abstractmethod
-    def _read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> list[Any]: ...
-
-    @abstractmethod
-    def _execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> int:
-        """Run one statement as a transaction. Raises RowRejected if a row with that key exists."""
-        ...
-
-    @abstractmethod
-    def _transaction(self, work: Callable[[Session], T], *, doing: str, divisible: bool = False) -> T:
-        """Run `work`, which must be idempotent, as one transaction. `divisible`: smaller ones may succeed instead."""
-        ...
-
-    @abstractmethod
     def _create_state(self) -> None:
         """Create the state tables unless they exist."""
         ...
 
     @abstractmethod
-    def _table_name(self, collection: str, number: int) -> str: ...
-
-    @abstractmethod
-    def _ensure_table(self, name: str, table: str, dimension: int) -> None:
-        """Create the table for the vectors of generation `name` unless it exists."""
+    def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
+        """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
         ...
 
     @abstractmethod
@@ -269,9 +275,8 @@ class StateStore(ABC):
         ...
 
     def _find(self, name: str) -> Collection | None:
-        return self._tables.find(
-            lambda sql, values: self._read(sql, values, doing=f"opening collection {name!r}"), name
-        )
+        doing = f"opening collection {name!r}"
+        return self._tables.find(lambda *asked: self._database.read(*asked, doing=doing), name)
 
     def _known(self, name: str) -> Collection:
         found = self._find(name)
@@ -295,24 +300,24 @@ class StateStore(ABC):
         if found.stamp != stamp:
             self._change_model(found, stamp)
             return Checkpoint()
-        self._ensure_table(found.name, found.table, stamp.dimension)
+        self._create_table(collection, collection.partition("@")[0], found.number, stamp.dimension)
         names = self._names.get(collection)
         if names is not None and dict(names) != dict(found.names):
             sql = f'UPDATE {self._tables.state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'
-            self._execute(sql, (json.dumps(dict(names)), collection), doing="recording metadata names")
+            self._database.execute(sql, (json.dumps(dict(names)), collection), doing="recording metadata names")
         return found.checkpoint
 
     def _register(self, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None) -> None:
         """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses. Raises
         RowRejected if another worker was first."""
-        table, names = self._table_name(collection, number), json.dumps(dict(self._names.get(collection, {})))
-        self._ensure_table(name, table, stamp.dimension)
+        table = self._create_table(name, collection, number, stamp.dimension)
+        names = json.dumps(dict(self._names.get(collection, {})))
         row = (name, table, number, stamp.id, stamp.fingerprint, stamp.dimension, names, spec)
         sql = (
             f'INSERT INTO {self._tables.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
             f'"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, {self._tables.now})'
         )
-        self._execute(sql, row, doing=f"registering collection {name!r}")
+        self._database.execute(sql, row, doing=f"registering collection {name!r}")
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
         """Change the model of an empty collection without a lease. Use a new table, because other sessions hold
@@ -328,15 +333,14 @@ class StateStore(ABC):
             self.release_lease(lease)
             raise mismatch
         number = free_number(self.generations.rows(found.name))
-        table = self._table_name(found.name, number)
-        self._ensure_table(found.name, table, stamp.dimension)
+        table = self._create_table(found.name, found.name, number, stamp.dimension)
         sql = (
             f'UPDATE {self._tables.state} SET "TABLE_NAME" = ?, "GENERATION" = ?, "MODEL_ID" = ?, "FINGERPRINT" = ?, '
             '"DIMENSION" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL, "LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, '
             '"LEASE_EPOCH" = "LEASE_EPOCH" + 1 WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
         )
         values = (table, number, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
-        if self._execute(sql, values, doing="changing the model") and table != found.table:
+        if self._database.execute(sql, values, doing="changing the model") and table != found.table:
             self._drop_vectors(found, lease)
 
     # ---------------------------------------------------------------------------------------------------- leases
@@ -391,12 +395,12 @@ class StateStore(ABC):
             holder, epoch = session.query(sql, (collection,))[0]
             return int(epoch) if taken else str(holder)
 
-        return self._transaction(take, doing="taking a lease")
+        return self._database.in_transaction(take, doing="taking a lease")
 
     def renew_lease(self, lease: Lease, ttl: float) -> bool:
         """Return False if another worker has taken the lease over."""
         values = (ttl, lease.collection, lease.epoch)
-        return self._execute(self._tables.renewal, values, doing="renewing a lease") == 1
+        return self._database.execute(self._tables.renewal, values, doing="renewing a lease") == 1
 
     def release_lease(self, lease: Lease) -> None:
         """Release the lease and reject later writes with its epoch."""
@@ -404,7 +408,7 @@ class StateStore(ABC):
             f'UPDATE {self._tables.state} SET "LEASE_UNTIL" = NULL, "LEASE_OWNER" = NULL, '
             '"LEASE_EPOCH" = "LEASE_EPOCH" + 1 WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
         )
-        self._execute(sql, (lease.collection, lease.epoch), doing="releasing a lease")
+        self._database.execute(sql, (lease.collection, lease.epoch), doing="releasing a lease")
 
     # --------------------------------------------------------------------------------------------------- writing
 
@@ -431,8 +435,9 @@ class StateStore(ABC):
                 session.execute(sql, (records.checkpoint_text(changes.checkpoint), name, lease.epoch))
                 failpoints.reach("mid_checkpoint")
 
-        divisible = len({*changes.deleted, *(chunk.id for chunk in (*changes.chunks, *changes.metadata_only))}) > 1
-        self._transaction(write, doing=f"writing to collection {name!r}", divisible=divisible)
+        documents = {*changes.deleted, *(chunk.id for chunk in (*changes.chunks, *changes.metadata_only))}
+        overloaded = ATTEMPTS_OVERLOADED if len(documents) > 1 else None
+        self._database.in_transaction(write, doing=f"writing to collection {name!r}", overloaded=overloaded)
 
     def _check(self, session: Session, lease: Lease) -> None:
         """Renew the lease within a transaction. Raises LeaseLost after a takeover."""
@@ -463,7 +468,7 @@ class StateStore(ABC):
             'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", "ROW_DIGEST" '
             f'FROM {self._tables.quarantine} WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
-        rows = self._read(sql, (collection,), doing="reading the quarantine")
+        rows = self._database.read(sql, (collection,), doing="reading the quarantine")
         with self._tables.readable("the quarantine"):
             return [
                 QuarantinedRow(id_, stage, reason, attempts, moment(seen), None if digest is None else bytes(digest))
@@ -472,7 +477,7 @@ class StateStore(ABC):
 
     def _quarantined(self, collection: str) -> int:
         sql = f'SELECT COUNT(*) FROM {self._tables.quarantine} WHERE "COLLECTION" = ?'
-        return int(self._read(sql, (collection,), doing="counting the quarantine")[0][0])
+        return int(self._database.read(sql, (collection,), doing="counting the quarantine")[0][0])
 
     def status(self, collection: str) -> CollectionStatus | None:
         found = self._find(collection)
@@ -502,12 +507,12 @@ class StoredGenerations:
     """A `Generations` over rows of the state table."""
 
     def __init__(self, store: StateStore) -> None:
-        self._store = store
+        self._store, self._database, self._tables = store, store._database, store._tables
 
     def rows(self, collection: str) -> list[Collection]:
         """Return the generations by number; [] if the collection was never opened."""
         doing = f"looking at the generations of {collection!r}"
-        return self._store._tables.generations(lambda *asked: self._store._read(*asked, doing=doing), collection)
+        return self._tables.generations(lambda *asked: self._database.read(*asked, doing=doing), collection)
 
     def all(self, collection: str, counted: bool = True) -> list[Generation]:
         return [
@@ -533,16 +538,15 @@ class StoredGenerations:
         while True:
             rows = self.rows(collection)
             if not any(row.state == "active" for row in rows):
-                raise self._store._tables.unknown(collection)
-            newest_first = [row for row in reversed(rows) if row.stamp == stamp]
-            for row in newest_first:
-                if row.state == "building":
-                    return row.name
-            for row in newest_first:
-                if row.state == "retired" and records.same_spec(collection, row.spec, recipe):
-                    sql = f'UPDATE {self._store._tables.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
-                    self._store._execute(sql, (row.name,), doing=f"building {row.name!r} on")
-                    return row.name
+                raise self._tables.unknown(collection)
+            fitting = [row for row in reversed(rows) if row.stamp == stamp]
+            building = [row for row in fitting if row.state == "building"]
+            same = (row for row in fitting if row.retired and records.same_spec(collection, row.spec, recipe))
+            found = building[0] if building else next(same, None)
+            if found is not None:
+                sql = f'UPDATE {self._tables.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
+                self._database.execute(sql, (found.name,), doing=f"building {found.name!r} on")
+                return found.name
             number = free_number(rows)
             with suppress(RowRejected):  # another worker has started one: read again
                 name = generation_name(collection, number)
@@ -552,13 +556,13 @@ class StoredGenerations:
         text = records.recipe_text(recipe)
         if any(row.number == number and row.spec != text for row in self.rows(collection)):
             values = (text, number, collection, generation_name(collection, number))  # a switch may change the name now
-            sql = f'UPDATE {self._store._tables.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
-            self._store._execute(sql, values, doing=f"recording the recipe of {collection!r}")
+            sql = f'UPDATE {self._tables.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
+            self._database.execute(sql, values, doing=f"recording the recipe of {collection!r}")
 
     def switch(self, collection: str, number: int) -> None:
         """Switch. A retry after a lost reply finds the switch done."""
         numbered(collection, self.rows(collection), number)
-        tables = self._store._tables
+        tables = self._tables
 
         def work(session: Session) -> None:
             lock = f'SELECT "COLLECTION" FROM {tables.state} WHERE {_OF_COLLECTION}{tables.lock}'
@@ -589,7 +593,7 @@ class StoredGenerations:
             failpoints.reach("mid_alias_swap")
             rename(target, collection, "NULL")
 
-        self._store._transaction(work, doing=f"switching {collection!r} to generation {number}")
+        self._database.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
         self._store._forget()
 
     def drop(self, collection: str, number: int) -> None:
@@ -599,13 +603,13 @@ class StoredGenerations:
             raise GenerationRefused(
                 f"generation {number} of {collection!r} serves the searches and is not dropped: switch to another first"
             )
-        store, tables, doing = self._store, self._store._tables, f"dropping {name!r}"
+        store, tables, doing = self._store, self._tables, f"dropping {name!r}"
         with store.lease(name, "drop", 0) as lease:
             sql = (
                 f'UPDATE {tables.state} SET "FINGERPRINT" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL '
                 'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
             )
-            if store._execute(sql, (DROPPED, name, lease.epoch), doing=doing) != 1:
+            if self._database.execute(sql, (DROPPED, name, lease.epoch), doing=doing) != 1:
                 raise lost(lease)
             rows = self.rows(collection)
             store._drop_vectors(next(row for row in rows if row.name == name), lease)
@@ -616,5 +620,5 @@ class StoredGenerations:
                 for table in (tables.quarantine, tables.state):
                     session.execute(f'DELETE FROM {table} WHERE "COLLECTION" = ?', (name,), doing=doing)
 
-            store._transaction(work, doing=doing)
+            self._database.in_transaction(work, doing=doing)
         store._forget()

@@ -65,7 +65,7 @@ def visible(
     """Return the texts of rows that match `within` (None: all). Cached, because finding them scans every row: later
     calls add new texts and remove deleted ones. Reload everything if the cached ones are newer than the transaction,
     their tombstones are gone, or changed metadata may affect `within`."""
-    compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
+    compiled = filters.Compiled() if within is None else filters.to_sqlite(within)
     key, mark = FilterCache.key(compiled, collection), read_mark(db)
     known = cache.get(key)
     if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
