@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from connector.stores.scan import vector_scan
-from connector.stores.scan.vector_scan import SharedScans
+from connector.stores import scan
+from connector.stores.scan import SharedScans
 
 WAIT = 20.0
 
@@ -84,7 +84,7 @@ def test_nobody_waits_while_a_core_is_free():
 
 
 def test_a_pass_has_a_size(monkeypatch):
-    monkeypatch.setattr(vector_scan, "TOGETHER", 4)
+    monkeypatch.setattr(scan, "TOGETHER", 4)
     gate = Gate()
     with Callers(SharedScans(1)) as callers:
         asked = [callers.ask(gate, 0)]

@@ -47,7 +47,7 @@ from connector.stores.local.search import FILTERS
 from connector.stores.local.store import LocalStore
 from connector.stores.local.tables import find
 from connector.stores.records import unit_query
-from connector.stores.scan.vector_scan import NumpyScan, exact_scores
+from connector.stores.scan import Int8Scan, exact_scores
 from connector.stores.state import LeaseTimes
 
 DIMENSION = 8
@@ -357,7 +357,7 @@ def test_killed_in_the_middle_of_writing(store, folder):
 def test_only_what_is_new_is_read_again(folder):
     loaded: list[int] = []
 
-    class Scan(NumpyScan):
+    class Scan(Int8Scan):
         def copy(self, dimension: int) -> Any:
             copy = super().copy(dimension)
             append = copy.append
@@ -466,7 +466,7 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
 def test_another_scan_is_used(folder):
     dimensions: list[int] = []
 
-    class Scan(NumpyScan):
+    class Scan(Int8Scan):
         def copy(self, dimension: int) -> Any:
             dimensions.append(dimension)
             return super().copy(dimension)
@@ -480,11 +480,11 @@ def test_another_scan_is_used(folder):
 
 
 class Churned:
-    """Two stores over one file, one by the fastest scan and one by NumPy's, and what they must find."""
+    """Two stores over one file, and what they must find."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.stores = [LocalStore(folder), LocalStore(folder, scan=NumpyScan())]
+        self.stores = [LocalStore(folder), LocalStore(folder)]
         self.stores[0].open(NAME, Model())  # type: ignore[arg-type]
         self.rows: dict[str, tuple[list[np.ndarray], int]] = {}
 

@@ -26,7 +26,7 @@ from connector.errors import UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
-from connector.stores.scan.vector_scan import single_threaded
+from connector.stores.scan import single_threaded
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)

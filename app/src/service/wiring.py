@@ -18,7 +18,7 @@ from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan.vector_scan import ScanCopy, VectorScan
+from connector.stores.scan import ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ class EnginesScan:
 
     def copy(self, dimension: int) -> ScanCopy:
         from app.src.core.backends import EngineError
-        from connector.stores.scan.int8_scan import best_scan
+        from connector.stores.scan import Int8Scan
 
         with self._lock:
             if self._found is None:
-                found, engine = best_scan(), None
+                found: VectorScan = Int8Scan()
+                engine = None
                 try:
                     engine = self._engine()
                 except EngineError:

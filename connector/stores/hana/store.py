@@ -53,7 +53,8 @@ from connector.stores.hana.tables import (
     table_name,
 )
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.state import Collection, LeaseTimes, Session, StateStore, changed
+from connector.stores.state import Collection, LeaseTimes, Session, changed
+from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
 
 T = TypeVar("T")
@@ -82,10 +83,10 @@ def _stored(row: tuple[Any, ...]) -> StoredChunk:
     return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
 
 
-class HanaStore(StateStore):
-    """A `VectorStore` in `schema`, reached through `pool`. The caller closes the pool.
+class HanaStore(VectorStore):
+    """A store in `schema`, reached through `pool`. The caller closes the pool.
 
-    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: as in StateStore.
+    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: as in VectorStore.
     """
 
     kind = "hana"

@@ -22,8 +22,8 @@ from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
 from connector.stores.local.tables import by_ids, hits, only
-from connector.stores.scan.int8_scan import best_scan
-from connector.stores.scan.vector_scan import (
+from connector.stores.scan import (
+    Int8Scan,
     Positions,
     Ranking,
     ScanView,
@@ -243,7 +243,7 @@ class Indexes:
             key = (found.id, found.stamp.dimension)
             known = self._known.get(found.name)
             if known is None or known[0] != key:
-                known = self._known[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
+                known = self._known[found.name] = key, CollectionIndex(*key, self._scan or Int8Scan())
             return known[1]
 
     def forget(self, name: str) -> None:

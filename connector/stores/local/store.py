@@ -36,8 +36,9 @@ from connector.stores.local.search import FilterCache, Indexes, Search, answerin
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find, only
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.scan.vector_scan import VectorScan
-from connector.stores.state import Collection, LeaseTimes, Session, StateStore, StateTables, changed
+from connector.stores.scan import VectorScan
+from connector.stores.state import Collection, LeaseTimes, Session, StateTables, changed
+from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
 
 # The statements are built from constants, checked names and parameter places.
@@ -103,12 +104,12 @@ class _SqliteDatabase:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
 
-class LocalStore(StateStore):
-    """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
+class LocalStore(VectorStore):
+    """A store in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
     GB for a million chunks of 384 dimensions), 4 with NumPy. `scan`: None: the fastest available. `names`: as in
-    StateStore. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
+    VectorStore. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
     """
 
     kind = "local"
