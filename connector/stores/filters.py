@@ -40,12 +40,9 @@ from connector.model import Filter
 MAX_DEPTH = 5
 MAX_TERMS = 100
 MAX_IN = 1000
-MAX_OPERANDS = 10_000
-"""Limit for a whole filter; both databases limit a statement to about 32,000 parameters."""
-MAX_TEXT = 5000
-"""In characters; the limit of NVARCHAR in HANA."""
-LONGEST_PIECE = 100
-"""In characters between two %: a database compares them at each position of a text."""
+MAX_OPERANDS = 10_000  # limit for a whole filter; both databases limit a statement to about 32,000 parameters
+MAX_TEXT = 5000  # in characters; the limit of NVARCHAR in HANA
+LONGEST_PIECE = 100  # in characters between two %: a database compares them at each position of a text
 
 
 # -------------------------------------------------------------------------------------------------------- the tree

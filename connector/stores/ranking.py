@@ -14,8 +14,7 @@ from connector.model import Hit
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
 """The score gained by a row with all words of the search text, and its exponent: half the words give an eighth. Tuned
 on one half of benchmarks/queries (docs/search.md)."""
-FEWEST_ROWS = 100
-"""With fewer rows, the backdrop cannot be separated from the content."""
+FEWEST_ROWS = 100  # with fewer rows, the backdrop cannot be separated from the content
 
 
 def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

@@ -21,8 +21,7 @@ from connector.model import Vectors
 
 BLOCK_ROWS = 65_536
 """Rows per block. A matrix of blocks grows without copying; a block is large enough for full memory speed."""
-_GROUP = 32
-"""Scores per group; only the greatest of a group takes part in finding a bound on the best scores."""
+_GROUP = 32  # scores per group; only the greatest of a group takes part in finding a bound on the best scores
 
 Positions = NDArray[np.int64]
 
@@ -188,17 +187,13 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
 # that remain.
 _Planes = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
 _LEVELS = 127
-_ROUNDING = 4e-6
-"""Bounds all rounding errors: lengths off 1 by 5e-7, and ten float32 operations on scores of about 1."""
-_WIDER = 1 + 1e-5
-"""A measured norm times this is never below the true one."""
-_BELOW_ONE = 1 - 2e-6
-"""Upper limit of floors: true scores are cut off at 1, so rows at 1 tie."""
+_ROUNDING = 4e-6  # bounds all rounding errors: lengths off 1 by 5e-7, and ten float32 operations on scores of about 1
+_WIDER = 1 + 1e-5  # A measured norm times this is never below the true one
+_BELOW_ONE = 1 - 2e-6  # upper limit of floors: true scores are cut off at 1, so rows at 1 tie
 _TINY = 1e-30
 _ROWS_AT_ONCE = 512
 """Rows quantised at a time, so that temporaries fit the cache (twice as fast as 4,096 at 384 dimensions)."""
-_REFINED_AT_ONCE = 16_384
-"""Rows refined at a time. Otherwise many ties would need the memory of a full copy."""
+_REFINED_AT_ONCE = 16_384  # Rows refined at a time. Otherwise many ties would need the memory of a full copy.
 
 
 @cache
@@ -382,8 +377,7 @@ class Int8Scan:
 
 # ------------------------------------------------------------------------------------------------------ shared passes
 
-TOGETHER = 16
-"""Queries per pass; each needs 4 bytes per row."""
+TOGETHER = 16  # queries per pass; each needs 4 bytes per row
 
 
 @dataclass(slots=True, eq=False)
@@ -408,10 +402,12 @@ class SharedScans:
         with self._changed:
             self._waiting.append(asked)
             try:
-                self._changed.wait_for(lambda: asked.answer is not None or (self._free and self._waiting[0] is asked))
+                self._changed.wait_for(
+                    lambda: asked.answer is not None or (self._free and self._waiting[:1] == [asked])
+                )
                 if asked.answer is None:
                     alike = [each for each in self._waiting if each.view is view and each.allowed is allowed]
-                    together = [asked, *(each for each in alike if each is not asked)][:TOGETHER]
+                    together = alike[:TOGETHER]
                     self._free -= 1
             finally:  # also after Ctrl-C, unless another search has taken this one along
                 leaving = together or [asked]

@@ -25,8 +25,7 @@ def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
     return either, [f'"{phrase}"' for phrase in word.alternatives]  # a phrase for HANA, without operators
 
 
-Weighted = Sequence[tuple[Word, float]]
-"""Words to search, with their weights."""
+Weighted = Sequence[tuple[Word, float]]  # words to search, with their weights
 
 
 def probe(table: VectorTable) -> tuple[str, list[Any]]:

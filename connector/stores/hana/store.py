@@ -60,17 +60,14 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
-INDEX_FROM = 10_000
-"""Records from which an HNSW index is created; below, HANA's exact search is fast enough."""
+INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA's exact search is fast enough
 _EXISTS = frozenset({288, 289})
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
 
 VECTORS_PAGE = 500
-REMEMBERED = 2.0
-"""Seconds for which searches cache a collection's row."""
+REMEMBERED = 2.0  # seconds for which searches cache a collection's row
 _INCONSISTENT = 266
-_TIE_STEPS = 3
-"""How often to read more rows only because they share the last score."""
+_TIE_STEPS = 3  # how often to read more rows only because they share the last score
 _FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
 """One record per row: the first chunk of a document, and every foreign record."""
 

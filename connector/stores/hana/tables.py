@@ -17,10 +17,8 @@ from connector.stores.state import StateTables
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
-LONGEST_NAME = 100
-"""In characters; the table's name adds to it."""
-LOOKUP_SIZES = (1, 8, 64, 512)
-"""Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache."""
+LONGEST_NAME = 100  # in characters; the table's name adds to it
+LOOKUP_SIZES = (1, 8, 64, 512)  # Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache.
 
 STATE_TABLES = {
     "OWL_STATE": f"""(

@@ -22,8 +22,7 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000
-"""Total for all cached sets; 12 bytes each."""
+TEXTS_REMEMBERED = 4_000_000  # total for all cached sets; 12 bytes each
 
 
 @dataclass(frozen=True, slots=True)

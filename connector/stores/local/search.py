@@ -33,13 +33,10 @@ from connector.stores.scan import (
 )
 from connector.stores.state import Collection
 
-SELECTIVE_SHARE = 10
-"""A filter that matches fewer than one in this many rows is answered from the matching rows."""
+SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows is answered from the matching rows
 SELECTIVE_ROWS = 2000
-SPARE = 4
-"""Rows to read beyond `k` at first: enough if documents have one chunk each."""
-REMEMBERED_ROWS = 4
-"""The filter cache holds this many times the collection's rows, 8 bytes each."""
+SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
+REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
 
 FILTER_SECONDS = 60.0
 """Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
@@ -47,8 +44,7 @@ block all. HANA uses `communication_timeout`."""
 _STEPS = 20_000
 """SQLite instructions between two clock checks, about a millisecond; each check takes the interpreter lock."""
 
-FILTERS = 512
-"""The most entries in a filter cache."""
+FILTERS = 512  # the most entries in a filter cache
 
 T = TypeVar("T")
 Mark = tuple[int, int]

@@ -23,8 +23,7 @@ from connector.errors import (
 )
 
 BUSY_SECONDS = 30.0
-_UNDECODED = "Could not decode to UTF-8"
-"""The start of Python's message; the rest quotes the text."""
+_UNDECODED = "Could not decode to UTF-8"  # the start of Python's message; the rest quotes the text
 
 
 class Damaged(Exception):
@@ -50,8 +49,7 @@ class Schema:
     script: str
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection, to register functions."""
-    called: str = "the store"
-    """The file's name in messages."""
+    called: str = "the store"  # the file's name in messages
     remedy: str = "sync again: everything in it can be built anew from the source"
     """Advice to show once a damaged file was moved away."""
 

@@ -52,10 +52,8 @@ GROUP = 64
 long statements."""
 LONGEST_LEASE = 300
 """In seconds. A lease that ends later was taken before the clock was set back and would never expire."""
-DELETE_PAGE = 5000
-"""Records per delete transaction, which bounds how long other writers wait."""
-TOMBSTONES_KEPT = 50_000
-"""A reader further behind reloads the collection instead of following its changes."""
+DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
+TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
 _REFUSED = (
     UnicodeError,
     OverflowError,
