@@ -305,10 +305,8 @@ def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
         return list(shown)
     found = []
     for id_ in shown:
-        try:
+        with suppress(RowRejected):
             found.append(stored_id(id_))
-        except RowRejected:
-            continue
     return found
 
 

@@ -380,7 +380,7 @@ def test_a_snapshot_in_use_never_changes(store):
     vectors = add(store, range(50))
     found(store)
     with store._file.read() as db:
-        index = store._indexes.of(find(db, store._tables, NAME))
+        index = store._index(find(db, store._tables, NAME))
         before = index.snapshot(db)
     assert before is not None
     alive = before.alive.copy()
@@ -402,7 +402,7 @@ def test_the_copy_does_not_grow_with_churn(store):
         add(store, range(100), seed=seed)
         assert len(found(store)) == 100
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.live == 100
     assert len(now.ids) <= 200
@@ -664,7 +664,7 @@ def test_a_remembered_filter_follows_every_change(store):
     for number in range(2 * FILTERS):
         found(store, {"N": number})
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert len(now.filtered) <= FILTERS
 
@@ -685,7 +685,7 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     for number in range(10):
         assert len(found(store, {"V": {"$gte": -1 - number}})) == 100
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.filtered.rows <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"

@@ -5,6 +5,7 @@ threads may use it at once.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +33,11 @@ from connector.model import (
 )
 from connector.stores import filters, records
 from connector.stores.local import keywords
-from connector.stores.local.search import FilterCache, Indexes, Search, answering
+from connector.stores.local.search import CollectionIndex, FilterCache, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find, only
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.scan import VectorScan
+from connector.stores.scan import Int8Scan, VectorScan
 from connector.stores.state import Collection, LeaseTimes, Session, StateTables, changed
 from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
@@ -106,8 +107,8 @@ class LocalStore(VectorStore):
     """A store in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
-    GB for a million chunks of 384 dimensions), 4 with NumPy. `scan`: None: the fastest available. `names`: as in
-    VectorStore. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
+    GB for a million chunks of 384 dimensions). `scan`: None: by integers. `read_only`: the file must exist. Raises
+    StoreCorrupt for a damaged file.
     """
 
     kind = "local"
@@ -133,7 +134,9 @@ class LocalStore(VectorStore):
             more=", id",
         )
         super().__init__(_SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
-        self._indexes = Indexes(scan)
+        self._scan = scan or Int8Scan()
+        self._lock = threading.Lock()
+        self._indexes: dict[str, CollectionIndex] = {}
         self._texts = FilterCache[Any]()
 
     def close(self) -> None:
@@ -162,12 +165,20 @@ class LocalStore(VectorStore):
         while self._database.in_transaction(delete_page):
             pass
         self._database.execute("DELETE FROM tombstones WHERE collection = ?", (found.id,))
-        self._indexes.forget(found.name)
+        self._indexes.pop(found.name, None)
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
         chunks, rows = self._database.read(sql, (found.id,))[0]
         return chunks, chunks, rows
+
+    def _index(self, found: Collection) -> CollectionIndex:
+        """Return the collection's index. After a switch, replaces the index of the previous generation."""
+        with self._lock:
+            known = self._indexes.get(found.name)
+            if known is None or known.of != (found.id, found.stamp.dimension):
+                known = self._indexes[found.name] = CollectionIndex(found.id, found.stamp.dimension, self._scan)
+            return known
 
     # --------------------------------------------------------------------------------------------------- writing
 
@@ -297,7 +308,7 @@ class LocalView:
         while True:
             with self._read(where) as (db, found, condition):
                 query = records.unit_query(vector, found.stamp.dimension)
-                index = self.store._indexes.of(found)
+                index = self.store._index(found)
                 snapshot = index.snapshot(db)
                 if snapshot is None:
                     continue  # another thread has loaded a later state: retry
