@@ -230,14 +230,11 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 @verb(quarantine_app, "drop")
 def quarantine_drop(
     name: Name,
-    keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
+    keys: KeyArguments = None,
     json: JsonFlag = False,
 ) -> None:
     """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
     rows again."""
-    if all_ and keys:
-        raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
     with opened() as service:
         dropped = service.quarantine.drop(name, _wanted_keys(service, name, keys))
     if json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,17 +39,15 @@ def config_show(
     if json and not origin:
         output.write_json({row["setting"]: row["value"] for row in records})
         return
-    rows = [row | {"value": _written(row["value"])} for row in records]
+    rows = []
+    for row in records:  # as one would write it; of collections only the names
+        value = row["value"]
+        if isinstance(value, list):
+            value = ", ".join(item["name"] for item in value) or None
+        rows.append(row | {"value": str(value).lower() if isinstance(value, bool) else value and str(value)})
     output.data(records, "Settings", columns, json=json, rows=rows, whole=False)
     for name, note in loaded.inert.items() if origin else ():
         output.say(f"{name}: {note}")
-
-
-def _written(value: Any) -> str | None:
-    """As one would write it; of collections only the names."""
-    if isinstance(value, list):
-        return ", ".join(item["name"] for item in value) or None
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
 
 
 @verb(config_app, "schema")

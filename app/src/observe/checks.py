@@ -23,7 +23,7 @@ from cryptography import x509
 
 from app.src.access.authentication import Authentication
 from app.src.observe import Fault, gpu
-from app.src.observe.grants import needed, own_places
+from app.src.observe.grants import own_places, wanted
 from app.src.observe.metrics import Metrics
 from app.src.observe.network import EXPIRES_SOON, Network, names_of
 from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings
@@ -339,14 +339,15 @@ class Checks:
 
     def probe_rights(self, hana: HanaSettings) -> str:
         """Compare the user's rights with the required ones. Excess is reported, not failed."""
-        from connector.hana.privileges import effective, excess
+        from connector.hana.privileges import Privilege, effective, excess
 
         system = self._section(hana)
+        needed = [each for each in wanted(self.settings, system) if isinstance(each, Privilege)]
         try:
             holder = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
             return f"cannot read this user's rights: {error}"
-        beyond = excess(holder, needed(self.settings, system), own_places(self.settings, system))
+        beyond = excess(holder, needed, own_places(self.settings, system))
         if not beyond:
             return f"{_named(holder.user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
