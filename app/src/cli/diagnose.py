@@ -18,13 +18,16 @@ from app.src.settings import Settings, show
 def doctor(json: JsonFlag = False) -> int:
     """Check Python, GPU, model, network, login, rights and store. Each failed line has its fix; exit 1 when one
     fails."""
+    from app.src.observe.checks import NOT_CHECKED
+
     with opened() as service:
-        checks = service.readiness.doctor()
-    records = [check.as_dict() for check in checks]
-    states = ["ok" if check.ok else "skipped" if check.skipped else "FAILED" for check in checks]
-    rows = [record | {"ok": state} for record, state in zip(records, states, strict=True)]
+        records = service.readiness.doctor()
+    rows = []
+    for record in records:
+        state = "ok" if record["ok"] else "skipped" if record["detail"].startswith(NOT_CHECKED) else "FAILED"
+        rows.append(record | {"ok": state})
     output.data(records, "Doctor", ("ok", "check", "detail", "fix"), json=json, rows=rows, whole=False)
-    return OK if all(check.ok for check in checks) else FAILED
+    return OK if all(record["ok"] for record in records) else FAILED
 
 
 @verb(config_app, "show")

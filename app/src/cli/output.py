@@ -9,13 +9,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from connector.protocols import Observer
 
 _PIPED_WIDTH = 140
 # Control characters except tab and line feed, and those that change the writing direction.
@@ -165,7 +168,7 @@ def minute(moment: str | None) -> str | None:
 _PROGRESS_SECONDS = 5.0
 
 
-class Watch:
+class _Watch:
     """A `connector.protocols.Observer` that shows progress: on a bar, or every few seconds as a line."""
 
     def __init__(self, collection: str, unit: str, bars: Progress | None = None) -> None:
@@ -198,12 +201,12 @@ class Watch:
 
 
 @contextmanager
-def watched(collection: str, unit: str = "rows") -> Iterator[Watch]:
+def watched(collection: str, unit: str = "rows") -> Iterator[Observer]:
     """Yield an observer that shows the collection's progress until the block ends. `unit`: the counted things."""
     if not sys.stderr.isatty():
-        yield Watch(collection, unit)
+        yield _Watch(collection, unit)
         return
     rate = TextColumn(f"{{task.fields[rate]}} {unit}/s")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        yield Watch(collection, unit, bars)
+        yield _Watch(collection, unit, bars)

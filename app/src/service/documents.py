@@ -56,7 +56,6 @@ class ClientDocuments:
         self._collections.changed(name)
         self._count(name, upserted=put.upserted, unchanged=put.unchanged)
         self._metrics.embedded_texts.inc(put.embedded_texts)
-        self._metrics.embed_tokens.inc(put.tokens)
         if put.upserted:
             self._optimise(name)
         return put

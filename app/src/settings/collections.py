@@ -63,24 +63,19 @@ class ChangesSettings(Section):
     def _fits(self) -> ChangesSettings:
         if self.method == "watermark" and not self.column:
             raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
-        for name, given, method in (
-            ("column", self.column is not None, "watermark"),
-            ("log", self.log is not None, "log"),
-            ("hash", self.hash == "server", "full"),
-        ):
-            if given and self.method != method:
+        given = {
+            "column": ("watermark", self.column),
+            "log": ("log", self.log),
+            "hash": ("full", self.hash == "server"),
+        }
+        for name, (method, value) in given.items():
+            if value and self.method != method:
                 raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
         return self
 
     def spec(self) -> ChangeSpec:
-        return ChangeSpec(
-            method=self.method,
-            column=self.column,
-            delay=self.delay,
-            reconcile=self.reconcile,
-            hash=self.hash,
-            log=None if self.log is None else TableRef.parse(self.log),
-        )
+        log = None if self.log is None else TableRef.parse(self.log)
+        return ChangeSpec(**self.model_dump(exclude={"log"}), log=log)
 
 
 class ScheduleSettings(Section):
@@ -94,28 +89,22 @@ class ScheduleSettings(Section):
     @field_validator("cron")
     @classmethod
     def _five_fields(cls, cron: str | None) -> str | None:
-        if cron is None:
-            return None
-        if len(cron.split()) != 5:
+        if cron is not None and len(cron.split()) != 5:
             raise ValueError(f"{cron!r} is not a cron line: it needs five fields, minute hour day month weekday")
         try:
-            next(CronSim(cron, datetime.now(UTC)))
+            if cron is not None and next(CronSim(cron, datetime.now(UTC)), None) is None:
+                raise ValueError(f"{cron!r} names a day that never occurs")
         except CronSimError as error:
             raise ValueError(f"{cron!r} is not a cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
-        except StopIteration:
-            raise ValueError(f"{cron!r} names a day that never occurs") from None
         return cron
 
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, timezone: str) -> str:
         try:
-            ZoneInfo(timezone)
+            return ZoneInfo(timezone).key
         except (KeyError, OSError, ValueError):
-            raise ValueError(
-                f"unknown time zone {timezone!r}; use a name of the IANA database such as Europe/Berlin"
-            ) from None
-        return timezone
+            raise ValueError(f"unknown time zone {timezone!r}; use an IANA name such as Europe/Berlin") from None
 
     @model_validator(mode="after")
     def _one_of(self) -> ScheduleSettings:
@@ -197,13 +186,5 @@ class CollectionSettings(Section):
         chunk = ChunkSpec(self.chunk.max_tokens, self.chunk.overlap)
         if self.documents:
             return CollectionSpec(self.name, NO_TABLE, "", ("id",), metadata=self.metadata, chunk=chunk)
-        return CollectionSpec(
-            name=self.name,
-            source=TableRef.parse(self.source),
-            template=self.template,
-            key=self.key,
-            where=self.where,
-            metadata=self.metadata,
-            chunk=chunk,
-            changes=self.changes.spec(),
-        )
+        same = self.model_dump(include={"name", "template", "key", "where", "metadata"})
+        return CollectionSpec(source=TableRef.parse(self.source), chunk=chunk, changes=self.changes.spec(), **same)

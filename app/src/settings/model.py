@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, IPvAnyNetwork, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.section import Columns, Duration, Section, setting
+from app.src.settings.section import Duration, Section, Split, setting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
@@ -147,20 +146,12 @@ class ApiSettings(Section):
     tls_certificate: Path | None = setting(None, "PEM file with the certificate and its chain: serve https")
     tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner only")
     hsts: bool = setting(False, "tell browsers to use https only for a year, for all ports of this host")
-    trusted_proxies: Columns = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], Split] = setting(
+        (), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses or networks"
+    )
     exit_when_stuck: bool = setting(
         False, "exit with 4 once the engine cannot recover, for a supervisor; else /health/live turns 503"
     )
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            try:
-                ipaddress.ip_network(address)
-            except ValueError:
-                raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
-        return addresses
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
@@ -256,11 +247,10 @@ class Settings(Section):
     @field_validator("collections")
     @classmethod
     def _distinct(cls, collections: tuple[CollectionSettings, ...]) -> tuple[CollectionSettings, ...]:
-        seen: set[str] = set()
-        for collection in collections:
-            if collection.name in seen:
-                raise ValueError(f'two collections are named "{collection.name}"; names must differ')
-            seen.add(collection.name)
+        names = [collection.name for collection in collections]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'two collections are named "{name}"; names must differ')
         return collections
 
     @property
@@ -285,7 +275,6 @@ class Settings(Section):
         return (file.parent if file is not None else Path()) / ".owl-sap"
 
     def tensorrt_cache(self, file: Path | None) -> Path:
-        """`file`: where the settings were read."""
         return self.state_folder(file) / "tensorrt"
 
     @property
