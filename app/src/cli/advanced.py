@@ -24,26 +24,16 @@ _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at 
 @verb(app, "finetune")
 def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help='Lines of {"query", "text"} or {"anchor", "positive"}.'),
-    ] = None,
-    columns: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="TITLE LONGTEXT", help="Two columns of the collection's rows; mind SAP's licence."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the new model; default: NAME-1, -2 ...")
-    ] = None,
+    pairs: Annotated[Path | None, typer.Option(help='Lines of {"query", "text"} or {"anchor", "positive"}.')] = None,
+    columns: Annotated[tuple[str, str] | None, typer.Option(help="TITLE LONGTEXT; mind SAP's licence.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new model; default: NAME-1, -2 ...")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Passes over all pairs; default: 1.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="16|32", help="Pairs a step; default: 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-8, max=1, help="Highest; default: 0.00002.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of split and order; default: 7.")] = None,
     max_pairs: Annotated[int | None, typer.Option(min=1, help="Read no more pairs; default: 100000.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
-    generation: Annotated[
-        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside the active one.")
-    ] = True,
+    generation: Annotated[bool, typer.Option(help="Build a generation with it, beside the active one.")] = True,
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
@@ -105,19 +95,15 @@ _GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
 _CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 
+Algorithm = Literal["minmax", "entropy", "percentile"]
+
+
 @verb(app, "calibrate")
 def calibrate(
     name: Name,
-    texts: Annotated[
-        int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
-    ] = 1000,
-    algorithm: Annotated[
-        Literal["minmax", "entropy", "percentile"] | None,
-        typer.Option(help="How ranges are found; default: [tensorrt] algorithm."),
-    ] = None,
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
-    ] = False,
+    texts: Annotated[int, typer.Option(min=128, max=20_000, help="To calibrate on; a quarter more judges.")] = 1000,
+    algorithm: Annotated[Algorithm | None, typer.Option(help="Default: [tensorrt] algorithm.")] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Texts from the store, not the source.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""

@@ -61,9 +61,7 @@ def config_schema() -> None:
 
 @verb(app, "explain")
 def explain(
-    code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="As an error shows it: OWL-1011, or 1011; default: all.")
-    ] = None,
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="OWL-1011 or 1011; default: all.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Explain an error code such as OWL-2005. Shows its usual causes and what to do; without a code it lists all."""

@@ -39,13 +39,8 @@ def tables(
 def introspect(
     table: Annotated[str, typer.Argument(help='SCHEMA.TABLE; quote a part with a dot: S."a.b"', metavar="TABLE")],
     name: Annotated[str | None, typer.Option(help="Name of the collection; default: from the table's.")] = None,
-    catalog_only: Annotated[
-        bool, typer.Option("--catalog-only", help="Do not look at rows: no clients counted, no key tried.")
-    ] = False,
-    language: Annotated[
-        list[str] | None,
-        typer.Option(help="Of the texts in a proposed view, best first: E, D or en, de ...; repeatable."),
-    ] = None,
+    catalog_only: Annotated[bool, typer.Option("--catalog-only", help="Do not look at rows.")] = False,
+    language: Annotated[list[str] | None, typer.Option(help="Of texts in a proposed view, best first: E, de.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view. Prints TOML for owl-sap.toml with a reason for each choice."""

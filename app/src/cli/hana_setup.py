@@ -23,15 +23,8 @@ _HEAD = (
 @verb(app, "grants")
 def grants(
     user: Annotated[str | None, typer.Option(help="The user to grant to; default: the user of the settings.")] = None,
-    search_only: Annotated[
-        bool, typer.Option("--search-only", help="For a process that searches and never syncs.")
-    ] = False,
-    setup: Annotated[
-        bool,
-        typer.Option(
-            "--setup", help="Rights to install change logs (changes install --apply); revoke them afterwards."
-        ),
-    ] = False,
+    search_only: Annotated[bool, typer.Option("--search-only", help="For a process that never syncs.")] = False,
+    setup: Annotated[bool, typer.Option("--setup", help="Rights to install change logs; revoke them after.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""

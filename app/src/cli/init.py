@@ -27,6 +27,7 @@ _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _TAKEN_BY_ITSELF = 3  # tables that --yes chooses from the best candidates
 _NAMES_SHOWN = 10
 Flags = dict[tuple[str, ...], Any]
+Store = Literal["hana", "local"]
 
 
 @verb(app, "init")
@@ -34,21 +35,13 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     host: Annotated[str | None, typer.Option(help="HANA host name; default: HANA_HOST.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="443, 3NN13 or 3NN15.")] = None,
     user: Annotated[str | None, typer.Option(help="The technical user.")] = None,
-    password_file: Annotated[
-        Path | None, typer.Option(help="A file with the password; default: HANA_PASSWORD, or it is asked for.")
-    ] = None,
+    password_file: Annotated[Path | None, typer.Option(help="File with the password; default: HANA_PASSWORD.")] = None,
     encrypt: Annotated[bool | None, typer.Option("--encrypt/--no-encrypt", help="TLS; on unless switched off.")] = None,
     trust_store: Annotated[str | None, typer.Option(help="PEM file of the authority to trust.")] = None,
     schema: Annotated[str | None, typer.Option(help="Where the tables are.")] = None,
-    table: Annotated[
-        list[str] | None, typer.Option(help="A table or view, SCHEMA.TABLE or, with --schema, TABLE; repeatable.")
-    ] = None,
-    store: Annotated[
-        Literal["hana", "local"] | None, typer.Option(help="Where vectors go; default: hana where it has vector types.")
-    ] = None,
-    language: Annotated[
-        list[str] | None, typer.Option(help="Of texts in proposed views, best first: E, D or en, de ...; repeatable.")
-    ] = None,
+    table: Annotated[list[str] | None, typer.Option(help="SCHEMA.TABLE; with --schema TABLE; repeatable.")] = None,
+    store: Annotated[Store | None, typer.Option(help="Default: hana where it has vector types.")] = None,
+    language: Annotated[list[str] | None, typer.Option(help="Of texts in proposed views: E or de; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write into, created if absent.")] = Path(),
     offline: Annotated[bool, typer.Option("--offline", help="Ask no database: a template to fill in.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,

@@ -32,15 +32,11 @@ Out = Annotated[
 def create(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Annotated[str, typer.Argument(help="Its purpose or owner.", metavar="NAME")],
     scope: Annotated[list[str], typer.Option(help=f"Its scopes: {' '.join(SCOPES)}; may be repeated.")],
-    claim: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for row rules; repeated with one name: several values.")
-    ] = None,
+    claim: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for row rights; repeatable.")] = None,
     every_row: Annotated[bool, typer.Option("--every-row", help="Row rights do not apply to it.")] = False,
     expires: Annotated[str | None, typer.Option(help='It expires after this time: "90d", "12h".')] = None,
     rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute", or "unlimited".')] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=0, help="Its own limit of requests at once; 0: any number.")
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Its own requests at once; 0: any.")] = None,
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:

@@ -33,35 +33,15 @@ Mode = Literal["vector", "keyword", "hybrid"]  # by meaning, words or both
 def search(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
     text: Annotated[str | None, typer.Argument(help="The search text.", metavar="TEXT", show_default=False)] = None,
-    like: Annotated[
-        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows similar to this one, by a hit's id.")
-    ] = None,
+    like: Annotated[str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows like the hit ID.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
-    mode: Annotated[
-        Mode | None, typer.Option(help="Default: hybrid for TEXT, vector for --like.", show_default=False)
-    ] = None,
-    min_score: Annotated[
-        float | None,
-        typer.Option(
-            help="Leave out hits below this score; in mode hybrid it is compared with the cosine, not the score shown."
-        ),
-    ] = None,
-    mmr: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, metavar="LAMBDA", help="Diversity: 0 maximum, 1 off."),
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Default: hybrid; vector for --like.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Least score; in mode hybrid least cosine.")] = None,
+    mmr: Annotated[float | None, typer.Option(min=0, max=1, help="Diversity: 0 maximum, 1 off.")] = None,
     passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain on stderr, as JSON, how the hits were found.")
-    ] = False,
-    rerank: Annotated[
-        bool | None,
-        typer.Option(
-            "--rerank/--no-rerank",
-            help="Reorder hits with the configured reranker; default: on where one is configured.",
-        ),
-    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the hits on stderr, as JSON.")] = False,
+    rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
@@ -113,24 +93,14 @@ _DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
 @verb(app, "evaluate")
 def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    queries: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Labelled queries, one JSON object a line.", show_default=False),
-    ] = None,
+    queries: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Labelled queries: JSON lines.")] = None,
     mode: Annotated[Literal["vector", "keyword", "hybrid", "all"], typer.Option(help="One of them, or all.")] = "all",
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
     against: Annotated[Path | None, typer.Option(help="A saved report to compare with.")] = None,
-    recall: Annotated[
-        bool, typer.Option("--recall", help="Instead of FILE: the recall of the vector index against exact search.")
-    ] = False,
-    sample: Annotated[
-        int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
-    ] = 100,
-    rerank: Annotated[
-        bool | None,
-        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
-    ] = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Instead of FILE: recall of the vector index.")] = False,
+    sample: Annotated[int, typer.Option("--queries", min=1, max=10_000, help="Rows asked with by --recall.")] = 100,
+    rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
@@ -252,13 +222,8 @@ def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: 
 
 @verb(app, "mcp")
 def mcp(
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with an API key or token whose rights apply; default: the setting mcp.key, or yours."),
-    ] = None,
-    write: Annotated[
-        bool | None, typer.Option("--write/--read-only", help="Offer start_sync too; default: the setting mcp.write.")
-    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="API key whose rights apply; default: mcp.key.")] = None,
+    write: Annotated[bool | None, typer.Option("--write/--read-only", help="Offer start_sync.")] = None,
 ) -> int:
     """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
     stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""

@@ -100,8 +100,6 @@ class Checks:
     def settings(self) -> Settings:
         return self._parts.settings
 
-    # ------------------------------------------------------------------------------------------------------ readiness
-
     def check(self, readiness: Readiness | None = None) -> Readiness:
         """Check that the engine answers a probe, the store is usable and the access keys are readable. `readiness` is
         filled check by check, so that a caller need not wait for a store that hangs."""
@@ -167,8 +165,6 @@ class Checks:
         self._parts.check_schema()
         self._parts.store.status(_NO_COLLECTION)
 
-    # --------------------------------------------------------------------------------------------------------- doctor
-
     def doctor(self) -> list[dict[str, Any]]:
         """Run every check of `owl-sap doctor` that these settings need, in a fixed order; return records of "check",
         "ok", "detail" and "fix". A failed check skips those that need it, so that a wrong password is tried once."""
@@ -228,8 +224,6 @@ class Checks:
         yield f"{label} login", partial(self.probe_login, hana), ("hdbcli", before), fix
         yield f"{label} rights", partial(self.probe_rights, hana), (f"{label} login",), ""
 
-    # --------------------------------------------------------------------------------------------------------- models
-
     def probe_model(self) -> str:
         """Load the configured model and those of single collections."""
         users = {each.model: each.name for each in self.settings.collections if each.model is not None}
@@ -257,8 +251,6 @@ class Checks:
         chosen = [each for each in choices(engine) if each.value is not None]
         values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
         return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
-
-    # ----------------------------------------------------------------------------------------------------------- HANA
 
     def probe_login(self, hana: HanaSettings) -> str:
         """Log in once, because HANA locks users: the same login is not repeated for the store."""
@@ -417,9 +409,6 @@ def _named(user: str | None) -> str:
     from connector.hana.privileges import named
 
     return named(user) if user else "<USER>"
-
-
-# -------------------------------------------------------------------------------------------------------- this machine
 
 
 def hdbcli() -> str:

@@ -30,6 +30,7 @@ def _table(name: str) -> str:
 
 
 Table = Annotated[str, AfterValidator(_table)]
+Method = Literal["full", "watermark", "log", "rowid"]
 
 
 class ChunkSettings(Section):
@@ -46,17 +47,11 @@ class ChunkSettings(Section):
 class ChangesSettings(Section):
     """Change detection at the source."""
 
-    method: Literal["full", "watermark", "log", "rowid"] = setting(
-        "full", 'full compares every row, watermark a column, rowid "$rowid$"; log: owl-sap changes install'
-    )
+    method: Method = setting("full", 'full compares every row, watermark a column, rowid "$rowid$", log reads triggers')
     column: str | None = setting(None, "watermark: every change sets it: a time in UTC or a rising number")
     delay: Duration = setting(30.0, "watermark: longer than the longest write; younger changes wait")
-    reconcile: Duration = setting(
-        86_400.0, "longest time between full comparisons: every other method misses some changes", gt=0
-    )
-    hash: Literal["client", "server"] = setting(
-        "client", "full: server lets HANA hash, so that unchanged rows are not read"
-    )
+    reconcile: Duration = setting(86_400.0, "longest time between full comparisons, which find all changes", gt=0)
+    hash: Literal["client", "server"] = setting("client", "full: server hashes in HANA; unchanged rows stay there")
     log: Table | None = setting(None, "log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
     @model_validator(mode="after")
@@ -126,9 +121,7 @@ class CollectionSettings(Section):
     key: Columns = setting((), "key columns; default: the primary key")
     where: str | None = setting(None, "your own SQL condition, sent unchanged")
     metadata: Columns = setting((), "columns stored beside the vector, for filters")
-    row_rights: dict[str, ClaimPath] = setting(
-        {}, "metadata column = claim of the caller, or its path as a list: docs/row-rights.md"
-    )
+    row_rights: dict[str, ClaimPath] = setting({}, "metadata column = claim, or its path: docs/row-rights.md")
     model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
     changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
     chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
