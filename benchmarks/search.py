@@ -44,11 +44,10 @@ from app.src.benchmark.harness import (
     machine,
     main,
     percentiles,
-    ratio_of_last,
 )
 from app.src.benchmark.peers import available
-from app.src.benchmark.search import COLLECTION, SearchOptions, filled, measure
-from app.src.benchmark.workloads import Clusters, exact_best, material_text
+from app.src.benchmark.search import COLLECTION, filled, measure
+from app.src.benchmark.workloads import clustered, exact_best, material_text
 from app.src.service.collections import VisibleView
 from app.src.service.search import Hybrid
 from connector.model import ChangeSet, Chunk, Filter
@@ -64,9 +63,8 @@ class Scene:
     """A store with `rows` rows, their vectors, and queries like them."""
 
     def __init__(self, folder: Path, rows: int) -> None:
-        clusters = Clusters(DIMENSION)
         self.rows, self.folder = rows, folder
-        self.matrix, self.queries = clusters.draw(rows), clusters.draw(QUERIES)
+        self.matrix, self.queries = clustered(DIMENSION, rows, QUERIES)
         started = time.perf_counter()
         self.store = filled(folder, self.matrix, self._chunk)
         self.build_seconds = time.perf_counter() - started
@@ -120,15 +118,15 @@ def milliseconds(work: Callable[[], object]) -> float:
 def against_product(scene: Scene, ways: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, Figure]:
     """Return the median time of each way divided by that of the product."""
     times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
-    busy: dict[str, list[float]] = {name: [] for name in times}
 
     def work(name: str, way: Callable[[int], object]) -> Work:
-        def run() -> float:
+        def run() -> tuple[float, float]:
+            busy = []
             for query in range(QUERIES):
                 before = time.thread_time()
                 times[name].append(milliseconds(lambda: way(query)))  # noqa: B023
-                busy[name].append(time.thread_time() - before)
-            return statistics.median(times[name][-QUERIES:]) / 1000
+                busy.append(time.thread_time() - before)
+            return statistics.median(times[name][-QUERIES:]) / 1000, statistics.median(busy)
 
         return run
 
@@ -139,7 +137,6 @@ def against_product(scene: Scene, ways: Mapping[str, Callable[[int], object]], r
             name,
             "product",
             TARGETS.get(name),
-            cpu_ratio=ratio_of_last(busy[name], busy["product"], rounds * QUERIES),
             **shown(times[name]),
             product_ms=shown(times["product"]),
         )
@@ -224,8 +221,8 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
 
 def peers(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     names = available(("numpy", "sqlite-vec", "usearch", "lancedb", "faiss"), "search", report)
-    options = SearchOptions(names, given.rounds, given.sizes[0], target=at_most(0.6))
-    found = measure(options, lambda text: print(text, file=sys.stderr, flush=True))
+    say = partial(print, file=sys.stderr, flush=True)
+    found = measure(names, say, rounds=given.rounds, rows=given.sizes[0], target=at_most(0.6))
     report.peers |= found.peers
     report.notes += found.notes
     for figure in found.figures:

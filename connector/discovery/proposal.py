@@ -4,44 +4,53 @@ reviews it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
+from typing import NamedTuple
 
-from connector.discovery.change_advice import FULL, Stamps, advise
-from connector.discovery.roles import TEXTS, Role, guess, measures
-from connector.discovery.sap_tables import long_text_note, unreadable
-from connector.discovery.text_views import TextSources, create_view, nameable
+from connector.discovery.roles import TEXTS, Role, guess, measures, tells_changes
+from connector.discovery.sap_tables import LONG_TEXTS, TABLES, UNPACK
+from connector.discovery.text_views import create_view
 from connector.errors import NoProposal
 from connector.hana.catalog import NOT_COMPARABLE
 from connector.hana.connection import quote
+from connector.hana.watermarks import tells_time
 from connector.model import Column, Table, TableRef
 
-MOST_TEXTS = 6
-MOST_METADATA = 8
+_MOST_TEXTS = 6
+_MOST_METADATA = 8
 _MOST_MEASURES = 2
 _MOST_CANDIDATES = 4
+_LARGE = 500_000  # rows; comparing more in every run takes noticeable time
 # A key column that numbers items: useless as a filter.
 _ITEM = re.compile(r"\b(number|no|item)\b|NUM$|_ITEM$", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VIEW_TOLD = (
+    "The view below gives each row the text of the first language that has one (fixed in it, because every sync must "
+    "read the same text for any user; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Facts about a table besides its description.
 
     `clients`: (client, rows), most rows first; None: not read. `shared`: per tried key, how many values occur in
-    several rows; 0 proves it unique now. `stamps`: of a possible watermark. `rows`: HANA's own count. `texts`: text
-    tables.
+    several rows; 0 proves it unique now. `stamps`: of `stamp_column`, the rows, those with a value that is not initial,
+    and the different values; None: not read. `rows`: HANA's own count. `texts`, `items`, `languages`: as in
+    `create_view`.
     """
 
     unique_keys: Sequence[tuple[str, ...]] = ()
     clients: Sequence[tuple[str, int]] | None = None
-    shared: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    stamps: Stamps | None = None
+    shared: Mapping[tuple[str, ...], int] = {}
+    stamps: tuple[int, int, int] | None = None
     rows: int | None = None
-    texts: TextSources = field(default_factory=TextSources)
+    texts: Sequence[Table] = ()
+    items: Sequence[Table] = ()
+    languages: Sequence[str] = ()
 
 
 Setting = str | list[str] | dict[str, str]
@@ -59,7 +68,7 @@ class Proposal:
     template: str
     metadata: tuple[str, ...]
     reasons: Mapping[str, str]
-    changes: Mapping[str, str] = field(default_factory=lambda: dict(FULL))
+    changes: Mapping[str, str] = field(default_factory=lambda: {"method": "full"})
     guessed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     create_view: str | None = None
@@ -78,16 +87,25 @@ class Proposal:
 
 def propose(table: Table, facts: Facts) -> Proposal:
     """Return the proposal. Raises NoProposal if no column has text that SQL can read, or none can be a key."""
-    if (why := unreadable(table.ref.name)) is not None:
-        raise NoProposal(why)
+    name = table.ref.name
+    if name in LONG_TEXTS:
+        what = f"{name} holds {'the headers of ' * (name == 'STXH')}SAPscript's long texts"
+        raise NoProposal(f"{what}, which STXL stores as compressed ABAP clusters, {UNPACK}")
     chosen = _Choices(table, facts)
     texts, template = chosen.template()
     key = chosen.key()
-    where = chosen.where()
-    metadata = chosen.metadata(key, texts)
-    changes = chosen.changes()
+    where, metadata, changes = chosen.where(), chosen.metadata(key, texts), chosen.changes()
+    if facts.texts:
+        found = ", ".join(str(other.ref) for other in facts.texts)
+        chosen.notes.append(f"Texts by language are in: {found}. {VIEW_TOLD}: make it and introspect that.")
+    if facts.items:
+        found = ", ".join(str(other.ref) for other in facts.items)
+        chosen.notes.append(f"Items with texts of their own are in: {found}; the view below concatenates them.")
+    if of_text := TABLES.get(name, {}).get("long_text"):
+        chosen.notes.append(f"Long texts written in SAP GUI are compressed in STXL (object {of_text}), {UNPACK}.")
+    collection = re.sub(r"[^a-z0-9_]+", "-", name.lower().encode("ascii", "replace").decode()).strip("-_")
     return Proposal(
-        name=collection_name(table.ref.name),
+        name=collection[:100] or "collection",
         source=table.ref,
         key=key,
         where=where,
@@ -96,15 +114,9 @@ def propose(table: Table, facts: Facts) -> Proposal:
         reasons=chosen.reasons,
         changes=changes,
         guessed=frozenset(chosen.guessed),
-        notes=(*chosen.notes, *_about_texts(table, facts)),
-        create_view=create_view(table, facts.texts),
+        notes=tuple(chosen.notes),
+        create_view=create_view(table, facts.texts, facts.items, facts.languages),
     )
-
-
-def collection_name(table: str) -> str:
-    """Return the collection's name: /BIC/AZD00100 -> bic-azd00100."""
-    words = re.sub(r"[^a-z0-9_]+", "-", table.lower().encode("ascii", "replace").decode()).strip("-_")
-    return words[:100] or "collection"
 
 
 class _Choices:
@@ -120,41 +132,42 @@ class _Choices:
     def template(self) -> tuple[tuple[str, ...], str]:
         """Return the text columns, titles first, and their template."""
         table = self._table
-        found = [(guess(column), column) for column in table.columns if nameable(column)]
         texts = [
-            (guessed, column)
+            (guess(column), column)
             for role in TEXTS
-            for guessed, column in found
-            if guessed.role is role and column.name not in table.primary_key
+            for column in table.columns
+            if guess(column).role is role and column.name not in table.primary_key
         ]
         if not texts:
-            raise NoProposal(_no_text(table))
-        used, left = texts[:MOST_TEXTS], texts[MOST_TEXTS:]
-        reason = "; ".join(f"{column.name}: {_told(column)}{guessed.why}" for guessed, column in used)
+            columns = _some([column.name for column in table.columns], 12)
+            raise NoProposal(
+                f"{table.ref} has no column that looks like text for people (columns: {columns}). Introspect a view "
+                "that joins its texts, or write the block by hand"
+            )
+        used, left = texts[:_MOST_TEXTS], texts[_MOST_TEXTS:]
+        reasons = []
+        for guessed, column in used:
+            comment = f'"{column.comment}", ' if column.comment else ""
+            reasons.append(f"{column.name}: {comment}{guessed.why}")
         if left:
-            reason += f"; left out: {', '.join(column.name for _, column in left)}"
-        self.reasons["template"] = reason
+            reasons.append(f"left out: {', '.join(column.name for _, column in left)}")
+        self.reasons["template"] = "; ".join(reasons)
         if not all(guessed.known for guessed, _ in used):
             self.guessed.add("template")
         template = _slot(used[0][1].name)
         for (before, _), (guessed, column) in pairwise(used):
             both_titles = before.role is guessed.role is Role.TITLE
             template += (", " if both_titles else ". ") + _slot(column.name)
-        if any(guessed.role is Role.LONG_TEXT for guessed, _ in used):
-            self.notes.append(
-                "Long texts are cut into chunks of what the model takes; "
-                "chunk = { max_tokens = 128 } would make shorter ones."
-            )
         return tuple(column.name for _, column in used), template
 
     def key(self) -> tuple[str, ...]:
-        table, facts = self._table, self._facts
+        table, shared = self._table, self._facts.shared
         if table.primary_key:
             self.reasons["key"] = "the primary key"
             return table.primary_key
-        if facts.unique_keys:
+        if self._facts.unique_keys:
             self.reasons["key"] = "no primary key; these columns are NOT NULL and have a unique constraint or index"
-            return tuple(facts.unique_keys[0])
+            return tuple(self._facts.unique_keys[0])
         candidates = key_candidates(table)
         if not candidates:
             raise NoProposal(
@@ -163,13 +176,13 @@ class _Choices:
             )
         self.guessed.add("key")
         kind = "a view has no primary key" if table.is_view else "no primary key and no unique constraint"
-        for key in candidates:
-            if facts.shared.get(key) == 0:
-                self.reasons["key"] = f"{kind}; chosen by name, and unique in the rows that are there now"
-                return key
-        key = min(candidates, key=lambda tried: facts.shared.get(tried, 0)) if facts.shared else _likeliest(candidates)
-        shared = facts.shared.get(key)
-        told = "NOT PROVEN UNIQUE" if shared is None else f"NOT UNIQUE: {shared} of its values belong to several rows"
+        key = min(candidates, key=lambda tried: shared.get(tried, math.inf))
+        if shared.get(key) == 0:
+            self.reasons["key"] = f"{kind}; chosen by name, and unique in the rows that are there now"
+            return key
+        if not shared and len(candidates) > 1 and set(key) < set(candidates[1]):
+            key = candidates[1]  # an extra language is safer than rows that share a key
+        told = f"NOT UNIQUE: {shared[key]} of its values belong to several rows" if shared else "NOT PROVEN UNIQUE"
         self.reasons["key"] = (
             f"{kind}; chosen by name only, {told}: sync refuses a key that two rows share, so check it"
         )
@@ -188,29 +201,29 @@ class _Choices:
             )
             return None
         client = clients[0][0]
-        if len(clients) > 1:
-            self.guessed.add("where")
         if len(clients) == 1:
             why = f"{client} is the only client now; the condition keeps others out that may come"
         else:
-            others = ", ".join(f"{name} ({count} rows)" for name, count in clients[:5])
-            why = f"without it clients mix; {client} has most rows. There are: {others}" + (
-                " ..." if len(clients) > 5 else ""
-            )
+            self.guessed.add("where")
+            found = _some([f"{name} ({count} rows)" for name, count in clients], 5)
+            why = f"without it clients mix; {client} has most rows. There are: {found}"
         self.reasons["where"] = why
         literal = client.replace("'", "''")
         return f"{_plain(column.name)} = '{literal}'"
 
     def metadata(self, key: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
-        table = self._table
+        table, client = self._table, client_column(self._table)
+        numbers = [name for name in table.primary_key if client is None or name != client.name]
         by_role: dict[Role, list[str]] = {}
         for column in table.columns:
-            numbered = column.name in table.primary_key and _ITEM.search(f"{column.name} {column.comment}")
-            if nameable(column) and column.name not in texts and not numbered and column.name != _own_number(table):
-                by_role.setdefault(guess(column).role, []).append(column.name)
+            name = column.name
+            item = name in table.primary_key and _ITEM.search(f"{name} {column.comment}")
+            # The only number of a row identifies it, so it is no filter.
+            if name not in texts and not item and [name] != numbers:
+                by_role.setdefault(guess(column).role, []).append(name)
         wanted = [name for role in (Role.LANGUAGE, Role.CODE, Role.DATE) for name in by_role.get(role, [])]
         pairs = _pairs(table.columns, {*key, *texts})
-        most = MOST_METADATA - (2 * len(pairs) if len(wanted) + 2 * len(pairs) > MOST_METADATA else 0)
+        most = _MOST_METADATA - (2 * len(pairs) if len(wanted) + 2 * len(pairs) > _MOST_METADATA else 0)
         chosen, left = wanted[:most], wanted[most:]
         reason = "languages, codes and dates: what searches filter by" if chosen else "no column looks like a filter"
         if pairs:
@@ -218,47 +231,74 @@ class _Choices:
             shown = ", ".join(f"{{{value}}} {{{unit}}}" for value, unit in pairs)
             reason += f"; amounts with their currency and quantities with their unit, which a template shows as {shown}"
         if left:
-            reason += f"; left out: {', '.join(left[:MOST_METADATA])}" + (" ..." if len(left) > MOST_METADATA else "")
-        persons = by_role.get(Role.PERSON, [])
-        if persons:
+            reason += f"; left out: {_some(left, _MOST_METADATA)}"
+        if persons := by_role.get(Role.PERSON):
             reason += f"; not proposed, they name persons: {', '.join(persons)}"
         if chosen:
             self.guessed.add("metadata")
         self.reasons["metadata"] = reason
-        languages = by_role.get(Role.LANGUAGE, [])
-        if any(name in key for name in languages):
+        if language := next((name for name in by_role.get(Role.LANGUAGE, ()) if name in key), None):
             self.notes.append(
-                f"{languages[0]} is part of the key: there is one row for each language. For one language add "
-                f"{_plain(languages[0])} = 'E' to where; for one row each with the best language there is, introspect "
+                f"{language} is part of the key: there is one row for each language. For one language add "
+                f"{_plain(language)} = 'E' to where; for one row each with the best language there is, introspect "
                 "the table whose texts these are, which shows a view."
             )
         return tuple(dict.fromkeys(chosen))
 
     def changes(self) -> Mapping[str, str]:
-        advice = advise(self._table, self._facts.stamps, self._facts.rows)
-        self.reasons["changes"] = advice.why
-        if advice.guess:
+        """Return the change method. Cautious, because changes that do not set a watermark are missed until the next
+        full comparison."""
+        table, rows = self._table, self._facts.rows
+        column, doubt, why = stamp_column(table), "", ""
+        total, filled, distinct = self._facts.stamps or (0, 0, 0)
+        if column is None:
+            day = next((each.name for each in table.columns if tells_changes(each)), None)
+            why = f"{day} does not tell the second of a change in UTC" if day else "no column tells when a row changed"
+        elif self._facts.stamps is None:
+            doubt = "the rows were not looked at"
+        elif filled < total:
+            doubt = f"{total - filled:,} of {total:,} rows have no value in it, so it is not kept up"
+        elif distinct < 2:
+            doubt = "the table is empty" if not total else "there is one row only" if total == 1 else ""
+            doubt = doubt or "all rows have the same value: a load wrote it, no change"
+        if column is not None and not doubt:
             self.guessed.add("changes")
-        return advice.changes
+            self.reasons["changes"] = (
+                f"{column.name} is set in all {total:,} rows and differs between them, so a run need read only what is "
+                "new. Right only if every change sets it, in UTC: what does not, and deletions, show at the daily "
+                'comparison (reconcile). In doubt: changes = { method = "full" }'
+            )
+            return {"method": "watermark", "column": column.name, "delay": "30s"}
+        if column is not None:
+            why = f"{column.name} could tell what is new, but {doubt}"
+        if rows is not None and rows >= _LARGE:
+            why += '. It is large: hash = "server" leaves unchanged rows in HANA'
+            if not table.is_view:
+                why += (
+                    ', method = "rowid" reads ids alone (a column that SAP does not document), and method = "log" '
+                    "needs triggers (owl-sap changes install)"
+                )
+        self.reasons["changes"] = f"every row is compared: {why}"
+        return {"method": "full"}
+
+
+def stamp_column(table: Table) -> Column | None:
+    """Return the possible watermark column: the time of the last change, precise to the second."""
+    found = [column for column in table.columns if tells_changes(column) and tells_time(column)]
+    return min(found, key=lambda column: not column.name.upper().startswith("LAST"), default=None)
 
 
 def _pairs(columns: Sequence[Column], taken: set[str]) -> list[tuple[str, str]]:
     """Return each currency or unit once, with the first value that it belongs to."""
-    found = [(value.name, unit.name) for value, unit in measures(columns) if nameable(value) and nameable(unit)]
-    by_unit = {unit: value for value, unit in reversed(found) if not {unit, value} & taken}
-    return [(value, unit) for unit, value in reversed(by_unit.items())][:_MOST_MEASURES]
+    by_unit: dict[str, str] = {}
+    for value, unit in measures(columns):
+        if not {unit.name, value.name} & taken:
+            by_unit.setdefault(unit.name, value.name)
+    return [(value, unit) for unit, value in by_unit.items()][:_MOST_MEASURES]
 
 
-def _told(column: Column) -> str:
-    return f'"{column.comment}", ' if column.comment else ""
-
-
-def _no_text(table: Table) -> str:
-    columns = ", ".join(column.name for column in table.columns[:12]) + (" ..." if len(table.columns) > 12 else "")
-    return (
-        f"{table.ref} has no column that looks like text for people (columns: {columns}). Introspect a view that joins "
-        "its texts, or write the block by hand"
-    )
+def _some(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def _slot(name: str) -> str:
@@ -270,18 +310,8 @@ def _plain(name: str) -> str:
     return name if re.fullmatch(r"[A-Z]+", name) else quote(name)
 
 
-# ------------------------------------------------------------------------------------------------------ keys, clients
-
-
 def client_column(table: Table) -> Column | None:
     return next((column for column in table.columns if guess(column).role is Role.CLIENT), None)
-
-
-def _own_number(table: Table) -> str | None:
-    """Return the column that identifies a row within its client: useless as a filter."""
-    client = client_column(table)
-    rest = [name for name in table.primary_key if client is None or name != client.name]
-    return rest[0] if len(rest) == 1 else None
 
 
 def key_candidates(table: Table) -> list[tuple[str, ...]]:
@@ -290,48 +320,16 @@ def key_candidates(table: Table) -> list[tuple[str, ...]]:
     Order: a single column named like an id; by name, the client and numbers, without and with languages; all columns
     before the first text.
     """
-    usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE and nameable(column)]
+    usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE]
     numbers = re.compile(r"(ID|NR|NO|NUM|KEY)$", re.I)
-    by_name = tuple(
-        column.name
+    by_name = [
+        column
         for column in usable
         if guess(column).role in (Role.CLIENT, Role.NUMBER, Role.LANGUAGE)
         or (column.type_name in ("INTEGER", "BIGINT") and numbers.search(column.name))
-    )
-    leading = tuple(column.name for column in takewhile(lambda column: guess(column).role not in TEXTS, usable))
-    leading = leading if len(leading) <= 8 else ()
-    alone = [(column.name,) for column in usable if re.search(r"(^|_)U?U?ID$|GUID$|Id$", column.name)]
-    languages = {column.name for column in usable if guess(column).role is Role.LANGUAGE}
-    without = tuple(name for name in by_name if name not in languages)
-    found = [key for key in (*alone[:1], without, by_name, leading) if key]
-    return list(dict.fromkeys(found))[:_MOST_CANDIDATES]
-
-
-def _likeliest(candidates: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Choose without reading rows: an extra language is safer than rows that share a key."""
-    first, *others = candidates
-    return next((key for key in others[:1] if set(first) < set(key)), first)
-
-
-# ---------------------------------------------------------------------------------------------------------- text tables
-
-
-def _about_texts(table: Table, facts: Facts) -> list[str]:
-    notes = []
-    if facts.texts.texts:
-        names = ", ".join(str(other.ref) for other in facts.texts.texts)
-        notes.append(
-            f"Texts of {table.ref} in several languages are in: {names}. {VIEW_TOLD}: make it and introspect that."
-        )
-    if facts.texts.items:
-        names = ", ".join(str(other.ref) for other in facts.texts.items)
-        notes.append(f"Items with texts of their own are in: {names}; the view below concatenates them.")
-    if (note := long_text_note(table.ref.name)) is not None:
-        notes.append(note)
-    return notes
-
-
-VIEW_TOLD = (
-    "The view below gives each row the text of the first language that has one (fixed in it, because every sync must "
-    "read the same text for any user; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
-)
+    ]
+    leading = list(takewhile(lambda column: guess(column).role not in TEXTS, usable))
+    alone = [column for column in usable if re.search(r"(^|_)U?U?ID$|GUID$|Id$", column.name)]
+    without = [column for column in by_name if guess(column).role is not Role.LANGUAGE]
+    found = (alone[:1], without, by_name, leading if len(leading) <= 8 else [])
+    return list(dict.fromkeys(tuple(column.name for column in key) for key in found if key))[:_MOST_CANDIDATES]

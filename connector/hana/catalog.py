@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from connector.errors import NoKey, PermissionRefused, UnknownColumn, UnknownTable
 from connector.hana.connection import HanaPool
@@ -16,16 +18,11 @@ VECTOR_TYPES = frozenset({"REAL_VECTOR", "HALF_VECTOR"})
 # HANA cannot order by these types, so such columns cannot be keys.
 NOT_COMPARABLE = LOB_TYPES | VECTOR_TYPES | {"ST_GEOMETRY", "ST_POINT", "ARRAY"}
 
+_COLUMN = "COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION"
 FIND_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
 _VIEW = "SELECT VIEW_NAME, COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ?"
-FIND_COLUMNS = (
-    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
-    "FROM SYS.TABLE_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY POSITION"
-)
-_VIEW_COLUMNS = (
-    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
-    "FROM SYS.VIEW_COLUMNS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ? ORDER BY POSITION"
-)
+FIND_COLUMNS = f"SELECT {_COLUMN} FROM SYS.TABLE_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY POSITION"  # noqa: S608
+_VIEW_COLUMNS = f"SELECT {_COLUMN} FROM SYS.VIEW_COLUMNS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ? ORDER BY POSITION"  # noqa: S608
 _PRIMARY_KEY = (
     "SELECT COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
     "AND IS_PRIMARY_KEY = 'TRUE' ORDER BY POSITION"
@@ -34,8 +31,6 @@ FIND_SCHEMA = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?"
 _SCHEMAS = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS ORDER BY SCHEMA_NAME"
 _TABLES = "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? ORDER BY TABLE_NAME"
 _VIEWS = "SELECT VIEW_NAME FROM SYS.VIEWS WHERE SCHEMA_NAME = ? ORDER BY VIEW_NAME"
-
-
 _VISIBLE = (
     "SELECT SCHEMA_NAME, NAME, KIND, COMMENTS FROM ("
     "SELECT SCHEMA_NAME, TABLE_NAME AS NAME, 'table' AS KIND, COMMENTS FROM SYS.TABLES "
@@ -48,25 +43,21 @@ _OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
 _OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
 _LISTING = "listing tables"
 _NAMES_AT_ONCE = 64  # names per look-up statement; a fixed number gives one statement text
-_NAMES = ", ".join("?" * _NAMES_AT_ONCE)
+# Look-ups by name. {kind} is TABLE or VIEW, {names} a parameter for each name.
 _COUNT_COLUMNS = (
     "SELECT {kind}_NAME, COUNT(*) FROM SYS.{kind}_COLUMNS "
     "WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) GROUP BY {kind}_NAME"
 )
-_COUNT_TABLE_COLUMNS = _COUNT_COLUMNS.format(kind="TABLE", names=_NAMES)
-_COUNT_VIEW_COLUMNS = _COUNT_COLUMNS.format(kind="VIEW", names=_NAMES)
-_RECORD_COUNTS = f"SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES})"  # noqa: S608
+_RECORD_COUNTS = "SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({names})"
+_THERE = "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({names}) ORDER BY TABLE_NAME"
+_COLUMNS_OF = (
+    f"SELECT {{kind}}_NAME, {_COLUMN} "  # noqa: S608
+    "FROM SYS.{kind}_COLUMNS WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) ORDER BY {kind}_NAME, POSITION"
+)
 _LARGEST = (
     "SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND RECORD_COUNT > 0 "
     "ORDER BY RECORD_COUNT DESC, TABLE_NAME LIMIT ?"
 )
-_THERE = f"SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES}) ORDER BY TABLE_NAME"  # noqa: S608
-_COLUMNS_OF = (
-    "SELECT {kind}_NAME, COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
-    "FROM SYS.{kind}_COLUMNS WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) ORDER BY {kind}_NAME, POSITION"
-)
-_COLUMNS_OF_TABLES = _COLUMNS_OF.format(kind="TABLE", names=_NAMES)
-_COLUMNS_OF_VIEWS = _COLUMNS_OF.format(kind="VIEW", names=_NAMES)
 _UNIQUE_CONSTRAINTS = (
     "SELECT CONSTRAINT_NAME, COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
     "AND IS_PRIMARY_KEY = 'FALSE' AND IS_UNIQUE_KEY = 'TRUE' ORDER BY CONSTRAINT_NAME, POSITION"
@@ -80,17 +71,6 @@ _TABLES_BY_KEY = (
     "AND TABLE_NAME IN (SELECT TABLE_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND IS_PRIMARY_KEY = 'TRUE' "
     "AND COLUMN_NAME = ?) ORDER BY TABLE_NAME, POSITION"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TableEntry:
-    """A table or view in a list. `rows`: HANA's own count; None for a view or if the user may not see it."""
-
-    ref: TableRef
-    is_view: bool
-    comment: str
-    columns: int
-    rows: int | None
 
 
 def describe(pool: HanaPool, ref: TableRef) -> Table:
@@ -109,41 +89,40 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
 
 def tables(
     pool: HanaPool, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
-) -> list[TableEntry]:
-    """Return the tables (not temporary ones) and views that this user can see, by schema and name.
+) -> list[dict[str, Any]]:
+    """Return the tables (not temporary ones) and views that this user can see, by schema and name: `schema`, `name`,
+    `kind`, `comment`, number of `columns`, and `rows`, HANA's own count (None for a view or if the user may not see
+    it).
 
     Without `schema`, all but SYS and _SYS_... . Name or comment must contain `text`, in any case. Raises UnknownTable
     for an unknown schema.
     """
-    doing = _LISTING
-    escaped = re.sub(r"([\\%_])", r"\\\1", text)
-    pattern = f"%{escaped}%"
+    pattern = "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
     last = (pattern, pattern, limit, offset)
-    found = (
-        pool.read(_OF_ALL, last, doing=doing) if schema is None else pool.read(_OF_SCHEMA, (schema, *last), doing=doing)
-    )
+    sql, parameters = (_OF_ALL, last) if schema is None else (_OF_SCHEMA, (schema, *last))
+    found = pool.read(sql, parameters, doing=_LISTING)
     if schema is not None and not found and (missing := _no_schema(pool, schema)):
         raise UnknownTable(missing)
-    columns: dict[tuple[str, str], int] = {}
-    rows: dict[tuple[str, str], int] = {}
-    for place in dict.fromkeys(row[0] for row in found):
-        of_tables = [row[1] for row in found if row[0] == place and row[2] == "table"]
-        of_views = [row[1] for row in found if row[0] == place and row[2] == "view"]
-        columns |= _numbers(pool, _COUNT_TABLE_COLUMNS, place, of_tables)
-        columns |= _numbers(pool, _COUNT_VIEW_COLUMNS, place, of_views)
-        rows |= record_counts(pool, place, of_tables)
-    return [
-        TableEntry(
-            TableRef(place, name), kind == "view", comment or "", columns.get((place, name), 0), rows.get((place, name))
-        )
-        for place, name, kind, comment in found
-    ]
+    entries: list[dict[str, Any]] = []
+    for place, group in groupby(found, key=itemgetter(0)):
+        listed: list[dict[str, Any]] = [
+            {"schema": place, "name": name, "kind": kind, "comment": comment or ""} for _, name, kind, comment in group
+        ]
+        of_tables = [entry["name"] for entry in listed if entry["kind"] == "table"]
+        of_views = [entry["name"] for entry in listed if entry["kind"] == "view"]
+        columns = dict(_look_up(pool, _COUNT_COLUMNS, "TABLE", place, of_tables))
+        columns |= dict(_look_up(pool, _COUNT_COLUMNS, "VIEW", place, of_views))
+        rows = record_counts(pool, place, of_tables)
+        for entry in listed:
+            entry |= {"columns": columns.get(entry["name"], 0), "rows": rows.get(entry["name"])}
+        entries += listed
+    return entries
 
 
-def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Return HANA's own row counts by (schema, table); {} if the user may not see them."""
+def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[str, int]:
+    """Return HANA's own row counts by table; {} if the user may not see them."""
     try:
-        return _numbers(pool, _RECORD_COUNTS, schema, names)
+        return dict(_look_up(pool, _RECORD_COUNTS, "TABLE", schema, names))
     except (PermissionRefused, UnknownTable, UnknownColumn):
         return {}
 
@@ -154,45 +133,32 @@ def schemas(pool: HanaPool) -> list[str]:
     return [name for name in names if name != "SYS" and not name.startswith("_SYS_")]
 
 
-def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, str], int]:
-    """Return HANA's own row counts of the largest tables, by (schema, table); {} if the user may not see them."""
+def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[str, int]:
+    """Return HANA's own row counts of the largest tables; {} if the user may not see them."""
     try:
-        found = pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}")
+        return dict(pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}"))
     except (PermissionRefused, UnknownTable, UnknownColumn):
         return {}
-    return {(schema, str(name)): int(rows) for name, rows in found}
 
 
 def tables_named(pool: HanaPool, schema: str, names: Iterable[str]) -> list[str]:
     """Return the names that are tables of the schema."""
-    batches = _batches(list(names))
-    return [str(row[0]) for batch in batches for row in pool.read(_THERE, (schema, *batch), doing=_LISTING)]
+    return [str(row[0]) for row in _look_up(pool, _THERE, "TABLE", schema, list(names))]
 
 
 def columns_of(pool: HanaPool, schema: str, names: Sequence[str], *, views: bool) -> dict[str, tuple[Column, ...]]:
     """Return the columns of several tables, or of several views, by name."""
-    sql = _COLUMNS_OF_VIEWS if views else _COLUMNS_OF_TABLES
-    found: dict[str, list[Sequence[object]]] = {}
-    for batch in _batches(names):
-        for name, *column in pool.read(sql, (schema, *batch), doing=_LISTING):
-            found.setdefault(str(name), []).append(column)
-    return {name: _columns(rows) for name, rows in found.items()}
+    rows = _look_up(pool, _COLUMNS_OF, "VIEW" if views else "TABLE", schema, names)
+    return {name: _columns(row[1:] for row in group) for name, group in groupby(rows, key=itemgetter(0))}
 
 
-def _batches(names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield names in full look-up statements, repeating the last name to fill up."""
+def _look_up(pool: HanaPool, sql: str, kind: str, schema: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows for all names. Repeats the last name to fill up a statement."""
+    sql = sql.format(kind=kind, names=", ".join("?" * _NAMES_AT_ONCE))
     for start in range(0, len(names), _NAMES_AT_ONCE):
         batch = list(names[start : start + _NAMES_AT_ONCE])
-        yield batch + batch[-1:] * (_NAMES_AT_ONCE - len(batch))
-
-
-def _numbers(pool: HanaPool, sql: str, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
-    numbers: dict[tuple[str, str], int] = {}
-    for batch in _batches(names):
-        numbers |= {
-            (schema, str(name)): int(number) for name, number in pool.read(sql, (schema, *batch), doing=_LISTING)
-        }
-    return numbers
+        batch += batch[-1:] * (_NAMES_AT_ONCE - len(batch))
+        yield from pool.read(sql, (schema, *batch), doing=_LISTING)
 
 
 def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
@@ -215,16 +181,9 @@ def tables_with_key(pool: HanaPool, schema: str, column: str) -> dict[str, tuple
     return found
 
 
-def _columns(rows: Iterable[Sequence[object]]) -> tuple[Column, ...]:
+def _columns(rows: Iterable[Sequence[Any]]) -> tuple[Column, ...]:
     return tuple(
-        Column(
-            name=str(name),
-            type_name=str(type_name),
-            length=int(str(length or 0)),
-            scale=int(str(scale or 0)),
-            nullable=nullable == "TRUE",
-            comment=str(comment or ""),
-        )
+        Column(name, type_name, length or 0, scale or 0, nullable == "TRUE", comment or "")
         for name, type_name, length, scale, nullable, comment, _ in rows
     )
 

@@ -14,7 +14,7 @@ from httpx import Client
 from httpx_sse import ServerSentEvent, connect_sse
 
 from app.src.api import jobs as routes
-from app.src.jobs import Jobs
+from app.src.jobs.runner import Jobs
 from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import finished, problem

@@ -15,22 +15,20 @@ from typing import Any
 import pytest
 
 from app.src.api.errors import retry_after
-from app.src.jobs import (
+from app.src.jobs import journal as journal_module
+from app.src.jobs.journal import (
     Job,
     JobOptions,
     JobOver,
     JobRunning,
-    Jobs,
+    Journal,
     Kind,
-    Limits,
     QueueFull,
-    Run,
     StateUnusable,
     UnknownJob,
+    is_alive,
 )
-from app.src.jobs import journal as journal_module
-from app.src.jobs.journal import Journal, Presence, is_alive
-from app.src.jobs.record import Outcome
+from app.src.jobs.runner import Jobs, Run
 from connector.errors import ConnectorError, DatabaseError
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +57,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Given] = []
 
     def new(workers: int = 2, expected: tuple[type[Exception], ...] = (), **limits: Any) -> Given:
-        made.append(Given(tmp_path / "state", JobOptions(workers, expected, limits=Limits(**limits))))
+        made.append(Given(tmp_path / "state", JobOptions(workers, expected, **limits)))
         return made[-1]
 
     yield new
@@ -163,7 +161,7 @@ def test_one_job_per_collection_and_a_bound_on_all(make: Make) -> None:
 
 @pytest.mark.proves(27)
 def test_the_queue_is_bounded(make: Make) -> None:
-    jobs = make(workers=1, queued=2)
+    jobs = make(workers=1, max_queued=2)
     first = jobs.begin("a", until_stopped)
     until(lambda: jobs.get(first.id).state == "running")
     jobs.begin("b", until_stopped)
@@ -295,7 +293,7 @@ DIES = """
 import os, sys, time
 from pathlib import Path
 from typing import Any
-from app.src.jobs import Jobs
+from app.src.jobs.runner import Jobs
 jobs = Jobs(Path(sys.argv[1]), lambda run: time.sleep(60) or {})
 job = jobs.start("a", "verify", {"repair": True})
 while jobs.get(job.id).state != "running":
@@ -339,28 +337,30 @@ def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -
 
 def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
     """A job that kills its process must not come back for ever; one that outlives many deployments may."""
-    with closing(Journal(tmp_path, Limits(attempts=3))) as journal:
+    with closing(Journal(tmp_path, JobOptions(max_attempts=3))) as journal:
         job = journal.add("a")
         assert job is not None
         for number in range(10):
-            assert journal.claim(f"1-ended-{number}", None) is not None
-            journal.finish(job.id, f"1-ended-{number}", Outcome("queued", error="the service ended"))
+            journal.owner = f"1-ended-{number}"
+            assert journal.claim(None) is not None
+            journal.finish(job.id, "queued", error="the service ended")
         states = []
         for number in range(3):
-            assert journal.claim(f"1-gone-{number}", None) is not None
+            journal.owner = f"1-gone-{number}"
+            assert journal.claim(None) is not None
             states.append(journal.get(job.id).state)
         assert states == ["queued", "queued", "failed"]
         assert "3 processes died" in (journal.get(job.id).error or "")
-        assert journal.claim("1-next", None) is None
-        journal.finish(job.id, "1-gone-2", Outcome("succeeded"))
+        assert journal.claim(None) is None
+        journal.finish(job.id, "succeeded")
         assert journal.get(job.id).state == "failed", "who has lost a job has no say in it"
 
 
 def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
-    presence = Presence(tmp_path)
-    assert is_alive(tmp_path, presence.id)
-    presence.close()
-    assert not is_alive(tmp_path, presence.id)
+    with closing(Journal(tmp_path)) as journal:
+        journal.register("a", None)
+        assert is_alive(tmp_path, journal.owner)
+    assert not is_alive(tmp_path, journal.owner)
     assert not is_alive(tmp_path, "never")
 
 
@@ -416,7 +416,7 @@ def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Given, monkeypatch: 
 
 
 def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
-    jobs = make(jobs=5)
+    jobs = make(keep_jobs=5)
     made = [wait_for(jobs, jobs.begin("a", lambda run: {})) for _ in range(8)]
     assert [job.id for job in jobs.all()] == [job.id for job in reversed(made[-5:])]
     with pytest.raises(UnknownJob):
@@ -426,7 +426,7 @@ def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
 
 def test_records_are_forgotten_by_age_too(tmp_path: Path) -> None:
     now = time.time()
-    with closing(Given(tmp_path / "state", JobOptions(limits=Limits(days=1)), lambda: now)) as jobs:
+    with closing(Given(tmp_path / "state", JobOptions(keep_days=1), lambda: now)) as jobs:
         old = wait_for(jobs, jobs.begin("a", lambda run: {}))
         now += 86_401
         new = wait_for(jobs, jobs.begin("a", lambda run: {}))
@@ -436,7 +436,7 @@ def test_records_are_forgotten_by_age_too(tmp_path: Path) -> None:
 
 
 def test_a_running_job_is_never_forgotten(make: Make) -> None:
-    jobs = make(jobs=1)
+    jobs = make(keep_jobs=1)
     running = jobs.begin("a", until_stopped)
     for _ in range(3):
         wait_for(jobs, jobs.begin("b", lambda run: {}))
@@ -489,10 +489,10 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     finish = Journal.finish
     broken, ended = threading.Event(), threading.Event()
 
-    def failing(journal: Journal, *values: object) -> None:
+    def failing(journal: Journal, *values: Any, **outcome: Any) -> None:
         if broken.is_set():
             raise full
-        finish(journal, *values)  # type: ignore[arg-type]
+        finish(journal, *values, **outcome)
 
     def progress(*values: object) -> None:
         raise full
@@ -520,10 +520,10 @@ def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypat
     finish, broken = Journal.finish, threading.Event()
     jobs, later = make(), make()
 
-    def failing(journal: Journal, *values: Any) -> None:
+    def failing(journal: Journal, *values: Any, **outcome: Any) -> None:
         if broken.is_set():
             raise DatabaseError("no room left on the disk")
-        finish(journal, *values)
+        finish(journal, *values, **outcome)
 
     monkeypatch.setattr(Journal, "finish", failing)
     broken.set()
@@ -567,13 +567,13 @@ def test_work_that_ends_its_thread_does_not_run_for_ever(make: Make, kind: type[
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dispatcher_that_died_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, take = make(), Jobs._take_all
+    jobs, begin = make(), Jobs._begin_one
 
-    def dying(_: Jobs) -> None:
-        monkeypatch.setattr(Jobs, "_take_all", take)
+    def dying(_: Jobs) -> bool:
+        monkeypatch.setattr(Jobs, "_begin_one", begin)
         raise SystemExit
 
-    monkeypatch.setattr(Jobs, "_take_all", dying)
+    monkeypatch.setattr(Jobs, "_begin_one", dying)
     first = jobs.begin("a", lambda run: {"rows": 1})
     assert jobs._dispatcher is not None
     jobs._dispatcher.join(60)

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.jobs import Job, JobOptions, Patience, Run
-from app.src.jobs.runner import FIRST_WAIT
+from app.src.jobs import runner
+from app.src.jobs.journal import Job, JobOptions
+from app.src.jobs.runner import FIRST_WAIT, Run, pause
 from app.src.service import background
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
+    ConnectFailed,
     ConnectionLost,
-    ConnectionMisconfigured,
     ConnectorError,
     LeaseLost,
     LoginRefused,
@@ -77,8 +78,9 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
             workers,
             (ConnectorError,),
             background.passing,
-            patience=Patience(longest, give_up),
             look_seconds=0.005,
+            longest_wait=longest,
+            give_up_after=give_up,
         )
         made.append(Given(tmp_path / "state", options, clock))
         return made[-1]
@@ -97,14 +99,13 @@ def until_waiting(jobs: Given, job: Job, attempt: int = 1) -> Job:
 
 
 def test_waits_grow_from_five_seconds_to_the_longest() -> None:
-    patience = Patience(300, 86_400)
     for failures in range(1, 50):
-        waits = [patience.pause(failures) for _ in range(50)]
+        waits = [pause(failures, 300) for _ in range(50)]
         assert min(waits) >= FIRST_WAIT
         assert max(waits) <= min(300, 10 * 2 ** (failures - 1))
         assert len(set(waits)) > 10, "by chance, so that many do not come back together"
-    assert max(patience.pause(9) for _ in range(200)) > 200
-    assert all(0 <= Patience(0.5).pause(number) <= 0.5 for number in (1, 5, 5000))
+    assert max(pause(9, 300) for _ in range(200)) > 200
+    assert all(0 <= pause(number, 0.5) <= 0.5 for number in (1, 5, 5000))
 
 
 # ------------------------------------------------------------------------------------------------------------- waiting
@@ -159,7 +160,7 @@ def test_what_passes_is_waited_for(make: Make, error: type[ConnectorError]) -> N
 
 @pytest.mark.parametrize(
     "error",
-    [LoginRefused, PermissionRefused, ConnectionMisconfigured, ConfigurationError, StatementFailed, LeaseLost],
+    [LoginRefused, PermissionRefused, ConnectFailed, ConfigurationError, StatementFailed, LeaseLost],
 )
 def test_what_waiting_does_not_mend_is_tried_once(make: Make, clock: Clock, error: type[ConnectorError]) -> None:
     jobs, hana = make(), Hana()
@@ -202,7 +203,7 @@ def test_one_that_was_cancelled_while_it_failed_does_not_wait(make: Make) -> Non
 
 
 def test_the_wait_outlives_the_process(make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "pause", lambda self, failures: 3600.0)
+    monkeypatch.setattr(runner, "pause", lambda failures, longest: 3600.0)
     first, hana = make(), Hana()
     job = until_waiting(first, first.begin("a", hana))
     start = time.monotonic()
@@ -261,7 +262,7 @@ def test_what_another_has_synced_meanwhile_is_not_stale(
     client: Client, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_STALE_SECONDS", 0.0)
-    monkeypatch.setattr(Patience, "pause", lambda self, failures: 3600.0)
+    monkeypatch.setattr(runner, "pause", lambda failures, longest: 3600.0)
     source.failure = Unavailable(DOWN, code=1888)
     until_state(client, begun(client), "waiting")
     source.failure = None

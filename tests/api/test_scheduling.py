@@ -4,7 +4,6 @@ injected clock; nothing sleeps for an hour.
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.jobs import JobOptions, Jobs, Limits, Run, Turn
-from app.src.jobs.journal import SCHEMA
+from app.src.jobs.journal import JobOptions, Turn
+from app.src.jobs.runner import Jobs, Run
 from app.src.service.background import Scheduler, next_start
 from app.src.settings import ScheduleSettings
 from connector.errors import DatabaseError
@@ -81,19 +80,19 @@ def shown(seconds: float) -> str:
     ],
 )
 def test_the_next_start(schedule: ScheduleSettings, since: str, last: str | None, now: str, start: str) -> None:
-    turn = Turn(at(since), None if last is None else at(last))
+    turn = at(since), None if last is None else at(last)
     assert shown(next_start(schedule, turn, at(now))) == start
 
 
 @given(st.integers(0, 10**9), st.floats(0, 600))
 def test_jitter_is_within_its_bounds_and_the_same_for_all(last: int, jitter: float) -> None:
-    turn = Turn(0.0, float(last))
+    turn = 0.0, float(last)
     schedule = every("10m", jitter=jitter)
     start = next_start(schedule, turn, 2e9)
     assert last + 600 <= start <= last + 600 + jitter
     assert next_start(schedule, turn, 2e9) == start
     if jitter > 1:
-        others = {next_start(schedule, Turn(0.0, last + other), 2e9) - other for other in range(20)}
+        others = {next_start(schedule, (0.0, float(last + other)), 2e9) - other for other in range(20)}
         assert len(others) > 10
 
 
@@ -122,8 +121,7 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
         return made[-1]
 
     yield new
-    for jobs, scheduler in made:
-        scheduler.close()
+    for jobs, _ in made:
         jobs.close(2)
 
 
@@ -217,14 +215,14 @@ def test_of_two_who_see_the_same_turn_one_takes_it(make: Make, clock: Clock) -> 
     (jobs, _), (other, _) = make(a=every("5m")), make(a=every("5m"))
     turn = jobs.turn("a")
     assert turn is not None
-    job = jobs.start_turn("a", turn, {})
+    job = jobs.add("a", "sync", {}, turn)
     assert job is not None
     wait_for(jobs, job)
-    assert other.start_turn("a", turn, {}) is None, "although nothing runs any more"
+    assert other.add("a", "sync", {}, turn) is None, "although nothing runs any more"
 
 
 def test_a_full_queue_is_no_end_of_the_schedule(tmp_path: Path, clock: Clock) -> None:
-    with closing(Given(tmp_path / "state", JobOptions(0, limits=Limits(queued=1)), clock)) as jobs:
+    with closing(Given(tmp_path / "state", JobOptions(0, max_queued=1), clock)) as jobs:
         scheduler = Scheduler(jobs, {"a": every("5m"), "b": every("5m")}, {}, clock)
         scheduler.register()
         scheduler.look()
@@ -274,18 +272,19 @@ def test_looking_before_anybody_ran_them_makes_no_folder(tmp_path: Path, clock: 
         assert not jobs.folder.exists()
 
 
-def test_it_runs_in_a_thread_and_ends(tmp_path: Path) -> None:
+def test_it_runs_beside_the_jobs_and_ends(tmp_path: Path) -> None:
     """With the real clock."""
     with closing(Given(tmp_path / "state", JobOptions(look_seconds=0.01))) as jobs:
         jobs.works["a"] = lambda run: {}
         scheduler = Scheduler(jobs, {"a": every("1s")}, {})
-        scheduler.run()
+        scheduler.register()
+        jobs.run(look=scheduler.look)
         until(lambda: len(jobs.all()) >= 2)
-        scheduler.close()
-        over(jobs)
         second, first = jobs.all()[:2]
         assert 1.0 <= second.created - first.created < 30
-    assert not any(thread.name == "schedules" for thread in threading.enumerate())
+        dispatcher = jobs._dispatcher
+    assert dispatcher is not None
+    assert not dispatcher.is_alive()
 
 
 # -------------------------------------------------------------------------------------- several processes, one file
@@ -293,7 +292,8 @@ def test_it_runs_in_a_thread_and_ends(tmp_path: Path) -> None:
 TAKES = """
 import sys, time
 from pathlib import Path
-from app.src.jobs import JobOptions, Jobs
+from app.src.jobs.journal import JobOptions
+from app.src.jobs.runner import Jobs
 with open(sys.argv[2], "a") as file:
     def work(run):
         print(run.id, file=file, flush=True)
@@ -350,34 +350,3 @@ def test_a_process_takes_only_what_it_knows(tmp_path: Path) -> None:
         time.sleep(0.1)
         assert done == ["b", "c"], "and the oldest first"
         assert [job.collection for job in jobs.all(state="queued")] == ["a"]
-
-
-# ------------------------------------------------------------------------------------------------------- the layout
-
-
-def test_records_of_the_first_layout_are_taken_over(tmp_path: Path) -> None:
-    """Written by the version before: over, running, and waiting for its turn, in a process that is gone."""
-    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
-        db.execute(f"PRAGMA application_id = {SCHEMA.application_id}")
-        for statement in SCHEMA.migrations[0].split(";\n\n"):
-            db.execute(statement)
-        for number, (state, result) in enumerate([("succeeded", '{"rows": 1}'), ("running", None), ("queued", None)]):
-            db.execute(
-                "INSERT INTO jobs (id, collection, kind, state, result, created, owner, finished) "
-                "VALUES (?, ?, 'sync', ?, ?, ?, '1-gone', ?)",
-                (f"job{number}", f"c{number}", state, result, time.time(), time.time() if result else None),
-            )
-            db.execute("INSERT INTO events VALUES (?, 1, 'state', '{\"state\": \"queued\"}')", (number + 1,))
-        db.execute("PRAGMA user_version = 1")
-        db.commit()
-    with closing(Given(tmp_path, JobOptions(look_seconds=0.01))) as jobs:
-        assert jobs.get("job0").result == {"rows": 1}
-        assert [(jobs.get(f"job{number}").state, jobs.get(f"job{number}").attempts) for number in (1, 2)] == [
-            ("queued", 0),
-            ("queued", 0),
-        ]
-        assert "died" in (jobs.get("job1").note or "")
-        jobs.works |= dict.fromkeys(("c1", "c2"), lambda run: {"asked": dict(run.job.request)})
-        jobs.run()
-        until(lambda: all(job.over for job in jobs.all()))
-        assert [jobs.get(f"job{number}").result for number in (1, 2)] == [{"asked": {}}, {"asked": {}}]

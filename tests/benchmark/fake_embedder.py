@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from embedding import Loaded, Wish, serve
+from embedding import Encode, serve
 
 
-def load(wish: Wish) -> Loaded:
+def load(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, tuple[str, ...], dict[str, Any]]:
     print("libraries print to stdout")
-    if not wish.model.startswith("hash:"):
-        raise ValueError(f"no model {wish.model}")
-    dimension = int(wish.model.removeprefix("hash:"))
+    if not model.startswith("hash:"):
+        raise ValueError(f"no model {model}")
+    dimension = int(model.removeprefix("hash:"))
 
     def encode(texts: list[str], setting: Any) -> Any:
         rows = []
@@ -24,7 +25,7 @@ def load(wish: Wish) -> Loaded:
         vectors = np.array(rows)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
-    return Loaded(encode, ("slow", "fast"), {"precision": "fp64"})
+    return encode, ("slow", "fast"), {"precision": "fp64"}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.src.benchmark import embed, search
-from app.src.benchmark.harness import Figure, Report, Rounds, WorkFailed, at_least, interleaved
-from app.src.benchmark.peers import PeerUnavailable
+from app.src.benchmark.harness import Figure, PeerUnavailable, Report, Rounds, at_least, interleaved
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
 
@@ -32,17 +31,17 @@ def failing_embedder(folder: Path, calls: int, how: str) -> str:
         textwrap.dedent(f"""
             import os
             import numpy as np
-            from embedding import Loaded, serve
+            from embedding import serve
 
             left = [{calls}]
 
-            def load(wish):
+            def load(model, device, threads, cache):
                 def encode(texts, setting):
                     left[0] -= 1
                     if left[0] < 0:
                         {how}
                     return np.eye(len(texts), 16, dtype=np.float32) + 1
-                return Loaded(encode, ("only",), {{}})
+                return encode, ("only",), {{}}
 
             serve((), load)
         """),
@@ -53,7 +52,7 @@ def failing_embedder(folder: Path, calls: int, how: str) -> str:
 
 def measured(*peers: str, rounds: int = 2) -> Report:
     with load_engine(EngineOptions("hash:16")) as engine:
-        return embed.measure(engine, WANTED, embed.EmbedOptions(peers, rounds, 0.02), lambda text: None)
+        return embed.measure(engine, WANTED, peers, lambda text: None, rounds=rounds, scale=0.02)
 
 
 def by_name(report: Report) -> dict[str, Figure]:
@@ -116,8 +115,8 @@ def test_a_search_that_fails(tmp_path: Path) -> None:
         """),
         encoding="utf-8",
     )
-    options = search.SearchOptions((str(file), "numpy"), 2, rows=300, queries=3, dimension=16)
-    found = by_name(search.measure(options, lambda text: None))
+    peers = (str(file), "numpy")
+    found = by_name(search.measure(peers, lambda text: None, rounds=2, rows=300, queries=3, dimension=16))
     assert list(found) == ["ours", "ours / failing", "ours / numpy"]
     assert found["ours / failing"].error == "failing: RuntimeError: index lost"
     assert found["ours / numpy"].more["their_recall"] == 1.0
@@ -132,7 +131,7 @@ def test_a_failed_work_gets_no_more_turns() -> None:
     def broken() -> float:
         turns.append("broken")
         if len([turn for turn in turns if turn == "broken"]) == 2:
-            raise WorkFailed("no disk")
+            raise PeerUnavailable("no disk")
         return 1.0
 
     def sound() -> float:
@@ -163,13 +162,3 @@ def test_a_failed_figure_is_written_as_null() -> None:
     assert "error" not in Figure("f", [1.0]).as_dict()
     with pytest.raises(ValueError, match="either rounds or an error"):
         Figure("f", ())
-
-
-def test_what_ought_to_be_steady_says_whether_a_figure_was_disturbed() -> None:
-    """Rounds that rightly differ, such as losses about zero."""
-    losses = [-0.01, 0.15, 0.03]
-    assert Figure("loss", losses).disturbed
-    quiet = Figure("loss", losses, steady=[1.0, 1.1, 1.05])
-    assert (quiet.disturbed, quiet.disturbed_rounds, quiet.median) == (False, [], 0.03)
-    loud = Figure("loss", losses, steady=[1.0, 1.5, 1.0])
-    assert (loud.disturbed, loud.disturbed_rounds) == (True, [2])

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from app.src.benchmark import peers as environments
-from app.src.benchmark.peers import PEERS, RECIPES, PeerProcess, PeerUnavailable, chosen, is_made, make, peer, python_of
+from app.src.benchmark.harness import PeerUnavailable
+from app.src.benchmark.peers import PEERS, RECIPES, PeerProcess, chosen, is_made, make
 
 FAKE = str(Path(__file__).with_name("fake_embedder.py"))
 
 
 def process(folder: Path, file: str = FAKE) -> PeerProcess:
-    return PeerProcess(peer(file, "embed"), folder)
+    return PeerProcess(file, "embed", folder)
 
 
 def written(folder: Path, code: str) -> str:
@@ -106,10 +107,10 @@ def test_nothing_of_ours_is_in_a_workers_reach(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_peer_has_a_worker_and_a_recipe() -> None:
-    for each in PEERS.values():
-        assert each.worker.is_file(), each.name
-        assert each.environment in RECIPES
-    assert {each.environment for each in PEERS.values()} == set(RECIPES)
+    assert {environment for _, environment in PEERS.values()} == set(RECIPES)
+    for kind, worker in (("embed", "embedding"), ("search", "searching")):
+        text = (environments.WORKERS / f"{worker}.py").read_text(encoding="utf-8")
+        assert [name for name, (its_kind, _) in PEERS.items() if its_kind == kind and f'"{name}": (' not in text] == []
 
 
 def test_workers_import_nothing_of_ours() -> None:
@@ -126,13 +127,13 @@ def test_workers_import_nothing_of_ours() -> None:
 )
 def test_an_unknown_peer_is_told_what_there_is(name: str, words: str) -> None:
     with pytest.raises(PeerUnavailable, match=words):
-        peer(name, "embed")
+        PeerProcess(name, "embed")
 
 
 def test_a_missing_environment_names_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailable, match=r"owl-sap benchmark peers onnx --make --peers "):
-        python_of(PEERS["onnx-int8"], tmp_path)
-    assert python_of(PEERS["numpy"], tmp_path) == Path(sys.executable), "what we have ourselves needs none"
+        PeerProcess("onnx-int8", "embed", tmp_path)
+    PeerProcess("numpy", "search", tmp_path)  # our own environment has it
 
 
 def test_another_recipe_makes_an_environment_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +150,11 @@ def test_another_recipe_makes_an_environment_anew(tmp_path: Path, monkeypatch: p
     assert is_made("usearch", tmp_path)
     assert ran[0][:3] == [sys.executable, "-m", "venv"]
     assert ran[1][-2:] == ["usearch", "numpy"]
-    assert python_of(PEERS["usearch"], tmp_path) == tmp_path / "usearch" / "bin" / "python"
+    PeerProcess("usearch", "search", tmp_path)
     monkeypatch.setitem(environments.RECIPES, "usearch", ("install usearch==1",))
     assert not is_made("usearch", tmp_path)
     with pytest.raises(PeerUnavailable, match="--make"):
-        python_of(PEERS["usearch"], tmp_path)
+        PeerProcess("usearch", "search", tmp_path)
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.src.benchmark.workloads import Clusters, exact_best, material, overlap, texts
+from app.src.benchmark.workloads import clustered, exact_best, material, overlap, texts
 
 
 def test_texts_are_the_same_each_time_and_of_two_kinds() -> None:
-    short, skewed = texts(0.5)
-    assert [short.texts, skewed.texts] == [load.texts for load in texts(0.5)]
-    assert (len(short.texts), len(skewed.texts)) == (400, 100)
-    lengths = [len(text.split()) for text in skewed.texts]
+    short, skewed = texts(0.5).values()
+    assert texts(0.5) == {"short": short, "skewed": skewed}
+    assert (len(short), len(skewed)) == (400, 100)
+    lengths = [len(text.split()) for text in skewed]
     assert max(lengths) > 4 * sorted(lengths)[len(lengths) // 2], "a few are much longer than most"
-    assert max(map(len, short.texts)) < max(map(len, skewed.texts))
+    assert max(map(len, short)) < max(map(len, skewed))
 
 
 def test_materials_differ_and_fit_their_columns() -> None:
@@ -27,8 +27,7 @@ def test_materials_differ_and_fit_their_columns() -> None:
 
 
 def test_vectors_lie_together_as_those_of_texts() -> None:
-    clusters = Clusters(384)
-    vectors, queries = clusters.draw(20_000), clusters.draw(40)
+    vectors, queries = clustered(384, 20_000, 40)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     scores = np.sort(queries @ vectors.T, axis=1)
     assert 0.3 < np.median(scores[:, -10]) < 0.8
@@ -36,8 +35,7 @@ def test_vectors_lie_together_as_those_of_texts() -> None:
 
 
 def test_the_exact_best_are_exact() -> None:
-    clusters = Clusters(32)
-    vectors, queries = clusters.draw(3_000), clusters.draw(10)
+    vectors, queries = clustered(32, 3_000, 10)
     brute = np.argsort(-(queries.astype(np.float64) @ vectors.astype(np.float64).T), axis=1)[:, :10]
     found = exact_best(vectors, queries, 10)
     assert np.array_equal(found, brute)

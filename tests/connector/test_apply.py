@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from connector import errors
 from connector.document.document import Renderer
 from connector.errors import (
-    RULES,
     ConnectorError,
     DatabaseError,
     LeaseLost,
@@ -20,7 +20,6 @@ from connector.errors import (
     RowsRejected,
     StoreCorrupt,
     TextsNotEmbeddable,
-    make,
 )
 from connector.model import ChangeSet, Chunk, Lease
 from connector.stores.local.store import LocalStore
@@ -254,9 +253,9 @@ def test_a_single_row_that_is_too_much_is_an_error_and_no_bad_row(ends, source, 
 
 INFRASTRUCTURE = [
     *{
-        rule.error: make(rule.error, f"planted {rule.meaning}", next(iter(rule.codes), 0))
-        for rule in RULES
-        if not issubclass(rule.error, RowRejected)
+        rule["error"]: getattr(errors, rule["error"])(f"planted {rule['meaning']}", code=rule.get("codes", [0])[0])
+        for rule in errors.rules()
+        if rule["error"] != "RowRejected"
     }.values(),
     LeaseLost("planted"),
     StoreCorrupt("planted"),

@@ -15,8 +15,8 @@ from app.src.service.explaining import code_of
 from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import (
     Cancelled,
+    ConnectFailed,
     ConnectionLost,
-    ConnectionMisconfigured,
     LoginRefused,
     Overloaded,
     PermissionRefused,
@@ -97,9 +97,9 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 @pytest.mark.parametrize(
     ("reply", "options", "error", "named"),
     [
-        (HTTP, {"encrypt": False}, ConnectionMisconfigured, "web server.*`port`"),
-        (HTTP, {}, ConnectionMisconfigured, "plain text.*`port`"),
-        (b"x" * 64, {"encrypt": False}, ConnectionMisconfigured, "not HANA's SQL port.*`encrypt`"),
+        (HTTP, {"encrypt": False}, ConnectFailed, "web server.*`port`"),
+        (HTTP, {}, ConnectFailed, "plain text.*`port`"),
+        (b"x" * 64, {"encrypt": False}, ConnectFailed, "not HANA's SQL port.*`encrypt`"),
         (b"", {"encrypt": False}, Unreachable, "could not be reached.*`port`"),
         (None, {"encrypt": False}, Unreachable, "`connect_timeout`"),
         (None, {}, Unreachable, "`connect_timeout`"),
@@ -119,7 +119,7 @@ def test_a_closed_port_and_an_unknown_name():
         connect_to(port)
     with pytest.raises(Unreachable, match=r"cannot be resolved.*`host`"):
         connect_to(443, host="no-such-host.invalid")
-    with pytest.raises(ConnectionMisconfigured, match=r"address is invalid.*`host`"):
+    with pytest.raises(ConnectFailed, match=r"address is invalid.*`host`"):
         connect_to(443, host="127.0.0.1;encrypt=false")
 
 
@@ -137,8 +137,8 @@ def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, opt
     [
         (False, {"encrypt": True}, Unreachable, "`encrypt`"),
         (True, {"encrypt": False}, Unreachable, "`encrypt`"),
-        (True, {"host": "localhost"}, ConnectionMisconfigured, "another name than `host`.*db.example"),
-        (True, {"host": "localhost", "trust_store": ""}, ConnectionMisconfigured, "not trusted.*`trust_store`"),
+        (True, {"host": "localhost"}, ConnectFailed, "another name than `host`.*db.example"),
+        (True, {"host": "localhost", "trust_store": ""}, ConnectFailed, "not trusted.*`trust_store`"),
     ],
 )
 def test_an_address_or_tls_setting_that_is_wrong_is_a_failed_connect(tls, options, error, named):
@@ -158,7 +158,7 @@ def test_the_connect_timeout_is_kept(wrong_server):
 def test_an_unknown_user_store_key_is_named():
     with (
         HanaPool(ConnectionOptions(userkey="NO_SUCH_KEY"), retry=QUICK) as pool,
-        pytest.raises(ConnectionMisconfigured, match="`userkey`"),
+        pytest.raises(ConnectFailed, match="`userkey`"),
     ):
         pool.read("SELECT 1 FROM DUMMY")
 

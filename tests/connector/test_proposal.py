@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from app.src.settings import load
 from app.src.settings.writing import collection_block
-from connector.discovery.proposal import Facts, Proposal, collection_name, propose
+from connector.discovery.proposal import Facts, Proposal, propose
 from connector.discovery.roles import Role, guess
-from connector.discovery.text_views import TextSources, create_view, nearest_first
+from connector.discovery.sap_tables import text_table_names
+from connector.discovery.text_views import create_view, languages_for
 from connector.document.document import Renderer
 from connector.document.template import Template
 from connector.errors import NoProposal
@@ -91,7 +92,7 @@ def test_a_change_column_is_named_and_not_relied_on():
     made = table(column("ID", "INTEGER"), column("TXT", "NVARCHAR(99)"), column("LAEDA", "NVARCHAR(8)"), key=("ID",))
     proposal = propose(made, Facts())
     assert proposal.changes == {"method": "full"}
-    assert "LAEDA tells the day only" in proposal.reasons["changes"]
+    assert "LAEDA does not tell the second" in proposal.reasons["changes"]
 
 
 # ------------------------------------------------------------------------------------------------------------- clients
@@ -223,11 +224,11 @@ def test_metadata_are_bounded_and_say_what_is_left_out():
 
 
 def test_text_tables_are_named_with_a_view_over_them():
-    sql = create_view(SAMPLE["MARA"], TextSources([SAMPLE["MAKT"], SAMPLE["MATERIAL_TEXT"]]))
+    sql = create_view(SAMPLE["MARA"], [SAMPLE["MAKT"], SAMPLE["MATERIAL_TEXT"]])
     assert sql is not None
     first, frm, texts, joined, *_ = sql.splitlines()
-    assert first.startswith('CREATE VIEW "SAPDEMO"."V_MARA" AS SELECT m."MANDT", m."MATNR", t1."SPRAS", m."MTART"')
-    assert first.endswith('t1."MAKTX", t2."LTEXT"')
+    assert first.startswith('CREATE VIEW "SAPDEMO"."V_MARA" AS SELECT m."MANDT", m."MATNR", m."MTART"')
+    assert first.endswith('t1."SPRAS", t1."MAKTX", t2."LTEXT"')
     assert frm == '  FROM "SAPDEMO"."MARA" m'
     assert "CASE \"SPRAS\" WHEN 'E' THEN 1 WHEN 'D' THEN 2 ELSE 3 END" in texts
     assert joined == '    ON t1."MANDT" = m."MANDT" AND t1."MATNR" = m."MATNR" AND t1."OWL_RANK" = 1'
@@ -235,25 +236,27 @@ def test_text_tables_are_named_with_a_view_over_them():
 
 
 def test_the_wanted_languages_come_first_in_the_form_of_the_column():
-    french = TextSources([SAMPLE["MAKT"]], languages=["fr", "D"])
-    assert "WHEN 'F' THEN 1 WHEN 'D' THEN 2 WHEN 'E' THEN 3 ELSE 4" in str(create_view(SAMPLE["MARA"], french))
-    assert french.chain(column("LOCALE", "NVARCHAR(14)")) == ("fr", "de", "en")
+    sql = str(create_view(SAMPLE["MARA"], [SAMPLE["MAKT"]], languages=["fr", "D"]))
+    assert "WHEN 'F' THEN 1 WHEN 'D' THEN 2 WHEN 'E' THEN 3 ELSE 4" in sql
+    assert languages_for(column("LOCALE", "NVARCHAR(14)"), ["fr", "D"]) == ["fr", "de", "en"]
 
 
 def test_nothing_to_join_is_no_view():
-    assert create_view(SAMPLE["QMEL"], TextSources()) is None
-    assert create_view(SAMPLE["QMEL"], TextSources([SAMPLE["MAKT"]], [SAMPLE["MAKT"]])) is None
+    assert create_view(SAMPLE["QMEL"], []) is None
+    assert create_view(SAMPLE["QMEL"], [SAMPLE["MAKT"]], [SAMPLE["MAKT"]]) is None
 
 
 def test_names_of_text_tables_by_likelihood():
-    assert nearest_first("MARA", ["AAA", "MATERIAL_TEXT", "MAKT"]) == ["MAKT", "AAA", "MATERIAL_TEXT"]
-    assert nearest_first("ZORDER", ["AAA", "ZORDERT"]) == ["ZORDERT", "AAA"]
+    assert text_table_names("MARA")[0] == ["MAKT"]
+    assert text_table_names("ZORDER")[1][0] == "ZORDERT"
+    assert text_table_names("/BIC/PZMAT")[0] == ["/BIC/TZMAT"]
 
 
 def test_names_of_collections():
     names = {"/BIC/AZD00100": "bic-azd00100", "V_MATERIALS": "v_materials", "Ünï": "n", "漢字": "collection"}
-    assert {table: collection_name(table) for table in names} == names
-    assert len(collection_name("X" * 127)) == 100
+    keyed = (column("ID", "INTEGER"), TEXT)
+    assert {name: propose(table(*keyed, key=("ID",), name=name), Facts()).name for name in names} == names
+    assert len(propose(table(*keyed, key=("ID",), name="X" * 127), Facts()).name) == 100
 
 
 # ------------------------------------------------------------------------------------------------ names from outside
@@ -284,7 +287,7 @@ def test_no_name_or_comment_breaks_the_block(names, schema, name, comment, clien
         (columns[0], Column("SPRAS", "NVARCHAR", 1), Column("LTEXT", "NCLOB")),
         (key, "SPRAS"),
     )
-    proposal = propose(made, Facts(clients=[(client, 1)], texts=TextSources([text_table])))
+    proposal = propose(made, Facts(clients=[(client, 1)], texts=[text_table]))
     text = collection_block(proposal.settings(), proposal.comments(), proposal.notes, proposal.create_view or "")
     assert tomllib.loads(text) == {"collections": [proposal.settings()]}
     spec = loaded(proposal, tmp_path_factory.mktemp("s"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from connector.discovery.change_advice import Stamps, advise, stamp_column
 from connector.discovery.introspection import introspect
-from connector.discovery.proposal import Facts, propose
+from connector.discovery.proposal import Facts, Proposal, propose, stamp_column
 from connector.discovery.roles import measures
-from connector.discovery.text_views import TextSources
+from connector.discovery.text_views import languages_for
 from connector.document.document import Renderer
 from connector.errors import NoProposal
 from connector.hana.connection import ConnectionOptions, HanaPool
@@ -21,7 +21,7 @@ from tests.connector.conftest import WordEmbedder
 from tests.connector.sap_catalogue import CATALOGUE, create
 
 FULL = {"method": "full"}
-KEPT_UP = Stamps(rows=100, filled=100, distinct=90)
+KEPT_UP = (100, 100, 90)
 
 
 def watermark(column: str) -> dict[str, str]:
@@ -60,6 +60,12 @@ WITHOUT_TEXT = {"MARA", "MARC", "EQUI", "IFLOT", "EKKO", "/BIC/PZMAT", "I_Produc
 
 def facts(table: Table) -> Facts:
     return Facts(clients=[("100", 5)], stamps=KEPT_UP if stamp_column(table) is not None else None)
+
+
+def with_text(table: Table, facts: Facts) -> Proposal:
+    """What is proposed for a table once it has a text and a key."""
+    columns = (*table.columns, Column("REMARK", "NVARCHAR", 200))
+    return propose(replace(table, columns=columns, primary_key=table.primary_key or (columns[0].name,)), facts)
 
 
 def test_every_table_of_the_catalogue_is_expected_to_give_something() -> None:
@@ -132,37 +138,41 @@ def test_amounts_and_quantities_find_their_unit(name: str, pairs: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stamps", "told"),
     [
-        ("MARA", None, "LAEDA tells the day only"),
-        ("AUFK", None, "AEDAT tells the day only"),
-        ("QMEL", None, "AEDAT and AEZEIT tell day and time in two columns"),
-        ("BUT000", None, "CHDAT and CHTIM tell day and time in two columns"),
+        ("MARA", None, "LAEDA does not tell the second"),
+        ("AUFK", None, "AEDAT does not tell the second"),
+        ("QMEL", None, "AEDAT does not tell the second"),
+        ("BUT000", None, "CHDAT does not tell the second"),
         ("MAKT", None, "no column tells when a row changed"),
         ("VBAK", None, "were not looked at"),
-        ("VBAK", Stamps(0, 0, 0), "the table is empty"),
-        ("VBAK", Stamps(100, 60, 55), "40 of 100 rows have no value"),
-        ("VBAK", Stamps(100, 100, 1), "all rows have the same value"),
-        ("VBAK", Stamps(2, 2, 1), "all rows have the same value"),
-        ("VBAK", Stamps(1, 1, 1), "there is one row only"),
+        ("VBAK", (0, 0, 0), "the table is empty"),
+        ("VBAK", (100, 60, 55), "40 of 100 rows have no value"),
+        ("VBAK", (100, 100, 1), "all rows have the same value"),
+        ("VBAK", (2, 2, 1), "all rows have the same value"),
+        ("VBAK", (1, 1, 1), "there is one row only"),
     ],
 )
-def test_why_every_row_is_compared(name: str, stamps: Stamps | None, told: str) -> None:
-    advice = advise(CATALOGUE[name], stamps)
-    assert (advice.changes, advice.guess, told in advice.why) == (FULL, False, True), advice.why
+def test_why_every_row_is_compared(name: str, stamps: tuple[int, int, int] | None, told: str) -> None:
+    found = with_text(CATALOGUE[name], Facts(stamps=stamps))
+    why = found.reasons["changes"]
+    assert (found.changes, "changes" in found.guessed, told in why) == (FULL, False, True), why
 
 
 def test_a_time_stamp_that_is_kept_up_is_proposed_with_its_trap() -> None:
-    advice = advise(CATALOGUE["EKKO"], KEPT_UP)
-    assert (advice.changes, advice.guess) == (watermark("LASTCHANGEDATETIME"), True)
-    assert "daily comparison" in advice.why
+    found = with_text(CATALOGUE["EKKO"], Facts(stamps=KEPT_UP))
+    assert (found.changes, "changes" in found.guessed) == (watermark("LASTCHANGEDATETIME"), True)
+    assert "daily comparison" in found.reasons["changes"]
 
 
 def test_other_ways_are_named_where_a_table_is_large() -> None:
-    why = advise(CATALOGUE["MARA"], None, 2_000_000).why
+    def why_of(name: str, rows: int) -> str:
+        return with_text(CATALOGUE[name], Facts(rows=rows)).reasons["changes"]
+
+    why = why_of("MARA", 2_000_000)
     assert all(word in why for word in ('hash = "server"', "rowid", "triggers"))
-    of_view = advise(CATALOGUE["I_ProductText"], None, 2_000_000).why
+    of_view = why_of("I_ProductText", 2_000_000)
     assert 'hash = "server"' in of_view
     assert "rowid" not in of_view
-    assert "rowid" not in advise(CATALOGUE["MARA"], None, 1000).why
+    assert "rowid" not in why_of("MARA", 1000)
 
 
 # ------------------------------------------------------------------------------------------------------ on the emulator
@@ -349,9 +359,8 @@ def test_two_text_tables_may_have_a_column_of_the_same_name(pool: HanaPool, rows
 )
 def test_languages_as_people_write_them(wanted: str, letter: str, locale: str) -> None:
     """One letter stays what it is: d is another language than D."""
-    sources = TextSources(languages=(wanted,))
-    assert sources.chain(Column("SPRAS", "NVARCHAR", 1))[0] == letter
-    assert sources.chain(Column("LOCALE", "NVARCHAR", 14))[0] == locale
+    assert languages_for(Column("SPRAS", "NVARCHAR", 1), [wanted])[0] == letter
+    assert languages_for(Column("LOCALE", "NVARCHAR", 14), [wanted])[0] == locale
 
 
 @pytest.mark.parametrize(
@@ -383,4 +392,4 @@ def test_stxl_is_refused_without_a_look_at_its_rows(pool: HanaPool, rows: Any) -
 def test_a_columns_time_alone_is_no_change() -> None:
     created = Table(TableRef("S", "T"), (Column("CREATED_AT", "TIMESTAMP"), Column("EXCHANGE_DATE", "TIMESTAMP")))
     assert stamp_column(created) is None
-    assert "no column tells" in advise(created, None).why
+    assert "no column tells" in with_text(created, Facts()).reasons["changes"]

@@ -19,7 +19,7 @@ from app.src.service.explaining import Explained, explained
 from connector import errors
 from tests.docs.sections import ROOT, check_section
 
-WITHOUT_A_PAGE = ("ConnectionMisconfigured", "RowsRejected", "Unreachable")
+WITHOUT_A_PAGE = ("RowsRejected", "Unreachable")
 ALSO_LOADED = (optimizer, recipe, serving)
 """Nothing else that is imported here imports them, and their errors count."""
 UNLESS_MEANT = "Exception"
@@ -63,10 +63,10 @@ def explanations() -> str:
 
 def codes_table() -> str:
     lines = ["| code | and the text has | error | what it means | what to do |", "|---|---|---|---|---|"]
-    for rule in errors.RULES:
-        codes = ", ".join(str(code) for code in sorted(rule.codes, key=lambda code: (code < 0, abs(code)))) or "any"
-        texts = ", ".join(f'"{text}"' for text in rule.texts)
-        cells = (codes, texts, f"`{rule.error.__name__}`", rule.meaning, rule.next_step)
+    for rule in errors.rules():
+        codes = ", ".join(map(str, rule.get("codes", ()))) or "any"
+        texts = ", ".join(f'"{text}"' for text in rule.get("texts", ()))
+        cells = (codes, texts, f"`{rule['error']}`", rule["meaning"], rule.get("next_step", ""))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -23,7 +23,6 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector import failpoints
 from connector.errors import ConnectorError, TextsNotEmbeddable
-from connector.failpoints import Failpoint
 from connector.hana.source import HanaSource
 from connector.model import Vectors
 from connector.sync.run import Ends, SyncOptions, sync
@@ -60,7 +59,7 @@ class Order:
 def main(order: Order, answer: str) -> None:
     """Writes the report, or the error, into the file `answer`."""
     if order.failpoint:
-        failpoints.arm(Failpoint.parse(order.failpoint).hook())
+        failpoints.arm(failpoints.hook(order.failpoint))
     with order.plan.pool(order.port) as pool, closing(order.plan.store(pool)) as store:
         options = SyncOptions(
             page_rows=PAGE, window=PAGE, lease_wait=30, max_deletes=1.0, full=order.full, owner=f"worker {os.getpid()}"

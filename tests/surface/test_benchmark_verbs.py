@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.src.benchmark.serve import Endpoint, RequestFailed
+from app.src.benchmark.harness import PeerUnavailable
+from app.src.benchmark.serve import client
 
 Cli = Callable[..., Any]
 HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
 FAKE = str(Path(__file__).parents[1] / "benchmark" / "fake_embedder.py")
-FIGURE = {"name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict"}
+FIGURE = {"name", "median", "unit", "rounds", "disturbed", "target", "verdict"}
 
 
 def check(document: dict[str, Any], rounds: int) -> None:
@@ -99,10 +100,9 @@ def test_serving_beside_another_server(cli: Cli, other: str, tmp_path: Path) -> 
 def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
     elsewhere = cli("benchmark", "serve", "--url", f"{other}/elsewhere", "--rounds", "1", "--seconds", "0.05")
     assert (elsewhere.code, "status 404" in elsewhere.err) == (2, True)
-    with pytest.raises(RequestFailed, match="does not answer"):
-        Endpoint("127.0.0.1:9", None).client(0, time.perf_counter() + 1)
-    with pytest.raises(RequestFailed, match="not the address"):
-        Endpoint("https://127.0.0.1", None)
+    for url, words in (("127.0.0.1:9", "does not answer"), ("https://127.0.0.1", "not the address")):
+        with pytest.raises(PeerUnavailable, match=words):
+            client(url, [b"{}"], 0, time.perf_counter() + 1)
     wrong = cli("benchmark", "serve", OWL_SAP_EMBEDDING__MODEL="/no/such/model")
     assert (wrong.code, "no such folder" in wrong.err) == (3, True)
 
@@ -128,14 +128,14 @@ def test_a_peer_that_is_not_there(cli: Cli, arguments: tuple[str, ...], words: s
 def test_a_peer_that_fails_in_its_rounds_is_a_row_and_exit_1(cli: Cli, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
-        "from embedding import Loaded, serve\n"
+        "from embedding import serve\n"
         "calls = []\n"
         "def encode(texts, setting):\n"
         "    calls.append(setting)\n"
         "    if len(calls) > 3:\n"  # two of tuning, one that warms up
         "        raise RuntimeError('no more memory')\n"
         "    return [[1.0] * 16] * len(texts)\n"
-        "serve((), lambda wish: Loaded(encode, ('only',), {}))\n",
+        "serve((), lambda *_: (encode, ('only',), {}))\n",
         encoding="utf-8",
     )
     against = ("--against", str(broken), "--against", FAKE)

@@ -26,7 +26,8 @@ from app.src.cli.processes import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot
-from app.src.jobs import JobOptions, Jobs
+from app.src.jobs.journal import JobOptions
+from app.src.jobs.runner import Jobs
 from app.src.observe import Fault, gpu, health
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError

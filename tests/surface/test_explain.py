@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.src.jobs import JobRunning
+from app.src.jobs.journal import JobRunning
 from app.src.service.explaining import UnknownCode, by_code, code_of, explained, explanation
 from connector import errors
 

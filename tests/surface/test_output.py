@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from app.src.cli import output
-from app.src.jobs import JobOptions, Jobs, Run
+from app.src.jobs.journal import JobOptions
+from app.src.jobs.runner import Jobs, Run
 from connector.errors import RowRejected
 from tests.surface.conftest import Cli, environment
 

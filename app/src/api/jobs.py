@@ -15,7 +15,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from app.src.api.errors import TooManyStreams, Unprocessable
 from app.src.api.guard import still_may
 from app.src.api.requests import Body, Executors, Json
-from app.src.jobs import Event, Job, Jobs, State
+from app.src.jobs.journal import Event, Job, State
+from app.src.jobs.runner import Jobs
 from app.src.service.sync import SyncRequest
 
 LAST_GENERATION = 2**31 - 1  # both stores keep the number as an integer of 32 bits

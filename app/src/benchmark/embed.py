@@ -9,23 +9,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Report, Say, Work, cores, interleaved, machine, ratio_of_last, significant
-from app.src.benchmark.peers import (
-    DEFAULT_FOLDER,
-    PeerProcess,
+from app.src.benchmark.harness import (
+    Figure,
     PeerUnavailable,
-    in_rounds,
-    left_out,
-    peer,
-    python_of,
+    Report,
+    Say,
+    Work,
+    cores,
+    interleaved,
+    machine,
+    significant,
 )
-from app.src.benchmark.workloads import Workload, texts
+from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess, left_out
+from app.src.benchmark.workloads import texts
 from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
 from app.src.core.engine import EmbeddingEngine
@@ -35,45 +36,36 @@ OURS = "ours"
 PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up to 0.2 s after their work
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedOptions:
-    """`scale`: of the workloads."""
-
-    peers: Sequence[str] = ("sentence-transformers",)
-    rounds: int = 5
-    scale: float = 0.5
-    folder: Path = DEFAULT_FOLDER
-
-
-def check(settings: EmbeddingSettings, options: EmbedOptions) -> None:
+def check(settings: EmbeddingSettings, peers: Sequence[str], folder: Path) -> None:
     """Check the peers before a model is loaded. Raises PeerUnavailable."""
-    for name in options.peers:
-        found = peer(name, "embed")
-        python_of(found, options.folder)
-        if settings.hashing and found.environment is not None:
+    for name in peers:
+        if PeerProcess(name, "embed", folder).environment is not None and settings.hashing:
             raise PeerUnavailable(
                 f'"{settings.model}" is the test embedder, which {name} cannot load: set [embedding] model to a real '
                 "one"
             )
 
 
-def threads_of(settings: EmbeddingSettings) -> int:
-    """Return the number of threads for all engines."""
-    return settings.threads or cores()
-
-
-def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
-    """Measure all peers. `engine` must have been loaded from `settings` with `threads_of` threads. A peer that does not
-    start is skipped with a note (PeerUnavailable if none remains); one that fails later gets a failed figure."""
-    threads = threads_of(settings)
+def measure(  # noqa: PLR0913 - the options of the verb
+    engine: EmbeddingEngine,
+    settings: EmbeddingSettings,
+    peers: Sequence[str],
+    say: Say,
+    *,
+    rounds: int = 5,
+    scale: float = 0.5,
+    folder: Path = DEFAULT_FOLDER,
+) -> Report:
+    """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. A peer that does
+    not start is skipped with a note (PeerUnavailable if none remains); one that fails later gets a failed figure."""
+    threads = settings.threads or cores()
     ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
-    about = {"threads": threads, "rounds": options.rounds, "scale": options.scale}
-    report = Report("embed", machine(), ours | about)
+    report = Report("embed", machine(), ours | {"threads": threads, "rounds": rounds, "scale": scale})
     model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision))
-    peers = [peer(name, "embed") for name in dict.fromkeys(options.peers)]
+    # Raises before one is started.
+    processes = {process.name: process for process in (PeerProcess(name, "embed", folder) for name in peers)}
     with ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
-        processes = {each.name: PeerProcess(each, options.folder) for each in peers}  # raises before one is started
+        place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
         for name, process in list(processes.items()):
             say(f"starting {name}")
             with left_out(report, processes, name):
@@ -81,51 +73,42 @@ def measure(engine: EmbeddingEngine, settings: EmbeddingSettings, options: Embed
                 cache = str(process.cache / engine.weights_sha256[:16])
                 loaded = process.ask("load", model=model, device=engine.profile.kind, threads=threads, cache=cache)
                 report.peers[name] = process.versions | loaded.get("about", {})
-        for load in texts(options.scale):
-            file = folder / f"{load.name}.json"
-            file.write_text(json.dumps(load.texts), encoding="utf-8")
+        for load, some in texts(scale).items():
+            file = place / f"{load}.json"
+            file.write_text(json.dumps(some), encoding="utf-8")
             tuned = {}
             for name, process in list(processes.items()):
-                say(f"{load.name}: searching for the best setting of {name}")
+                say(f"{load}: searching for the best setting of {name}")
                 with left_out(report, processes, name):
                     tuned[name] = process.ask("tune", texts=str(file)).get("setting")
             if tuned:
-                say(f"{load.name}: {options.rounds} rounds of {', '.join((OURS, *processes))}")
-                report.figures += _compared(engine, processes, (load, file), tuned, options.rounds)
+                say(f"{load}: {rounds} rounds of {', '.join((OURS, *processes))}")
+                report.figures += _compared(engine, processes, file, tuned, rounds)
     return report
 
 
 def _compared(
-    engine: EmbeddingEngine,
-    processes: dict[str, PeerProcess],
-    workload: tuple[Workload, Path],
-    tuned: dict[str, Any],
-    count: int,
+    engine: EmbeddingEngine, processes: dict[str, PeerProcess], file: Path, tuned: dict[str, Any], count: int
 ) -> list[Figure]:
     """Measure one workload in rounds. Removes a failing peer from `processes`."""
-    load, file = workload
-    busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
+    some = json.loads(file.read_text(encoding="utf-8"))
 
-    def ours() -> float:
+    def ours() -> tuple[float, float]:
         start, before = time.perf_counter(), time.process_time()
-        engine.embed(load.texts)
-        took = time.perf_counter() - start
-        busy[OURS].append(time.process_time() - before)
-        return took
+        engine.embed(some)
+        return time.perf_counter() - start, time.process_time() - before
 
-    def theirs(name: str) -> float:
+    def theirs(name: str) -> tuple[float, float]:
         took = processes[name].ask("embed", texts=str(file))
-        busy[name].append(float(took["cpu_seconds"]))
-        return float(took["seconds"])
+        return float(took["seconds"]), float(took["cpu_seconds"])
 
-    works: dict[str, Work] = {OURS: ours}
-    works |= {name: in_rounds(lambda name=name: theirs(name)) for name in processes}  # type: ignore[misc]
+    works: dict[str, Work] = {OURS: ours, **{name: lambda name=name: theirs(name) for name in processes}}  # type: ignore[misc]
     rounds = interleaved(works, count, pause=PAUSE)
     failed = dict(rounds.failed)
-    tokens, vectors = sum(engine.count_tokens(load.texts)), engine.embed(load.texts)
+    tokens, vectors = sum(engine.count_tokens(some)), engine.embed(some)
     figures = []
     for name in tuned:
-        label, out = f"{load.name}: {name} / {OURS}", file.with_suffix(".npy")
+        label, out = f"{file.stem}: {name} / {OURS}", file.with_suffix(".npy")
         if name not in failed:
             try:
                 processes[name].ask("embed", texts=str(file), out=str(out))
@@ -141,9 +124,8 @@ def _compared(
                 label,
                 name,
                 OURS,
-                cpu_ratio=ratio_of_last(busy[name], busy[OURS], count),
                 setting=tuned[name],
-                texts=len(load.texts),
+                texts=len(some),
                 tokens=tokens,
                 tokens_per_second=significant(tokens / rounds.median(OURS)),
                 their_tokens_per_second=significant(tokens / rounds.median(name)),

@@ -26,24 +26,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.src.core.device import detect
+from connector.errors import ConfigurationError
 
 SCATTER = 1.3  # largest over smallest round; above it, other work disturbed the figure
-OFF = 1.15  # a round this many times above or below the median is reported as disturbed
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout, or the folder of the installed packages
 _PACKAGES = ("numpy", "torch", "transformers", "sentence-transformers", "tokenizers", "hdbcli")
-_WIDTH = 140
 
-Work = Callable[[], float]
-"""Run one round and return its cost, usually seconds."""
+# One round: returns its cost, usually seconds; or seconds and CPU seconds.
+Work = Callable[[], float | tuple[float, float]]
 Say = Callable[[str], None]
-Verdict = Literal["met", "missed", "floor missed", "failed"]
+Target = tuple[Literal[">=", "<="], float]
 
 
-class WorkFailed(Exception):
-    """A work cannot continue. It gets no more rounds; the others continue."""
+class PeerUnavailable(ConfigurationError):
+    """Something to compare with is unknown, is not installed, or fails."""
 
 
-def wall(work: Callable[[], object]) -> Work:
+def wall(work: Callable[[], object]) -> Callable[[], float]:
     """Return a work that measures `work` in seconds."""
 
     def run() -> float:
@@ -63,54 +62,24 @@ def percentiles(values: Sequence[float], *shares: int) -> dict[str, float]:
     return {f"p{share}": significant(float(np.percentile(values, share))) if values else 0.0 for share in shares}
 
 
-def ratio_of_last(over: Sequence[float], under: Sequence[float], rounds: int) -> float:
-    """Return the median ratio of the last `rounds` values, for example CPU seconds for a figure in seconds."""
-    return significant(float(np.median(np.array(over[-rounds:]) / np.maximum(under[-rounds:], 1e-9))))
+def at_least(goal: float) -> Target:
+    return ">=", goal
 
 
-# ------------------------------------------------------------------------------------------------------------- figures
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A goal. `floor`: the value below (or above) which a miss is unacceptable."""
-
-    goal: float
-    at_least: bool = True
-    floor: float | None = None
-
-    def verdict(self, value: float) -> Verdict:
-        if self._reaches(value, self.goal):
-            return "met"
-        return "missed" if self.floor is None or self._reaches(value, self.floor) else "floor missed"
-
-    def _reaches(self, value: float, bar: float) -> bool:
-        return value >= bar if self.at_least else value <= bar
-
-    def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.goal:g}"
-
-
-def at_least(goal: float, floor: float | None = None) -> Target:
-    return Target(goal, floor=floor)
-
-
-def at_most(goal: float, floor: float | None = None) -> Target:
-    return Target(goal, at_least=False, floor=floor)
+def at_most(goal: float) -> Target:
+    return "<=", goal
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `steady`:
-    values to check for `disturbed` instead of the rounds. `more`: further JSON keys. `error`: why rounds are
-    missing."""
+    """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `more`:
+    further JSON keys. `error`: why rounds are missing."""
 
     name: str
     rounds: Sequence[float]
     unit: str = "x"
     target: Target | None = None
     scatter: float = SCATTER
-    steady: Sequence[float] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -126,33 +95,25 @@ class Figure:
     @property
     def disturbed(self) -> bool:
         """Return whether the rounds vary so much that other work must have run."""
-        compared = self.rounds if self.steady is None else self.steady
-        return bool(compared) and max(compared) > self.scatter * min(compared)
+        return bool(self.rounds) and max(self.rounds) > self.scatter * min(self.rounds)
 
     @property
-    def disturbed_rounds(self) -> list[int]:
-        """Return the rounds far from the median, counted from 1."""
-        compared = self.rounds if self.steady is None else self.steady
-        middle = statistics.median(compared or [0])
-        return [at for at, one in enumerate(compared, 1) if one > OFF * middle or one * OFF < middle]
-
-    @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Literal["met", "missed", "failed"] | None:
         if self.error is not None:
             return "failed"
-        return None if self.target is None else self.target.verdict(self.median)
+        if self.target is None:
+            return None
+        sign, goal = self.target
+        return "met" if (self.median >= goal if sign == ">=" else self.median <= goal) else "missed"
 
     def as_dict(self) -> dict[str, Any]:
-        target = self.target
         return {
             "name": self.name,
             "median": significant(self.median) if self.rounds else None,
             "unit": self.unit,
             "rounds": [significant(one) for one in self.rounds],
             "disturbed": self.disturbed,
-            "disturbed_rounds": self.disturbed_rounds,
-            "target": None if target is None else str(target),
-            "floor": None if target is None else target.floor,
+            "target": None if self.target is None else f"{self.target[0]} {self.target[1]:g}",
             "verdict": self.verdict,
             **({} if self.error is None else {"error": self.error}),
             **self.more,
@@ -164,52 +125,61 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The results of each work by round. `failed`: the reason for each work that did not complete all rounds."""
+    """The results of each work by round, and the CPU seconds of works that return them. `failed`: the reason for each
+    work that did not complete all rounds."""
 
     took: Mapping[str, Sequence[float]]
     failed: Mapping[str, str] = field(default_factory=dict)
+    busy: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
         return statistics.median(self.took[name])
 
     def ratio(self, name: str, over: str, under: str, target: Target | None = None, **more: Any) -> Figure:
-        """Divide `over` by `under` round by round, because the two ran next to each other. Keeps both medians. A failed
-        work gives a failed figure."""
+        """Divide `over` by `under` round by round, because the two ran next to each other. Keeps both medians, and the
+        ratio of CPU seconds if known. A failed work gives a failed figure."""
         if error := self.failed.get(over, self.failed.get(under)):
             return Figure(name, (), target=target, error=error)
-        ratios = [above / below for above, below in zip(self.took[over], self.took[under], strict=True)]
         kept = {f"{work} seconds": significant(self.median(work)) for work in (over, under)}
+        if over in self.busy and under in self.busy:
+            shares = np.array(self.busy[over]) / np.maximum(self.busy[under], 1e-9)
+            kept["cpu_ratio"] = significant(float(np.median(shares)))
+        ratios = [above / below for above, below in zip(self.took[over], self.took[under], strict=True)]
         return Figure(name, ratios, target=target, more={**kept, **more})
 
     def figure(self, name: str, work: str, unit: str = "s", target: Target | None = None, **more: Any) -> Figure:
-        if error := self.failed.get(work):
-            return Figure(name, (), unit, target, error=error)
-        return Figure(name, self.took[work], unit, target, more=more)
+        error = self.failed.get(work)
+        return Figure(name, () if error else self.took[work], unit, target, more=more, error=error)
 
 
-def interleaved(works: Mapping[str, Work], rounds: int, *, warm: int = 1, pause: float = 0.0) -> Rounds:
+def interleaved(works: Mapping[str, Work], rounds: int, *, pause: float = 0.0) -> Rounds:
     """Run every work once per round, reversing the order every second round to cancel order effects.
 
-    `warm` rounds come first and do not count. `pause`: seconds before each work, in which thread pools stop spinning.
-    Collects garbage between works. A work that raises WorkFailed gets no more rounds.
+    A first round to warm up does not count. `pause`: seconds before each work, in which thread pools stop spinning.
+    Collects garbage between works. A work that raises PeerUnavailable gets no more rounds.
     """
     if rounds < 1:
         raise ValueError("rounds must be at least 1")
     took: dict[str, list[float]] = {name: [] for name in works}
+    busy: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
-    for turn in range(1 - warm, rounds + 1):
-        names = list(works) if turn % 2 else list(works)[::-1]
-        for name in (name for name in names if name not in failed):
+    for turn in range(rounds + 1):
+        for name in list(works) if turn % 2 else list(works)[::-1]:
+            if name in failed:
+                continue
             gc.collect()
             time.sleep(pause)
             try:
-                one = works[name]()
-            except WorkFailed as error:
+                result = works[name]()
+            except PeerUnavailable as error:
                 failed[name] = str(error)
+                del took[name]
                 continue
+            seconds, *cpu = result if isinstance(result, tuple) else (result,)
             if turn > 0:
-                took[name].append(one)
-    return Rounds({name: seconds for name, seconds in took.items() if name not in failed}, failed)
+                took[name].append(seconds)
+                busy.setdefault(name, []).extend(cpu)
+    return Rounds(took, failed, {name: seconds for name, seconds in busy.items() if seconds})
 
 
 # ------------------------------------------------------------------------------------------------------------- machine
@@ -223,27 +193,20 @@ def cores() -> int:
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     """Return a description of the machine, the commit, and the installed versions of `packages`."""
     profile = detect("cpu")
-    return {
+    about: dict[str, Any] = {
         "cpu": profile.name,
         "cores": cores(),
         "memory_bytes": profile.memory_bytes,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "owl-sap-connector": _version("owl-sap-connector"),
         "commit": commit(),
-        **{name: found for name in packages if (found := _version(name)) is not None},
     }
-
-
-def _load_average() -> float:
-    return round(os.getloadavg()[0], 2)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    for name in ("owl-sap-connector", *packages):
+        try:
+            about[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return about
 
 
 def commit(root: Path = ROOT) -> str | None:
@@ -251,21 +214,19 @@ def commit(root: Path = ROOT) -> str | None:
     checkout."""
     if not (root / ".git").exists():
         return None
+    git = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
-        done = subprocess.run(  # nosec B607 # the user's own git, with the user's rights
-            ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(git, cwd=root, capture_output=True, text=True, check=True, timeout=10)  # nosec B607
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()
 
 
 # -------------------------------------------------------------------------------------------------------------- report
+
+
+def _load_average() -> float:
+    return round(os.getloadavg()[0], 2)
 
 
 @dataclass(slots=True)
@@ -311,14 +272,12 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the figures as a table, then machine and notes."""
-        drawn = Table(title=escape(self.benchmark), title_justify="left", title_style="bold", header_style="bold")
-        for name in ("figure", "median", "target", "", "rounds"):
-            drawn.add_column(name, justify="right" if name == "median" else "left", overflow="fold")
+        drawn = Table("figure", "median", "target", "", "rounds", title=escape(self.benchmark))
         for figure in self.figures:
             marks = [figure.verdict or "", "DISTURBED" if figure.disturbed else ""]
-            rounds = ", ".join(map(_short, figure.rounds)) if figure.error is None else figure.error
-            target = "" if figure.target is None else str(figure.target)
-            median = "" if figure.error is not None else f"{_short(figure.median)} {figure.unit}"
+            rounds = figure.error or ", ".join(map(_short, figure.rounds))
+            median = "" if figure.error else f"{_short(figure.median)} {figure.unit}"
+            target = figure.as_dict()["target"] or ""
             drawn.add_row(*map(escape, (figure.name, median, target, " ".join(filter(None, marks)), rounds)))
         console.print(drawn)
         about = self.machine
@@ -334,8 +293,8 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
+# Yields figures one by one from options and report. It may add notes and versions to the report.
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
-"""Yield figures one by one from options and report. A part may add notes and versions to the report."""
 
 
 def main(
@@ -358,11 +317,10 @@ def main(
     given = parser.parse_args(arguments)
     if unknown := set(given.parts) - set(parts):
         parser.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(parts)}")
-    console = Console(highlight=False, emoji=False)
-    console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
     # Keep paths out of committed results.
-    chosen = {key: value for key, value in vars(given).items() if key != "parts" and not isinstance(value, Path)}
-    report = Report(name, options={key: value for key, value in chosen.items() if key != "out"})
+    chosen = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
+    report = Report(name, options={key: value for key, value in chosen.items() if not isinstance(value, Path)})
     part = ""
     try:
         for part in given.parts or parts:

@@ -8,31 +8,24 @@ import contextlib
 import difflib
 import importlib.util
 import json
-import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-from app.src.benchmark.harness import Report, Work, WorkFailed
-from connector.errors import ConfigurationError
+from app.src.benchmark.harness import PeerUnavailable, Report
 
 Kind = Literal["embed", "search"]
 WORKERS = Path(__file__).with_name("workers")
 DEFAULT_FOLDER = Path(".owl-sap", "peers")
 _COMPLETE = "owl-sap-peer"  # contains the recipe; absent until the environment is complete
-
-
-class PeerUnavailable(ConfigurationError):
-    """The peer is unknown, has no environment, or fails."""
-
+_START_SECONDS, _ANSWER_SECONDS, _STOP_SECONDS = 120.0, 900.0, 10.0
 
 # Arguments of pip. Some dependencies are listed because the peer's own pins would undo the first step.
 RECIPES: dict[str, Sequence[str]] = {
@@ -58,53 +51,15 @@ _HERE = {
     "sentence-transformers": "sentence_transformers",
     "numpy": "numpy",
 }  # modules that our own environment may have
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """`environment`: one of RECIPES; None for the user's own `worker`, which runs in our Python."""
-
-    name: str
-    kind: Kind
-    environment: str | None
-    worker: Path
-
-
-_SEARCHING = ("numpy", "sqlite-vec", "usearch", "lancedb", "faiss")
-PEERS: dict[str, Peer] = {
-    name: Peer(name, "embed", name.removesuffix("-int8"), WORKERS / "embedding.py")
-    for name in ("sentence-transformers", "infinity", "onnx", "onnx-int8", "openvino")
-} | {name: Peer(name, "search", name, WORKERS / "searching.py") for name in _SEARCHING}
-
-
-def peer(name: str, kind: Kind) -> Peer:
-    """Return a peer by name; a name ending in .py is the user's own worker. Raises PeerUnavailable."""
-    if name.endswith(".py"):
-        worker = Path(name)
-        if not worker.is_file():
-            raise PeerUnavailable(f"--against {name}: file not found")
-        return Peer(worker.stem, kind, None, worker.resolve())
-    names = [each.name for each in PEERS.values() if each.kind == kind]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"use {', '.join(names)}, or a worker's file ending in .py"
-        raise PeerUnavailable(f'--against {name}: unknown peer of "benchmark {kind}"; {hint}')
-    return PEERS[name]
-
-
-def python_of(peer: Peer, folder: Path) -> Path:
-    """Return the Python that runs the peer's worker. Raises PeerUnavailable with the command that creates it."""
-    if peer.environment is None:
-        return Path(sys.executable)
-    if is_made(peer.environment, folder):
-        return _python(peer.environment, folder)
-    here = _HERE.get(peer.environment)
-    if here is not None and importlib.util.find_spec(here) is not None:
-        return Path(sys.executable)
-    where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"
-    raise PeerUnavailable(
-        f"{peer.name} has no environment in {folder}; make it: owl-sap benchmark peers {peer.environment} --make{where}"
-    )
+# Name -> kind and environment.
+PEERS: dict[str, tuple[Kind, str]] = {
+    "sentence-transformers": ("embed", "sentence-transformers"),
+    "infinity": ("embed", "infinity"),
+    "onnx": ("embed", "onnx"),
+    "onnx-int8": ("embed", "onnx"),
+    "openvino": ("embed", "openvino"),
+    **{name: ("search", name) for name in ("numpy", "sqlite-vec", "usearch", "lancedb", "faiss")},
+}
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -112,7 +67,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in PEERS:
             raise PeerUnavailable(f"unknown peer {name}; use {', '.join(PEERS)}")
-    return list(dict.fromkeys(PEERS[name].environment or name for name in names or PEERS))
+    return list(dict.fromkeys(PEERS[name][1] for name in names or PEERS))
 
 
 def is_made(environment: str, folder: Path) -> bool:
@@ -134,7 +89,7 @@ def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
     _run([sys.executable, "-m", "venv", str(place)], environment)
     for step in recipe.splitlines():
         say(f"pip {step}")
-        pip = [str(_python(environment, folder)), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        pip = [str(place.absolute() / "bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
         _run([*pip, *step.split()], environment)
     (place / _COMPLETE).write_text(recipe, encoding="utf-8")
 
@@ -146,30 +101,15 @@ def _run(command: Sequence[str], environment: str) -> None:
         raise PeerUnavailable("\n".join([f"the environment of {environment} could not be made:", *words]))
 
 
-def _python(environment: str, folder: Path) -> Path:
-    return folder.absolute() / environment / "bin" / "python"
-
-
 def _recipe(environment: str) -> str:
     """Return the steps, with our torch version so that both sides use the same build."""
     steps = "\n".join(RECIPES[environment])
-    if "{torch}" not in steps:
-        return steps
     try:
-        return steps.format(torch=version("torch"))
+        return steps.format(torch=version("torch")) if "{torch}" in steps else steps
     except PackageNotFoundError:
         raise PeerUnavailable(
             "torch is not installed here, and the peer needs the same version: install the extra engine"
         ) from None
-
-
-_RUN = (
-    "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]; "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
-_START_SECONDS = 120.0
-_ANSWER_SECONDS = 900.0
-_STOP_SECONDS = 10.0
 
 
 def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
@@ -177,7 +117,7 @@ def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
     found = []
     for name in names:
         try:
-            python_of(peer(name, kind), DEFAULT_FOLDER)
+            PeerProcess(name, kind)
             found.append(name)
         except PeerUnavailable as error:
             report.notes.append(f"left out: {error}")
@@ -196,16 +136,10 @@ def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> It
         report.notes.append(f"left out: {error}")
 
 
-def in_rounds(work: Work) -> Work:
-    """Turn a peer's failure into WorkFailed, so that the others continue."""
-
-    def run() -> float:
-        try:
-            return work()
-        except PeerUnavailable as error:
-            raise WorkFailed(str(error)) from error
-
-    return run
+_BOOTSTRAP = (
+    "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 class PeerProcess:
@@ -213,39 +147,57 @@ class PeerProcess:
     side computes, and measures the times. A context. `versions`: of its packages and its Python. Raises PeerUnavailable
     with the worker's last output."""
 
-    def __init__(self, peer: Peer, folder: Path) -> None:
-        self.peer = peer
-        self._python = python_of(peer, folder)
-        self.cache = (folder / "cache" / (peer.environment or peer.name)).absolute()
+    def __init__(self, name: str, kind: Kind, folder: Path = DEFAULT_FOLDER) -> None:
+        """A name ending in .py is the user's own worker, which runs in our Python. Raises PeerUnavailable, with the
+        command that creates a missing environment."""
+        if name.endswith(".py"):
+            self._worker = Path(name).resolve()
+            if not self._worker.is_file():
+                raise PeerUnavailable(f"--against {name}: file not found")
+            self.name, self.environment, self._python = self._worker.stem, None, sys.executable
+        else:
+            names = [known for known, (its_kind, _) in PEERS.items() if its_kind == kind]
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                known = f"use {', '.join(names)}, or a worker's file ending in .py"
+                hint = f'did you mean "{near[0]}"?' if near else known
+                raise PeerUnavailable(f'--against {name}: unknown peer of "benchmark {kind}"; {hint}')
+            self._worker = WORKERS / ("embedding.py" if kind == "embed" else "searching.py")
+            self.name, self.environment = name, PEERS[name][1]
+            here = _HERE.get(self.environment)
+            if is_made(self.environment, folder):
+                self._python = str(folder.absolute() / self.environment / "bin/python")
+            elif here is not None and importlib.util.find_spec(here) is not None:
+                self._python = sys.executable
+            else:
+                where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"
+                raise PeerUnavailable(
+                    f"{name} has no environment in {folder}; make it: "
+                    f"owl-sap benchmark peers {self.environment} --make{where}"
+                )
+        self.cache = (folder / "cache" / (self.environment or self.name)).absolute()
 
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()
         # With -E -s -P the worker can import the shared worker modules and nothing else of ours.
-        python = [str(self._python), "-E", "-s", "-P"]
         self._process = subprocess.Popen(
-            [*python, "-c", _RUN, str(WORKERS), str(self.peer.worker), self.peer.name],
+            [self._python, "-E", "-s", "-P", "-c", _BOOTSTRAP, str(WORKERS), str(self._worker), self.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             encoding="utf-8",
         )
-        # Python's buffered pipe has no timeout; a queue filled by a thread has one.
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, name=f"owl-sap-peer-{self.peer.name}", daemon=True)
-        self._reader.start()
         try:
             greeting = self._answer(_START_SECONDS)
         except BaseException:
             self._process.kill()
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         self.versions: dict[str, str] = greeting.get("versions", {}) | {"python": greeting.get("python", "unknown")}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -256,7 +208,6 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self._reader.join()
         process.stdout.close()
         self._log.close()
 
@@ -269,29 +220,26 @@ class PeerProcess:
             raise self._broken("it ended") from None
         return self._answer(_ANSWER_SECONDS)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
     def _answer(self, seconds: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        until = time.monotonic() + seconds
+        timer = threading.Timer(seconds, self._process.kill)  # a pipe has no timeout
+        timer.start()
         try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise self._broken(f"no answer within {seconds:.0f} s") from None
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
         if not line:
-            self._lines.put("")  # for the next call
-            raise self._broken("it ended")
+            raise self._broken("it ended" if time.monotonic() < until else f"no answer within {seconds:.0f} s")
         try:
             found: dict[str, Any] = json.loads(line)
         except ValueError:
             raise self._broken("its answer is not JSON") from None
         if "error" in found:
-            raise PeerUnavailable(f"{self.peer.name}: {found['error']}")
+            raise PeerUnavailable(f"{self.name}: {found['error']}")
         return found
 
     def _broken(self, what: str) -> PeerUnavailable:
         self._log.seek(0)
         words = self._log.read().decode(errors="replace").strip().splitlines()
-        return PeerUnavailable(f"{self.peer.name}: {what}{': ' + words[-1] if words else ''}")
+        return PeerUnavailable(f"{self.name}: {what}{': ' + words[-1] if words else ''}")

@@ -5,7 +5,6 @@ Reproducible by seed.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,31 +25,25 @@ _TOKENS_PER_PHRASE = 3.6
 TOPICS, GROUPS = 64, 24  # vectors lie in groups of different sizes, 24 groups per topic
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    name: str
-    texts: list[str]
-
-
-def sap_like(rng: random.Random, tokens: int) -> str:
-    """Return a material text or notification of about `tokens` tokens."""
-    count = max(0, round(tokens / _TOKENS_PER_PHRASE) - 2)
-    phrases = [rng.choice(_NOUNS), *(rng.choice(_PHRASES) for _ in range(count))]
-    return f"{', '.join(phrases)} {rng.randrange(10**5)}"
-
-
 def sap_like_texts(rng: random.Random, count: int, mean: float, spread: float, limits: tuple[int, int]) -> list[str]:
-    """Return texts whose lengths in tokens are log-normal (`mean`, `spread` of the logarithm) within `limits`."""
+    """Return material texts and notifications whose lengths in tokens are log-normal (`mean`, `spread` of the
+    logarithm) within `limits`."""
     least, most = limits
-    return [sap_like(rng, min(most, max(least, int(rng.lognormvariate(mean, spread))))) for _ in range(count)]
+    texts = []
+    for _ in range(count):
+        tokens = min(most, max(least, int(rng.lognormvariate(mean, spread))))
+        more = max(0, round(tokens / _TOKENS_PER_PHRASE) - 2)
+        phrases = [rng.choice(_NOUNS), *(rng.choice(_PHRASES) for _ in range(more))]
+        texts.append(f"{', '.join(phrases)} {rng.randrange(10**5)}")
+    return texts
 
 
-def texts(scale: float = 1.0, seed: int = 11) -> list[Workload]:
+def texts(scale: float = 1.0) -> dict[str, list[str]]:
     """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250, both multiplied by `scale`."""
-    rng = random.Random(seed)
+    rng = random.Random(11)
     short = sap_like_texts(rng, max(1, round(800 * scale)), 2.8, 0.5, (5, 40))
     skewed = sap_like_texts(rng, max(1, round(200 * scale)), 4.0, 0.8, (10, 250))
-    return [Workload("short", short), Workload("skewed", skewed)]
+    return {"short": short, "skewed": skewed}
 
 
 def material(number: int) -> tuple[str, str, str, str, str, str, str]:
@@ -74,29 +67,27 @@ def material_text(number: int) -> str:
     return f"{name}. {more}"
 
 
-class Clusters:
-    """Unit vectors around centres, like those of texts: many close together, most orthogonal to the rest."""
+def clustered(dimension: int, *rows: int) -> list[Vectors]:
+    """Return an array of unit vectors for each number of `rows`, around the same centres, like those of texts: many
+    close together, most orthogonal to the rest."""
+    rng = np.random.default_rng(7)
+    # Some directions matter more than others, as in every trained model.
+    spread = (1.0 / np.sqrt(1.0 + 0.02 * np.arange(dimension))).astype(np.float32)
 
-    def __init__(self, dimension: int, seed: int = 7) -> None:
-        self._rng = np.random.default_rng(seed)
-        # Some directions matter more than others, as in every trained model.
-        self._spread = (1.0 / np.sqrt(1.0 + 0.02 * np.arange(dimension))).astype(np.float32)
-        topics = self._around(np.zeros((TOPICS, dimension), np.float32), 1.0)
-        self._centres = self._around(np.repeat(topics, GROUPS, axis=0), 0.7)
-        sizes = 1.0 / np.arange(1, len(self._centres) + 1) ** 0.8
-        self._shares = self._rng.permutation(sizes / sizes.sum())
-
-    def _around(self, centres: Vectors, width: float) -> Vectors:
-        noise: Vectors = self._rng.standard_normal(centres.shape, dtype=np.float32) * self._spread
+    def around(centres: Vectors, width: float) -> Vectors:
+        noise: Vectors = rng.standard_normal(centres.shape, dtype=np.float32) * spread
         noise *= np.float32(width)
         noise += centres
         return noise
 
-    def draw(self, rows: int) -> Vectors:
-        chosen = self._rng.choice(len(self._centres), size=rows, p=self._shares)
-        found: Vectors = self._around(self._centres[chosen], 1.2)
-        found /= np.linalg.norm(found, axis=1, keepdims=True)
-        return found
+    topics = around(np.zeros((TOPICS, dimension), np.float32), 1.0)
+    centres = around(np.repeat(topics, GROUPS, axis=0), 0.7)
+    sizes = 1.0 / np.arange(1, len(centres) + 1) ** 0.8
+    shares = rng.permutation(sizes / sizes.sum())
+    found = [around(centres[rng.choice(len(centres), size=count, p=shares)], 1.2) for count in rows]
+    for each in found:
+        each /= np.linalg.norm(each, axis=1, keepdims=True)
+    return found
 
 
 def exact_best(vectors: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:

@@ -125,7 +125,12 @@ def calibrate(
 benchmark_app = subcommands("benchmark", "Measure this machine and model against other engines, interleaved.")
 
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
+<<<<<<< HEAD
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict")
+=======
+_BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
+_ENGINE = "engine"
+>>>>>>> main
 
 Against = Annotated[
     list[str] | None,
@@ -149,16 +154,16 @@ def benchmark_embed(
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
+    from app.src.benchmark.harness import cores
     from app.src.benchmark.peers import DEFAULT_FOLDER
 
-    chosen = tuple(against or ["sentence-transformers"])
-    options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
-    loaded = read_settings()
-    benchmark.check(loaded.settings.embedding, options)
-    threads = benchmark.threads_of(loaded.settings.embedding)
-    with opened(read_settings({("embedding", "threads"): threads})) as service:
-        output.say(f"loading {loaded.settings.embedding.model}")
-        report = benchmark.measure(service.parts.engine, service.settings.embedding, options, output.say)
+    chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
+    embedding = read_settings().settings.embedding
+    benchmark.check(embedding, chosen, folder)
+    with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
+        output.say(f"loading {embedding.model}")
+        engine, embedding = service.parts.engine, service.settings.embedding
+        report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
     return _print_benchmark(report, json)
 
 
@@ -176,9 +181,9 @@ def benchmark_search(
     from app.src.benchmark.peers import DEFAULT_FOLDER
 
     read_settings()
-    chosen = tuple(against or ["numpy"])
-    options = benchmark.SearchOptions(chosen, rounds, rows, folder=peers or DEFAULT_FOLDER)
-    return _print_benchmark(benchmark.measure(options, output.say), json)
+    folder = peers or DEFAULT_FOLDER
+    report = benchmark.measure(against or ["numpy"], output.say, rounds=rounds, rows=rows, folder=folder)
+    return _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "sync")
@@ -214,8 +219,10 @@ def benchmark_serve(
     from app.src.benchmark import serve as benchmark
 
     read_settings()
-    options = benchmark.ServeBenchmark(url, against, model, rounds, seconds)
-    return _print_benchmark(benchmark.measure(options, Invocation.config, output.say), json)
+    report = benchmark.measure(
+        Invocation.config, output.say, url=url, against=against, model=model, rounds=rounds, seconds=seconds
+    )
+    return _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "peers")
@@ -227,6 +234,7 @@ def benchmark_peers(
 ) -> int:
     """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
     from app.src.benchmark import peers as environments
+    from app.src.benchmark.harness import PeerUnavailable
 
     place = folder or environments.DEFAULT_FOLDER
     chosen = environments.chosen(names or ())
@@ -235,13 +243,13 @@ def benchmark_peers(
         try:
             if not environments.is_made(name, place):
                 environments.make(name, place, output.say)
-        except environments.PeerUnavailable as error:
+        except PeerUnavailable as error:
             output.fail(str(error))
             code = FAILED
     rows = [
         {
             "environment": name,
-            "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
+            "peers": [peer for peer, (_, its) in environments.PEERS.items() if its == name],
             "made": environments.is_made(name, place),
             "pip": list(environments.RECIPES[name]),
         }

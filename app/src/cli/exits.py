@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
+from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.explaining import UnknownCode
 from app.src.settings import SettingsError
 from connector import errors

@@ -1,6 +1,7 @@
 """`python -m app.src.core.t4_gpu_optimizer`: describe the device, and measure matrix products and the embedding model.
 
-Without a GPU it measures the CPU. This module has the command and the names of the guides; `measuring` does the work.
+Without a GPU it measures the CPU. Every figure is measured in this run, or null with a reason in the settings.
+Precisions are measured in turns, because clocks drift with heat and load.
 """
 
 from __future__ import annotations
@@ -9,30 +10,269 @@ import argparse
 import importlib
 import json
 import math
+import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from .backends import EngineError
+from .backends.folder import display_name, find_folder, read_folder
 from .backends.hashing import PREFIX as HASHING
-from .device import DeviceError, DeviceProfile, Setting, detect, settings_of
-from .measuring import MODEL, Row, describe, make_report, model_shape
-from .memory import T4MemoryManager
+from .device import PRECISIONS, DeviceError, DeviceProfile, Precision, Setting, detect, settings_of
+from .loading import EngineOptions, load_engine
+from .memory import CPU_TOKENS, ModelShape, T4MemoryManager
+from .nvml import snapshot
 
 __all__ = [
-    "DeviceProfile",
-    "Setting",
     "T4GPUConfig",  # noqa: F822  (by __getattr__)
     "T4MemoryManager",
     "T4TensorRTOptimizer",  # noqa: F822
-    "describe",
     "get_gpu_info",
     "main",
     "make_report",
-    "settings_of",
 ]
 
+Row = dict[str, Any]
+Shape = tuple[str, int, int, int]  # role, and the edges m, n, k of a product (m, k) x (k, n)
+Clock = Callable[[Callable[[], object], int], float]  # device seconds per call of so many calls, made back to back
+
+MODEL = "all-MiniLM-L6-v2"  # the default model to measure
+SECONDS = {"cpu": 4.0, "cuda": 8.0}  # for the table of products
 LONGEST_RUN = 3600.0
+
+# ------------------------------------------------------------------------------------------------------ matrix products
+
+LEAST_SAMPLES, MOST_SAMPLES = 3, 200
+# Least seconds of a sample: with that many launches back to back, the first one's start and the clock's resolution
+# (half a microsecond for events) are negligible.
+LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
+MOST_LAUNCHES = 1000
+CARD_TOKENS = 16_384  # rows of the layer's product on a card: a batch that fills it; a CPU uses those of its batches
+SQUARES = {"cpu": (512, 1024), "cuda": (1024, 4096, 8192)}
+# Numbers in 16 bytes, to whose multiples edges are aligned: NVIDIA, Matrix Multiplication Background guide.
+MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
+ERROR_ROWS = 64  # the relative error covers only the first rows, which saves fp64 work
+# A precision slower than this share of fp32 on a small probe is not measured further: it is emulated (fp16 on most
+# CPUs), or has few units (fp16 on a P4).
+SLOWEST = 0.5
+PROBE: Shape = ("square", 256, 1536, 384)
+
+
+def clock_of(profile: DeviceProfile) -> Clock:
+    """Return CUDA events on the stream of this device, which may not be the current one, or the host's clock."""
+
+    def host(work: Callable[[], object], launches: int) -> float:
+        started = time.perf_counter()
+        for _ in range(launches):
+            work()
+        return (time.perf_counter() - started) / launches
+
+    def events(work: Callable[[], object], launches: int) -> float:
+        import torch
+
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        with torch.cuda.device(profile.index):
+            begin.record()
+            for _ in range(launches):
+                work()
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000 / launches
+
+    return events if profile.kind == "cuda" else host
+
+
+def set_tf32(profile: DeviceProfile, on: bool) -> None:
+    """Set torch's process-wide switch. Switch it off before loading an engine, which sets it itself."""
+    if profile.tf32:
+        import torch
+
+        torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+class Product:
+    """A product of random numbers in one precision: zeros would need less power, and power limits the clocks.
+
+    The right matrix is laid out (n, k) like a layer's weight: cuBLAS has no fast 8-bit product for the other layout.
+    """
+
+    def __init__(self, profile: DeviceProfile, shape: Shape, precision: Precision) -> None:
+        import torch
+
+        _, m, n, k = shape
+        device = profile.torch_name
+        generator = torch.Generator(device).manual_seed(7)
+        left, weight = (torch.randn(rows, k, generator=generator, device=device) for rows in (m, n))
+        self._profile, self._precision, self._clock = profile, precision, clock_of(profile)
+        self._reference = left[:ERROR_ROWS].double() @ weight.double().t()
+        self._scale = 1.0
+        if precision == "int8":
+            steps = [float(each.abs().max()) / 127 for each in (left, weight)]
+            self._scale = math.prod(steps)
+            left, weight = ((each / step).round().char() for each, step in zip((left, weight), steps, strict=True))
+        else:
+            dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+            left, weight = left.to(dtype), weight.to(dtype)
+        self._multiply = torch._int_mm if precision == "int8" else torch.mm
+        self._left, self._right = left, weight.t()
+        self._out = torch.empty(m, n, dtype=torch.int32 if precision == "int8" else left.dtype, device=device)
+
+    def __call__(self, launches: int) -> float:
+        """Return the seconds of one product."""
+        if self._precision in ("fp32", "tf32"):  # the same call, distinguished by torch's switch
+            set_tf32(self._profile, self._precision == "tf32")
+        return self._clock(lambda: self._multiply(self._left, self._right, out=self._out), launches)
+
+    @property
+    def relative_error(self) -> float:
+        """Compare with fp64 (Frobenius norm), including the rounding of inputs."""
+        self(1)
+        rows = self._out[:ERROR_ROWS].double() * self._scale
+        return float((rows - self._reference).norm() / self._reference.norm())
+
+
+def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
+    """Return why this precision is not measured here, or None. A small probe excludes slow precisions."""
+    if precision == "fp32":
+        return None
+    if precision == "tf32" and not profile.tf32:
+        where = "compute capability " + ".".join(map(str, profile.capability)) if profile.capability else "a CPU"
+        return f"not available: {where}; TF32 starts at compute capability 8.0"
+    if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
+        return "emulated below compute capability 8.0"
+    try:
+        pair = [Product(profile, PROBE, each) for each in (precision, "fp32")]
+        own, fp32 = (min(times) for times in zip(*([each(1) for each in pair] for _ in range(8)), strict=True))
+    except (RuntimeError, AttributeError) as error:
+        return f"torch refuses: {_first_line(error)}"
+    return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product" if fp32 < own * SLOWEST else None
+
+
+def shapes_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelShape | None) -> list[list[Shape]]:
+    """Return the shapes to measure in turns: squares, the largest with one of edges one shorter, and the model's widest
+    layer with one token less. The shorter ones show what alignment gives."""
+    *smaller, largest = sorted(set(sizes or SQUARES[profile.kind]))
+    groups: list[list[Shape]] = [[("square", edge, edge, edge)] for edge in smaller]
+    groups.append([("square", edge, edge, edge) for edge in (largest, largest - 1)])
+    if model:
+        tokens = CARD_TOKENS if profile.kind == "cuda" else CPU_TOKENS
+        groups.append([("feed-forward", m, model.intermediate, model.hidden) for m in (tokens, tokens - 1)])
+    return groups
+
+
+def measure_products(
+    profile: DeviceProfile, groups: Sequence[Sequence[Shape]], seconds: float
+) -> Iterator[Row | Setting]:
+    """Measure every precision and shape in about `seconds`, plus warm-up. A product that cannot be measured is a row of
+    nulls, and a setting with the reason."""
+
+    def row(precision: Precision, shape: Shape, **figures: float | None) -> Row:
+        """Tensor cores reach full speed if every edge is aligned."""
+        role, *edges = shape
+        named = {"dtype": precision, "role": role, **dict(zip("mnk", edges, strict=True))}
+        named["aligned"] = all(edge % MULTIPLES[precision] == 0 for edge in edges)
+        named["tensor_cores"] = precision in profile.tensor_cores
+        return named | dict.fromkeys(("tflops", "spread", "share_of_peak", "relative_error")) | figures
+
+    reasons = {precision: unavailable(profile, precision) for precision in PRECISIONS}
+    usable = [precision for precision, reason in reasons.items() if reason is None]
+    for precision, reason in reasons.items():
+        if reason:
+            yield Setting(f"matmul {precision}", None, reason)
+            yield from (row(precision, shape) for group in groups for shape in group)
+    each = seconds / (sum(map(len, groups)) * len(usable))
+    for group in groups:
+        products: dict[tuple[Precision, Shape], tuple[Product, int]] = {}
+        for precision in usable:
+            for shape in group:
+                try:
+                    product = Product(profile, shape, precision)
+                    product(1)  # creates handles
+                    launches = math.ceil(LEAST_SAMPLE[profile.kind] / max(product(1), 1e-9))
+                    products[precision, shape] = product, min(MOST_LAUNCHES, launches)
+                except RuntimeError as error:  # such as out of memory
+                    yield row(precision, shape)
+                    name = f"matmul {precision} " + "x".join(map(str, shape[1:]))
+                    yield Setting(name, None, f"torch refuses: {_first_line(error)}")
+        samples = in_turns(list(products.values()), each * len(products))
+        for ((precision, shape), (product, _)), times in zip(products.items(), samples, strict=True):
+            middle, tenths = statistics.median(times), statistics.quantiles(times, n=10)
+            rate, peak = 2 * math.prod(shape[1:]) / middle / 1e12, profile.peak(precision)
+            yield row(
+                precision,
+                shape,
+                tflops=float(f"{rate:.4g}"),  # fixed decimals would round slow rates to 0
+                spread=round((tenths[-1] - tenths[0]) / middle, 4),
+                share_of_peak=float(f"{rate / peak:.4g}") if peak else None,
+                relative_error=product.relative_error,
+            )
+
+
+def in_turns(works: Sequence[tuple[Callable[[int], float], int]], seconds: float) -> list[list[float]]:
+    """Return samples of each work, given with its launches, after a warm-up of a quarter of `seconds`."""
+    started, rounds = time.perf_counter(), []
+    while len(rounds) < MOST_SAMPLES:
+        spent = time.perf_counter() - started
+        if spent >= 1.25 * seconds and len(rounds) >= LEAST_SAMPLES:
+            break
+        taken = [work(launches) for work, launches in works]
+        if spent >= seconds / 4:
+            rounds.append(taken)
+    return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+# ------------------------------------------------------------------------------------------------------------ embedding
+
+TEXT_LENGTHS = (16, 64, 254)
+WORDS = (
+    *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
+    *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
+)
+TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}  # tokens of one measurement, if at least a second is given
+LEAST_SHARE = 0.25  # of the tokens to embed if less than a second is given
+
+
+def measure_embedding(
+    profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
+) -> Iterator[Row | Setting]:
+    """Measure texts and tokens per second, tokenising included, in each precision and length of text. `tokens` are
+    those of a text without special tokens, which the rates include. `share`: of TEXTS_TOKENS."""
+    for precision in precisions:
+        set_tf32(profile, False)  # engines expect it off, and switch it on themselves
+        try:
+            with load_engine(EngineOptions(model=model, precision=precision, device=profile.torch_name)) as engine:
+                yield Setting(f"embedding {precision}", engine.path, "how batches are computed in this precision")
+                for length in sorted({min(length, engine.max_tokens) for length in TEXT_LENGTHS}):
+                    count = max(4, int(TEXTS_TOKENS[engine.profile.kind] * share) // length)
+                    # Distinct texts of words of one token each.
+                    texts = [
+                        " ".join(WORDS[(number >> (place % 8 * 4)) % 16] for place in range(length))
+                        for number in range(count)
+                    ]
+                    engine.embed(texts[:8], "bulk")
+                    before, took = engine.stats().tokens, []
+                    for _ in range(2):
+                        started = time.perf_counter()
+                        engine.embed(texts, "bulk")
+                        took.append(time.perf_counter() - started)
+                    yield {
+                        "precision": precision,
+                        "tokens": length,
+                        "texts_per_second": round(count / min(took), 1),
+                        "tokens_per_second": round((engine.stats().tokens - before) / 2 / min(took), 1),
+                    }
+        except (EngineError, ImportError) as error:
+            yield Setting(f"embedding {precision}", None, _first_line(error))
+
+
+# ----------------------------------------------------------------------------------------------------------- the report
 
 
 def __getattr__(name: str) -> object:
@@ -42,124 +282,155 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def get_gpu_info(device: str = "auto") -> dict[str, object]:
-    """Return a JSON description of the device without measuring. Raises DeviceError."""
-    return describe(detect(device))
+def get_gpu_info(device: str = "auto") -> Row:
+    """Describe the device as JSON without measuring; unknown values are null. Raises DeviceError."""
+    import torch
+
+    profile = detect(device)
+    return {
+        "kind": profile.kind,
+        "name": profile.name,
+        "compute_capability": ".".join(map(str, profile.capability)) if profile.capability else None,
+        "memory_bytes": profile.memory_bytes or None,
+        "bandwidth_gb_per_s": profile.bandwidth,
+        "multiprocessors": profile.multiprocessors or None,
+        "tensor_cores": sorted(profile.tensor_cores),
+        "peak_tflops": dict(profile.peaks) or None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "driver": snapshot().driver_version,
+    }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Report a wrong flag in one line."""
+def make_report(
+    device: str = "auto", model: str = MODEL, sizes: Sequence[int] | None = None, seconds: float | None = None
+) -> Row:
+    """Measure everything. `sizes`: edges of square products; `seconds`: for the table of products. Raises DeviceError
+    for a missing device."""
+    import torch
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
+    from .backends.torch.linears import bf16_gain
 
+    profile = detect(device)
+    settings = settings_of(profile, bf16_gain)
+    matmul: list[Row] = []
+    embedding: list[Row] = []
 
-def _sizes(text: str) -> tuple[int, ...]:
+    def collect(found: Iterator[Row | Setting], rows: list[Row]) -> None:
+        for each in found:
+            settings.append(each) if isinstance(each, Setting) else rows.append(each)
+
+    shape = None
     try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or not all(32 <= size <= 32_768 for size in sizes):
-        raise argparse.ArgumentTypeError("sizes are numbers from 32 to 32768, separated by commas")
-    return sizes
-
-
-def _seconds(text: str) -> float:
+        shape = model_shape(model)
+    except EngineError as error:
+        settings.append(Setting("matmul of the model", None, _first_line(error)))
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= LONGEST_RUN:
-        raise argparse.ArgumentTypeError(f"seconds are a number above 0, at most {LONGEST_RUN:.0f}")
-    return seconds
+        seconds = seconds or SECONDS[profile.kind]
+        _say(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:g} s")
+        collect(measure_products(profile, shapes_of(profile, sizes, shape), seconds), matmul)
+        refused = {each.name for each in settings if each.value is None}
+        measured = {row["dtype"] for row in matmul if row["tflops"] is not None}
+        usable = [each for each in PRECISIONS if each in measured and f"embedding {each}" not in refused]
+        if profile.kind == "cuda":
+            torch.cuda.empty_cache()  # an engine plans its batches by the driver's figure of free memory
+        _say(f"measuring the embedding model in {', '.join(usable)}")
+        collect(measure_embedding(profile, model, usable, max(LEAST_SHARE, min(1.0, seconds))), embedding)
+    finally:
+        set_tf32(profile, False)
+    return {
+        "device": get_gpu_info(device),
+        "settings": [asdict(each) for each in settings],
+        "matmul": matmul,
+        "embedding": embedding,
+        "model": model,
+    }
 
 
-def _model(text: str) -> str:
-    if not text.startswith(HASHING):
-        try:
-            model_shape(text)
-        except EngineError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-# Section of the report -> its columns for people.
-COLUMNS: Mapping[str, str] = {
-    "settings": "name value reason",
-    "matmul": "dtype role m n k aligned tensor_cores tflops spread share_of_peak relative_error",
-    "sustained": "dtype m n k seconds burst_tflops tflops kept share_of_peak conditions",
-    "embedding": "precision tokens texts_per_second tokens_per_second path",
-}
+def model_shape(model: str) -> ModelShape:
+    """Return the sizes of a model by name. Raises EngineError for an unknown model."""
+    path = find_folder(model)
+    return read_folder(path, display_name(model, path)).shape
 
 
 def as_text(report: Row) -> str:
     """Return the report as tables, one row per line."""
 
     def shown(value: Any) -> str:
-        if isinstance(value, dict):  # the conditions of a sustained run
-            held = value["throttle_reasons"] or {}
-            return ", ".join(f"{name} {share:.0%}" for name, share in held.items()) or value["reason"] or "nothing"
-        if isinstance(value, float):
-            return f"{value:.4g}"
-        return "-" if value is None else str(value)
+        return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
-    def lines() -> Iterator[str]:
-        device = report["device"]
-        capability = f", compute capability {device['compute_capability']}" if device["compute_capability"] else ""
-        yield f"{device['name']} ({device['kind']}{capability}), torch {device['torch']}"
-        if device["kind"] == "cpu":
-            yield "measured on the CPU: no GPU is used"
-        for section, names in COLUMNS.items():
-            rows = [[shown(row.get(name)) for name in names.split()] for row in report[section]]
-            if rows:
-                table = [names.split(), *rows]
-                widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-                yield ""
-                for cells in table:
-                    yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        yield ""
-        yield from (ratio["text"] for ratio in report["ratios"])
-
-    return "\n".join(lines())
+    device = report["device"]
+    capability = f", compute capability {device['compute_capability']}" if device["compute_capability"] else ""
+    lines = [f"{device['name']} ({device['kind']}{capability}), torch {device['torch']}"]
+    if device["kind"] == "cpu":
+        lines.append("measured on the CPU: no GPU is used")
+    for section in ("settings", "matmul", "embedding"):
+        if rows := report[section]:
+            table = [list(rows[0]), *([shown(value) for value in row.values()] for row in rows)]
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            lines.append("")
+            for cells in table:
+                padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+                lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    stream.write(text + "\n")
-    stream.flush()
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = [int(part) for part in text.split(",")]
+    if not all(32 <= size <= 32_768 for size in sizes):
+        raise argparse.ArgumentTypeError("sizes are numbers from 32 to 32768, separated by commas")
+    return sizes
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= LONGEST_RUN:
+        raise argparse.ArgumentTypeError(f"seconds are a number above 0, at most {LONGEST_RUN:.0f}")
+    return seconds
+
+
+def _model(text: str) -> str:
+    try:
+        if not text.startswith(HASHING):
+            model_shape(text)
+    except EngineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="python -m app.src.core.t4_gpu_optimizer",
         description="Measures what this device's matrix products and the embedding model reach. Without a GPU: CPU.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--sizes", type=_sizes, default=None, help="edges of square products, such as 512,1024")
+    parser.add_argument("--sizes", type=_sizes, help="edges of square products, such as 512,1024")
     parser.add_argument(
         "--duration",
         type=_seconds,
-        default=None,
         metavar="SECONDS",
-        help="of each sustained run (default: 30 on a card, 1 on a CPU); the table of products takes at most as long",
+        help="for the table of products (default: 8 on a card, 4 on a CPU); a minute shows a card at its power limit",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--model", type=_model, default=None, help=f"the model to measure ({MODEL})")
+    parser.add_argument("--model", type=_model, help=f"the model to measure ({MODEL})")
     given = parser.parse_args(arguments)
     try:
-        report = make_report(
-            *(given.device, given.model or MODEL, given.sizes, given.duration),
-            tell=lambda line: _write(sys.stderr, line),
-        )
+        report = make_report(given.device, given.model or MODEL, given.sizes, given.duration)
     except DeviceError as error:
-        _write(sys.stderr, str(error))
+        _say(str(error))
         return 2
-    _write(sys.stdout, json.dumps(report, indent=2) if given.json else as_text(report))
-    if given.model is not None and not report["embedding"]:
-        missing = {each["name"]: each["reason"] for each in report["settings"] if each["value"] is None}
-        chosen = next(each["value"] for each in report["settings"] if each["name"] == "precision")
-        names = (f"embedding {chosen}", *(name for name in missing if name.startswith("embedding ")))
-        reason = next((missing[name] for name in names if name in missing), "no precision could be measured here")
-        _write(sys.stderr, f"--model {given.model}: {reason}")
+    sys.stdout.write((json.dumps(report, indent=2) if given.json else as_text(report)) + "\n")
+    if given.model and not report["embedding"]:
+        _say(f"--model {given.model}: not measured in any precision; the settings have the reasons")
         return 1
     return 0
 

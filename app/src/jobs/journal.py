@@ -7,47 +7,37 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
-from app.src.jobs.record import (
-    OVER,
-    Event,
-    Job,
-    JobOver,
-    JobRunning,
-    Kind,
-    Outcome,
-    QueueFull,
-    State,
-    Tally,
-    Turn,
-    UnknownJob,
-)
+from connector.errors import ConnectorError
 from connector.stores.local.sqlite_file import Schema, SqliteFile
 
+State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]
+Kind = Literal["sync", "verify", "retry", "build"]
+Turn = tuple[float, float | None]
+"""A collection's place in its schedule, in POSIX seconds: when this schedule was first seen, and the start of the last
+turn, None before the first."""
+OVER: tuple[State, ...] = ("succeeded", "failed", "cancelled")
 EVENTS_KEPT = 1000  # progress events of one job; newer ones replace older ones
-NOBODY = ""  # the owner of a job that no process runs
-HELD = "another worker holds the collection"
 _GO_ON = "it goes on from what is stored as soon as a service or worker runs"
 ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
-INTERRUPTED = f"interrupted: its process died in the middle; {_GO_ON}"
 _GIVEN_UP = (
     "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
     "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
 )
-_SUFFIX = ".alive"
-FILE = "jobs.sqlite"
-
-# Statements are separated by an empty line. A migration that has been released never changes.
-_LAYOUT_1 = """
+_FILE = "jobs.sqlite"
+# Statements are separated by an empty line. `owner`: the process that runs the job, '' for none. `crashes`: how many
+# processes died of it.
+_LAYOUT = """
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -62,12 +52,21 @@ CREATE TABLE jobs (
     started REAL,
     finished REAL,
     cancelling INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL
+    owner TEXT NOT NULL,
+    request TEXT NOT NULL DEFAULT '{}',
+    attempts INTEGER NOT NULL DEFAULT 0,
+    crashes INTEGER NOT NULL DEFAULT 0,
+    note TEXT,
+    next_try REAL,
+    waits INTEGER NOT NULL DEFAULT 0,
+    waiting_since REAL
 );
 
 CREATE UNIQUE INDEX one_unfinished ON jobs (collection) WHERE state IN ('queued', 'running', 'waiting');
 
 CREATE INDEX jobs_of_collection ON jobs (collection, number);
+
+CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
 
 CREATE TABLE events (
     job INTEGER NOT NULL REFERENCES jobs (number) ON DELETE CASCADE,
@@ -75,25 +74,7 @@ CREATE TABLE events (
     name TEXT NOT NULL,
     data TEXT NOT NULL,
     PRIMARY KEY (job, id)
-) WITHOUT ROWID
-"""
-# `owner`: the process that runs the job, '' for none. `crashes`: how many processes died of it.
-_LAYOUT_2 = """
-ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT '{}';
-
-ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN crashes INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN note TEXT;
-
-ALTER TABLE jobs ADD COLUMN next_try REAL;
-
-ALTER TABLE jobs ADD COLUMN waits INTEGER NOT NULL DEFAULT 0;
-
-ALTER TABLE jobs ADD COLUMN waiting_since REAL;
-
-CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
+) WITHOUT ROWID;
 
 CREATE TABLE turns (
     collection TEXT PRIMARY KEY,
@@ -104,61 +85,120 @@ CREATE TABLE turns (
 """
 SCHEMA = Schema(
     application_id=0x4F574C4A,  # spells OWLJ
-    migrations=(_LAYOUT_1, _LAYOUT_2),
+    version=3,
+    script=_LAYOUT,
     called="the file of job records",
     remedy="start again: it holds the history of jobs, no rows and no vectors",
 )
-
-UNFINISHED = "('queued', 'running', 'waiting')"
-COLUMNS = (
+_UNFINISHED = "state IN ('queued', 'running', 'waiting')"
+_COLUMNS = (
     "id, collection, kind, state, done, total, result, error, created, started, finished, attempts, note, next_try, "
     "cancelling, request, waits, waiting_since"
 )
 
 
+class JobRunning(Exception):
+    """The collection has an unfinished job; `job` is its id."""
+
+    def __init__(self, collection: str, job: str, kind: str = "sync") -> None:
+        super().__init__(
+            f'a {kind} of "{collection}" is under way (job {job}); wait for it, look at /v1/jobs/{job}, or cancel it'
+        )
+        self.job = job
+
+
+class UnknownJob(Exception):
+    """No job has this id; old jobs are deleted."""
+
+
+class JobOver(Exception):
+    """A finished job cannot be cancelled."""
+
+
+class QueueFull(Exception):
+    """The queue of jobs is full. `seconds`: until the next try."""
+
+    seconds = 60.0  # jobs take minutes
+
+
+class StateUnusable(Exception):
+    """The folder for job records cannot be created or written; the message names its setting."""
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How many records are kept, for how many days, how many jobs may be queued, and after how many crashed processes a
-    job fails."""
+class Job:
+    """A job's record when it was read. Times are POSIX seconds; `error` and `note` are messages without row data.
 
-    jobs: int = 1000
-    days: float = 30.0
-    queued: int = 100
-    attempts: int = 5
+    `queued`: no process runs it; with a note if one did. `waiting`: another worker holds the collection or, with
+    `next_try`, source or store are unreachable until the next attempt. `attempts`: how often it was begun.
+    `cancelling`: a cancellation was requested. `request`: JSON. `waits`: failed attempts since `waiting_since`.
+    """
+
+    id: str
+    collection: str
+    kind: Kind
+    state: State
+    progress: Mapping[str, int]
+    result: Mapping[str, Any] | None
+    error: str | None
+    created: float
+    started: float | None
+    finished: float | None
+    attempts: int
+    note: str | None
+    next_try: float | None
+    cancelling: bool
+    request: Mapping[str, Any]
+    waits: int
+    waiting_since: float | None
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the form shown by REST and the command line, without the request, which may hold keys of rows."""
+        hidden = ("cancelling", "request", "waits", "waiting_since")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
-def job_of(row: Sequence[Any]) -> Job:
-    """Return the job in a row of `COLUMNS`."""
-    given = dict(zip(COLUMNS.split(", "), row, strict=True))
-    done, total, result = given.pop("done"), given.pop("total"), given["result"]
-    given |= {
-        "result": None if result is None else orjson.loads(result),
-        "request": orjson.loads(given["request"]),
-        "cancelling": bool(given["cancelling"]),
-    }
-    return Job(progress={"done": done, "total": total}, **given)
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a job. `id` counts up from 1 within the job. `name`: `state` (with the error, or a note on the
+    state), `progress`, and last `result` (the whole record)."""
+
+    id: int
+    name: Literal["state", "progress", "result"]
+    data: Mapping[str, Any]
 
 
-class Presence:
-    """This process, visible to others on this machine that share `folder` (where SQLite's own locks work). It locks a
-    file, and the kernel releases the lock when the process ends. No clock is involved, so a slow or stopped process
-    does not count as dead."""
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """`workers`: concurrent jobs. `expected`: exceptions whose message may be shown; of others only the class is.
+    `passing`: whether an error is temporary, so that the job is retried. `collections`: those that this process can
+    run; None: all. `look_seconds`: time between two checks for jobs of other processes.
 
-    def __init__(self, folder: Path) -> None:
-        self.id = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self._path = folder / f"{self.id}{_SUFFIX}"
-        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+    `keep_jobs`, `keep_days`: how many records are kept, and how long. `max_queued`: jobs in the queue. `max_attempts`:
+    crashed processes after which a job fails. `longest_wait`, `give_up_after`: seconds between two attempts at a job
+    whose source or store is away, and since the first one, after which it fails.
+    """
 
-    def close(self) -> None:
-        with suppress(OSError):
-            self._path.unlink()
-        os.close(self._descriptor)
+    workers: int = 2
+    expected: tuple[type[Exception], ...] = ()
+    passing: Callable[[Exception], bool] = lambda error: False
+    collections: Sequence[str] | None = None
+    look_seconds: float = 1.0
+    keep_jobs: int = 1000
+    keep_days: float = 30.0
+    max_queued: int = 100
+    max_attempts: int = 5
+    longest_wait: float = 300.0
+    give_up_after: float = 86_400.0
 
 
 def is_alive(folder: Path, owner: str) -> bool:
-    """Return whether the process with this `Presence.id` still runs. Removes the file of a dead process."""
-    path = folder / f"{owner}{_SUFFIX}"
+    """Return whether the process with this `Journal.owner` still runs. Removes the file of a dead process."""
+    path = folder / f"{owner}.alive"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -178,16 +218,79 @@ def is_alive(folder: Path, owner: str) -> bool:
 
 
 class Journal:
-    """Thread-safe. Raises the errors of `SqliteFile`."""
+    """The records in `folder`, which the first write creates with mode 0700: reading creates nothing. Thread-safe.
+    Raises StateUnusable, and the errors of `SqliteFile`.
 
-    def __init__(self, folder: Path, limits: Limits, clock: Callable[[], float] = time.time) -> None:
-        self._folder = folder
-        self._limits = limits
+    `owner` names this process in the records once they are open. It locks a file that other processes on this machine
+    see (where SQLite's own locks work), and the kernel releases the lock when the process ends. No clock is involved,
+    so a slow or stopped process does not count as dead.
+    """
+
+    def __init__(self, folder: Path, options: JobOptions | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self.owner = ""
+        self._options = options or JobOptions()
         self._clock = clock
-        self._file = SqliteFile(folder / FILE, SCHEMA)
+        self._lock = threading.RLock()
+        self._file: SqliteFile | None = None
+        self._alive = -1
+        self._closed = False
+
+    def _opened(self) -> SqliteFile:
+        with self._lock:
+            if self._closed:
+                raise StateUnusable("the service is ending and starts no more jobs")
+            if self._file is None:
+                try:
+                    self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    file = SqliteFile(self.folder / _FILE, SCHEMA)
+                    self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
+                    self._alive = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                    fcntl.flock(self._alive, fcntl.LOCK_EX)
+                except (OSError, ConnectorError) as error:
+                    raise self._unusable(error) from None
+                self._file = file
+            return self._file
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / f"{self.owner}.alive"
+
+    def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return StateUnusable(
+            f"the folder for job records, {self.folder}, cannot be used ({why}): set [state] path "
+            "(OWL_SAP_STATE__PATH) to a folder that this user may write"
+        )
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        """Open a transaction for reading: of an empty database before the first job."""
+        try:
+            there = self._file is not None or bool((self.folder / _FILE).stat())
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        except OSError as error:  # owned by another user
+            raise self._unusable(error) from None
+        if there:
+            with self._opened().read() as db:
+                yield db
+        else:
+            with closing(sqlite3.connect(":memory:")) as db:
+                db.executescript(_LAYOUT)
+                yield db
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._closed = True
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            with suppress(OSError):
+                self._lock_file.unlink()
+            os.close(self._alive)
+
+    # ---------------------------------------------------------------------------------------------- requests for jobs
 
     def add(
         self,
@@ -196,198 +299,182 @@ class Journal:
         request: Mapping[str, Any] | None = None,
         turn: Turn | None = None,
     ) -> Job | None:
-        """Add a queued job. `request`: JSON, for whichever process runs it. `turn`: add only if the collection's turn
-        is still this one; None if another process has taken it. Raises JobRunning, QueueFull."""
+        """Queue a job. `request`: JSON, for whichever process runs it. `turn`: add only if the collection's turn is
+        still this one; None if another process has taken it. Raises JobRunning when the collection has an unfinished
+        job, in any process, and QueueFull."""
+        file = self._opened()
         self.settle()
-        now, id_ = self._clock(), uuid.uuid4().hex
-        with self._file.write() as db:
+        now, id_, options = self._clock(), uuid.uuid4().hex, self._options
+        with file.write() as db:
             db.execute(  # delete old records first, so that one more fits
                 "DELETE FROM jobs WHERE finished IS NOT NULL AND (finished < ? OR number <= "
                 "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET ?))",
-                (now - self._limits.days * 86_400, max(0, self._limits.jobs - 1)),
+                (now - options.keep_days * 86_400, max(0, options.keep_jobs - 1)),
             )
             other = db.execute(
-                f"SELECT id, kind FROM jobs WHERE collection = ? AND state IN {UNFINISHED}",  # noqa: S608 - constant
+                f"SELECT id, kind FROM jobs WHERE collection = ? AND {_UNFINISHED}",  # noqa: S608 - constant
                 (collection,),
             ).fetchone()
             if other is not None:
                 raise JobRunning(collection, *other)
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
-            if waiting >= self._limits.queued:
+            if waiting >= options.max_queued:
                 raise QueueFull(f"{waiting} jobs wait for their turn already; try again later")
             if turn is not None:  # compare and set: only one of two processes that see the same turn takes it
-                sql = "UPDATE turns SET last = ? WHERE collection = ? AND last IS ? AND since = ?"
-                if db.execute(sql, (now, collection, turn.last, turn.since)).rowcount != 1:
+                sql = "UPDATE turns SET last = ? WHERE collection = ? AND since = ? AND last IS ?"
+                if db.execute(sql, (now, collection, *turn)).rowcount != 1:
                     return None
             inserted = db.execute(
                 "INSERT INTO jobs (id, collection, kind, state, created, owner, request) "
-                "VALUES (?, ?, ?, 'queued', ?, ?, ?)",
-                (id_, collection, kind, now, NOBODY, orjson.dumps(request or {}).decode()),
+                "VALUES (?, ?, ?, 'queued', ?, '', ?)",
+                (id_, collection, kind, now, orjson.dumps(request or {}).decode()),
             )
-            _tell(db, inserted.lastrowid or 0, "state", {"state": "queued"})
-            return job_of(_row(db, id_))
+            _tell(db, inserted.lastrowid, "state", {"state": "queued"})
+            return _job(db, id_)
 
-    def claim(self, owner: str, collections: Sequence[str] | None) -> Job | None:
-        """Give the oldest due job to the owner; None without one. `collections`: only theirs. Safe for concurrent
-        callers."""
-        ready = (
-            "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
-            "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
-        )
-        chosen = None if collections is None else orjson.dumps(list(collections)).decode()
-        values = (self._clock(), chosen)
-        with self._file.read() as db:  # usually there is none, and looking must not lock out writers
-            if db.execute(ready, values).fetchone() is None:
-                return None
-        with self._file.write() as db:
-            found = db.execute(ready, values).fetchone()
-            if found is None:
-                return None
-            number = _change(
-                db,
-                "state = 'running', owner = ?, attempts = attempts + 1, started = coalesce(started, ?), note = NULL, "
-                "next_try = NULL",
-                "id = ?",
-                (owner, self._clock(), found[0]),
-            )
-            job = job_of(_row(db, found[0]))
-            _tell(db, number or 0, "state", {"state": "running", "attempt": job.attempts})
-            return job
-
-    def wait(self, id_: str, owner: str, waiting: bool) -> None:
-        """Change a running job to waiting for another worker, or back."""
-        states: tuple[State, State] = ("waiting", "running") if waiting else ("running", "waiting")
-        (new, old), note = states, HELD if waiting else None
-        with self._file.write() as db:
-            where = "id = ? AND owner = ? AND state = ?"
-            number = _change(db, "state = ?, note = ?", where, (new, note, id_, owner, old))
-            if number is not None:
-                _tell(db, number, "state", _told(new, note=note))
-
-    def progress(self, id_: str, owner: str, done: int, total: int) -> None:
-        with self._file.write() as db:
-            where = f"id = ? AND owner = ? AND state IN {UNFINISHED}"
-            number = _change(db, "done = ?, total = ?", where, (done, total, id_, owner))
-            if number is not None:
-                _tell(db, number, "progress", {"done": done, "total": total})
-
-    def finish(self, id_: str, owner: str, outcome: Outcome) -> None:
-        """Record the end of an attempt or of the job; nothing when another process owns the job now."""
-        with self._file.write() as db:
-            found = db.execute(
-                f"SELECT cancelling FROM jobs WHERE id = ? AND owner = ? AND state IN {UNFINISHED}",  # noqa: S608
-                (id_, owner),
-            ).fetchone()
-            if found is None:
-                return
-            if outcome.state in OVER:
-                self._end(db, id_, outcome)
-            elif found[0]:
-                self._end(db, id_, Outcome("cancelled", outcome.result, progress=outcome.progress))
-            else:
-                self._put_back(db, id_, outcome)
-
-    def _put_back(self, db: sqlite3.Connection, id_: str, outcome: Outcome, *, crashed: bool = False) -> None:
-        """Return the job to the queue, for any process."""
-        number = _change(
-            db,
-            "state = ?, owner = '', note = ?, next_try = ?, waits = waits + ?, crashes = crashes + ?, "
-            "waiting_since = CASE WHEN ? THEN coalesce(waiting_since, ?) ELSE waiting_since END",
-            "id = ?",
-            (
-                *(outcome.state, outcome.error, outcome.next_try, outcome.away, crashed),
-                *(outcome.away, self._clock(), id_),
-            ),
-        )
-        _progress(db, number or 0, outcome.progress)
-        _tell(db, number or 0, "state", _told(outcome.state, note=outcome.error))
-
-    def _end(self, db: sqlite3.Connection, id_: str, outcome: Outcome) -> None:
-        result = None if outcome.result is None else orjson.dumps(outcome.result, default=str).decode()
-        now = self._clock()
-        number = _change(
-            db,
-            "state = ?, owner = '', result = ?, error = ?, finished = ?, note = NULL, next_try = NULL, "
-            "waiting_since = CASE WHEN ? THEN coalesce(waiting_since, ?) ELSE waiting_since END",
-            f"id = ? AND state IN {UNFINISHED}",
-            (outcome.state, result, outcome.error, now, outcome.away, now, id_),
-        )
-        if number is None:
-            return
-        _progress(db, number, outcome.progress)
-        _tell(db, number, "state", _told(outcome.state, error=outcome.error))
-        _tell(db, number, "result", job_of(_row(db, id_)).as_dict())
+    def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
+        """Queue a job. Raises as `add`."""
+        job = self.add(collection, kind, request)
+        assert job is not None
+        return job
 
     def cancel(self, id_: str) -> Job:
-        """End a job that no process runs; ask the process of a running one to stop. Raises UnknownJob, and JobOver
-        unless it was cancelled."""
-        self.settle()
-        with self._file.write() as db:
-            job = job_of(_row(db, id_))
+        """End a job that no process runs; ask the process of a running one to stop after its current batch. Raises
+        UnknownJob, and JobOver unless it was cancelled."""
+        self.get(id_)
+        with self._opened().write() as db:
+            job = _job(db, id_)
             if job.state == "cancelled":
                 return job
             if job.over:
                 raise JobOver(f"job {id_} is over ({job.state}): there is nothing to cancel")
-            (owner,) = db.execute("SELECT owner FROM jobs WHERE id = ?", (id_,)).fetchone()
-            if owner == NOBODY:
-                self._end(db, id_, Outcome("cancelled"))
-            else:
-                db.execute("UPDATE jobs SET cancelling = 1 WHERE id = ?", (id_,))
-            return job_of(_row(db, id_))
+            if db.execute("UPDATE jobs SET cancelling = 1 WHERE id = ? AND owner <> ''", (id_,)).rowcount == 0:
+                self._leave(db, id_, "cancelled")
+            return _job(db, id_)
+
+    # ---------------------------------------------------------------------------------------------------- working
+
+    def claim(self, collections: Sequence[str] | None) -> Job | None:
+        """Take the oldest due job; None without one. `collections`: only theirs. Safe for concurrent callers."""
+        ready = (
+            "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
+            "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
+        )
+        now, chosen = self._clock(), None if collections is None else orjson.dumps(list(collections)).decode()
+        with self._read() as db:  # usually there is none, and looking must not lock out writers
+            if db.execute(ready, (now, chosen)).fetchone() is None:
+                return None
+        with self._opened().write() as db:
+            taken = db.execute(
+                "UPDATE jobs SET state = 'running', owner = ?3, attempts = attempts + 1, "  # noqa: S608 - constant
+                f"started = coalesce(started, ?1), note = NULL, next_try = NULL WHERE id = ({ready}) "
+                "RETURNING number, id",
+                (now, chosen, self.owner),
+            ).fetchall()
+            if not taken:
+                return None
+            number, id_ = taken[0]
+            job = _job(db, id_)
+            _tell(db, number, "state", {"state": "running", "attempt": job.attempts})
+            return job
+
+    def wait(self, id_: str, waiting: bool) -> None:
+        """Change a running job to waiting for another worker, or back."""
+        new, old = ("waiting", "running") if waiting else ("running", "waiting")
+        note = {"note": "another worker holds the collection"} if waiting else {}
+        with self._opened().write() as db:
+            number = self._number(db, id_, f"state = '{old}'")
+            if number is not None:
+                db.execute("UPDATE jobs SET state = ?, note = ? WHERE number = ?", (new, note.get("note"), number))
+                _tell(db, number, "state", {"state": new, **note})
+
+    def progress(self, id_: str, done: int, total: int) -> None:
+        with self._opened().write() as db:
+            _progress(db, self._number(db, id_), (done, total))
+
+    def finish(self, id_: str, state: State, **outcome: Any) -> None:
+        """Record the end of an attempt or of the job; nothing when another process owns the job now. `outcome`: `error`
+        and as in `_leave`."""
+        with self._opened().write() as db:
+            if self._number(db, id_) is None:
+                return
+            if state not in OVER and _job(db, id_).cancelling:
+                state, outcome = "cancelled", {key: outcome.get(key) for key in ("result", "progress")}
+            self._leave(db, id_, state, **outcome)
 
     def settle(self) -> None:
         """Queue the jobs of dead processes again."""
-        owned_sql = f"SELECT id, owner FROM jobs WHERE state IN {UNFINISHED} AND owner <> ''"  # noqa: S608 - constant
-        with self._file.read() as db:
-            owned = db.execute(owned_sql).fetchall()
-        gone = {owner for owner in {owner for _, owner in owned} if not is_alive(self._folder, owner)}
+        owned_sql = f"SELECT id, owner, cancelling, crashes FROM jobs WHERE {_UNFINISHED} AND owner <> ''"  # noqa: S608
+        with self._read() as db:
+            owners = {owner for _, owner, *_ in db.execute(owned_sql).fetchall()}
+        gone = {owner for owner in owners if not is_alive(self.folder, owner)}
         if not gone:
             return
-        with self._file.write() as db:
-            for id_, owner in db.execute(owned_sql).fetchall():
+        with self._opened().write() as db:
+            for id_, owner, cancelling, crashes in db.execute(owned_sql).fetchall():
                 if owner not in gone:
                     continue
-                cancelling, crashes = db.execute("SELECT cancelling, crashes FROM jobs WHERE id = ?", (id_,)).fetchone()
                 if cancelling:
-                    self._end(db, id_, Outcome("cancelled"))
-                elif crashes + 1 >= self._limits.attempts:
-                    self._end(db, id_, Outcome("failed", error=_GIVEN_UP.format(crashes + 1)))
+                    self._leave(db, id_, "cancelled")
+                elif crashes + 1 >= self._options.max_attempts:
+                    self._leave(db, id_, "failed", error=_GIVEN_UP.format(crashes + 1))
                 else:
-                    self._put_back(db, id_, Outcome("queued", error=INTERRUPTED), crashed=True)
+                    why = f"interrupted: its process died in the middle; {_GO_ON}"
+                    self._leave(db, id_, "queued", error=why, crashed=True)
+
+    def _number(self, db: sqlite3.Connection, id_: str, where: str = _UNFINISHED) -> int | None:
+        """Return the number of an unfinished job that this process owns, else None."""
+        found = db.execute(f"SELECT number FROM jobs WHERE id = ? AND owner = ? AND {where}", (id_, self.owner))  # noqa: S608
+        row = found.fetchone()
+        return None if row is None else int(row[0])
+
+    def _leave(
+        self,
+        db: sqlite3.Connection,
+        id_: str,
+        state: State,
+        error: str | None = None,
+        *,
+        crashed: bool = False,
+        **outcome: Any,
+    ) -> None:
+        """End an attempt at a job. A state in OVER ends the job; `queued`: it continues as soon as a process is free;
+        `waiting`: not before `next_try`. `error`: why, in these two states too. `crashed`: the process died. `outcome`:
+        `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or store are unreachable."""
+        over, now, away = state in OVER, self._clock(), outcome.get("away", False)
+        reason, result = "error" if over else "note", outcome.get("result")
+        ((number,),) = db.execute(
+            f"UPDATE jobs SET note = NULL, {reason} = ?, state = ?, owner = '', result = ?, next_try = ?, "  # noqa: S608
+            "finished = ?, waits = waits + ?, crashes = crashes + ?, "
+            "waiting_since = CASE WHEN ? THEN coalesce(waiting_since, ?) ELSE waiting_since END "
+            "WHERE id = ? RETURNING number",
+            (
+                *(error, state, None if result is None else orjson.dumps(result, default=str).decode()),
+                *(outcome.get("next_try"), now if over else None, away, crashed, away, now, id_),
+            ),
+        ).fetchall()
+        _progress(db, number, outcome.get("progress"))
+        _tell(db, number, "state", {"state": state} | ({} if error is None else {reason: error}))
+        if over:
+            _tell(db, number, "result", _job(db, id_).as_dict())
+
+    # ---------------------------------------------------------------------------------------------------- reading
 
     def get(self, id_: str) -> Job:
         """Return a job. Raises UnknownJob."""
-        with self._file.read() as db:
-            job = job_of(_row(db, id_))
-        if job.over:
-            return job
         self.settle()
-        with self._file.read() as db:
-            return job_of(_row(db, id_))
+        with self._read() as db:
+            return _job(db, id_)
 
-    def cancelling(self, id_: str) -> bool:
-        with self._file.read() as db:
-            row = db.execute("SELECT cancelling FROM jobs WHERE id = ?", (id_,)).fetchone()
-        return bool(row and row[0])
-
-    def all(self, collection: str | None, state: State | None, limit: int) -> list[Job]:
+    def all(self, collection: str | None = None, state: State | None = None, limit: int = 100) -> list[Job]:
         """Return jobs, newest first."""
         self.settle()
-        with self._file.read() as db:
-            rows = db.execute(
-                f"SELECT {COLUMNS} FROM jobs WHERE (?1 IS NULL OR collection = ?1) AND (?2 IS NULL OR state = ?2) "  # noqa: S608
-                "ORDER BY number DESC LIMIT ?3",
+        with self._read() as db:
+            return _jobs(
+                db,
+                "(?1 IS NULL OR collection = ?1) AND (?2 IS NULL OR state = ?2) ORDER BY number DESC LIMIT ?3",
                 (collection, state, limit),
-            ).fetchall()
-        return [job_of(row) for row in rows]
-
-    def tally(self) -> Tally:
-        with self._file.read() as db:
-            counted = db.execute("SELECT kind, state, count(*) FROM jobs GROUP BY kind, state").fetchall()
-            (oldest,) = db.execute("SELECT min(created) FROM jobs WHERE state = 'queued'").fetchone()
-            running = db.execute("SELECT collection, kind, done, total FROM jobs WHERE state = 'running'").fetchall()
-        progress = {(collection, kind): (done, total) for collection, kind, done, total in running}
-        return Tally({(kind, state): count for kind, state, count in counted}, oldest, progress)
+            )
 
     def current(self, collection: str) -> Job | None:
         """Return the collection's unfinished job, or None."""
@@ -396,17 +483,31 @@ class Journal:
         return None if job is None or job.over else job
 
     def last(self, collection: str) -> Job | None:
-        """Return the collection's newest job, the unfinished one if there is one."""
-        with self._file.read() as db:
-            row = db.execute(
-                f"SELECT {COLUMNS} FROM jobs WHERE collection = ? ORDER BY number DESC LIMIT 1",  # noqa: S608
-                (collection,),
-            ).fetchone()
-        return None if row is None else job_of(row)
+        """Return the collection's newest job, the unfinished one if there is one. Cheap."""
+        with self._read() as db:
+            found = _jobs(db, "collection = ? ORDER BY number DESC LIMIT 1", (collection,))
+        return found[0] if found else None
 
-    def events(self, id_: str, after: int) -> list[Event]:
-        """Return the events after number `after`, oldest first; none for an unknown job."""
-        with self._file.read() as db:
+    def cancelling(self, id_: str) -> bool:
+        """Return whether a cancellation was requested. Cheap."""
+        with self._read() as db:
+            return any(job.cancelling for job in _jobs(db, "id = ?", (id_,)))
+
+    def tally(self) -> tuple[dict[tuple[str, str], int], float | None, dict[tuple[str, str], tuple[int, int]]]:
+        """Return the number of kept jobs by kind and state, the POSIX seconds at which the oldest queued job was
+        requested, and the progress of running jobs by collection and kind as (rows done, rows in all). Cheap; the jobs
+        of a dead process still count as running."""
+        with self._read() as db:
+            counted = db.execute("SELECT kind, state, count(*) FROM jobs GROUP BY kind, state").fetchall()
+            (oldest,) = db.execute("SELECT min(created) FROM jobs WHERE state = 'queued'").fetchone()
+            running = db.execute("SELECT collection, kind, done, total FROM jobs WHERE state = 'running'").fetchall()
+        counts = {(kind, state): count for kind, state, count in counted}
+        return counts, oldest, {(collection, kind): (done, total) for collection, kind, done, total in running}
+
+    def events(self, id_: str, after: int = 0) -> list[Event]:
+        """Return the job's events after number `after`, oldest first; none for an unknown job. Cheap enough for several
+        calls a second."""
+        with self._read() as db:
             rows = db.execute(
                 "SELECT e.id, e.name, e.data FROM events e JOIN jobs j ON j.number = e.job "
                 "WHERE j.id = ? AND e.id > ? ORDER BY e.id",
@@ -416,14 +517,16 @@ class Journal:
 
     def turn(self, collection: str) -> Turn | None:
         """Return the collection's place in its schedule; None until a scheduler has registered it."""
-        with self._file.read() as db:
-            row = db.execute("SELECT since, last FROM turns WHERE collection = ?", (collection,)).fetchone()
-        return None if row is None else Turn(*row)
+        with self._read() as db:
+            found: Turn | None = db.execute(
+                "SELECT since, last FROM turns WHERE collection = ?", (collection,)
+            ).fetchone()
+        return found
 
     def register(self, collection: str, schedule: str | None) -> None:
         """Set the collection's schedule as text; None: no schedule. The same text again changes nothing, so that a
         missed turn is still due."""
-        with self._file.write() as db:
+        with self._opened().write() as db:
             if schedule is None:
                 db.execute("DELETE FROM turns WHERE collection = ?", (collection,))
                 return
@@ -434,28 +537,34 @@ class Journal:
             )
 
 
-def _told(state: State, *, error: str | None = None, note: str | None = None) -> dict[str, Any]:
-    said = {"error": error, "note": note}
-    return {"state": state} | {name: text for name, text in said.items() if text is not None}
+def _jobs(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[Job]:
+    """Return the jobs that match. `where`: a constant of this module."""
+    jobs = []
+    for row in db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE {where}", values).fetchall():  # noqa: S608
+        given = dict(zip(_COLUMNS.split(", "), row, strict=True))
+        given["progress"] = {"done": given.pop("done"), "total": given.pop("total")}
+        given["result"] = None if given["result"] is None else orjson.loads(given["result"])
+        given |= {"request": orjson.loads(given["request"]), "cancelling": bool(given["cancelling"])}
+        jobs.append(Job(**given))
+    return jobs
 
 
-def _progress(db: sqlite3.Connection, number: int, progress: tuple[int, int] | None) -> None:
-    if progress is None:
+def _job(db: sqlite3.Connection, id_: str) -> Job:
+    found = _jobs(db, "id = ?", (id_,))
+    if not found:
+        raise UnknownJob(f"there is no job {id_!r}")
+    return found[0]
+
+
+def _progress(db: sqlite3.Connection, number: int | None, progress: tuple[int, int] | None) -> None:
+    if number is None or progress is None:
         return
-    done, total = progress
     changed = "UPDATE jobs SET done = ?1, total = ?2 WHERE number = ?3 AND (done <> ?1 OR total <> ?2)"
-    if db.execute(changed, (done, total, number)).rowcount:
-        _tell(db, number, "progress", {"done": done, "total": total})
+    if db.execute(changed, (*progress, number)).rowcount:
+        _tell(db, number, "progress", dict(zip(("done", "total"), progress, strict=True)))
 
 
-def _change(db: sqlite3.Connection, what: str, where: str, values: Sequence[Any]) -> int | None:
-    """Change the one job that matches; return its number, or None. `what` and `where`: constants of this module."""
-    sql = f"UPDATE jobs SET {what} WHERE {where} RETURNING number"  # noqa: S608
-    row = db.execute(sql, values).fetchall()
-    return int(row[0][0]) if row else None
-
-
-def _tell(db: sqlite3.Connection, number: int, name: str, data: Mapping[str, Any]) -> None:
+def _tell(db: sqlite3.Connection, number: int | None, name: str, data: Mapping[str, Any]) -> None:
     (last,) = db.execute("SELECT coalesce(max(id), 0) FROM events WHERE job = ?", (number,)).fetchone()
     text = orjson.dumps(data, default=str).decode()
     db.execute("INSERT INTO events (job, id, name, data) VALUES (?, ?, ?, ?)", (number, last + 1, name, text))
@@ -463,10 +572,3 @@ def _tell(db: sqlite3.Connection, number: int, name: str, data: Mapping[str, Any
         db.execute(
             "DELETE FROM events WHERE job = ? AND id <= ? AND name = 'progress'", (number, last + 1 - EVENTS_KEPT)
         )
-
-
-def _row(db: sqlite3.Connection, id_: str) -> Sequence[Any]:
-    row: Sequence[Any] | None = db.execute(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", (id_,)).fetchone()  # noqa: S608
-    if row is None:
-        raise UnknownJob(f"there is no job {id_!r}")
-    return row

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from app.src.access.principal import Principal
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
-from app.src.jobs import JobRunning, QueueFull, StateUnusable
+from app.src.jobs.journal import JobRunning, QueueFull, StateUnusable
 from app.src.mcp.tools import Arguments, Refused, ScopeMissing, Tool, Tools
 from app.src.mcp.untrusted import fenced
 from app.src.service.service import Service

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.src.access.principal import Principal
 from app.src.access.rows import Nothing
-from app.src.jobs import UnknownJob
+from app.src.jobs.journal import UnknownJob
 from app.src.mcp.untrusted import bounded, cut, visible
 from app.src.service.search import Mode, SearchOptions
 from app.src.service.service import Service

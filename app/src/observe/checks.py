@@ -119,7 +119,7 @@ class Checks:
                 self._failing_since = self._failing_since if self._failures else time.monotonic()
                 self._failures = 0 if good else self._failures + 1
         if self.settings.embedding.expect_gpu:
-            missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded)
+            missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded())
             readiness.checks["gpu"] = missing is None
             readiness.note = None if missing is None else gpu.gpu_message(missing)
         if self._access.configured:
@@ -131,7 +131,11 @@ class Checks:
 
     def beyond_help(self) -> str | None:
         """Return why the engine needs a new process, or None. Returns at once."""
+<<<<<<< HEAD
         engine = self._parts.engine_if_loaded
+=======
+        engine = self._parts.engine_if_loaded()
+>>>>>>> main
         if engine is None:
             return None
         if engine.stalled() > STUCK_SECONDS:
@@ -285,7 +289,7 @@ class Checks:
         except DatabaseError as error:
             raise Fault(str(error), "see the message and the lines above") from None
         features = HanaFeatures.probe(pool)
-        return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
+        return f"logged in; HANA {features.version or 'of unknown version'}"
 
     def probe_rights(self, hana: HanaSettings) -> str:
         """Compare the user's rights with the required ones. Excess is reported, not failed."""
@@ -294,12 +298,16 @@ class Checks:
         system = self._section(hana)
         needed = [each for each in wanted(self.settings, system) if isinstance(each, Privilege)]
         try:
-            holder = effective(self._parts.pool(system))
+            user, held = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
             return f"cannot read this user's rights: {error}"
+<<<<<<< HEAD
         beyond = excess(holder, needed, own_places(self.settings, system))
+=======
+        beyond = excess(user, held, needed(self.settings, system), own_places(self.settings, system))
+>>>>>>> main
         if not beyond:
-            return f"{_named(holder.user)} has the required rights and no others"
+            return f"{_named(user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
         return (
             f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
@@ -353,7 +361,7 @@ class Checks:
                 pass
             return f"the {self.settings.store.kind} store can be written"
         from connector.hana.privileges import creating, writing
-        from connector.stores.hana.tables import VectorTable, renew_lease
+        from connector.stores.hana.tables import VectorTable, state_tables
 
         schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
@@ -377,7 +385,9 @@ class Checks:
             raise Fault(str(error), create) from None
         try:
             with suppress(UnknownTable):  # nothing was ever synced; otherwise this changes no row
-                pool.execute(renew_lease(schema), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+                pool.execute(
+                    state_tables(schema).renewal, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table"
+                )
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"; {searched}'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,26 +15,15 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim
 
 from app.src.core.backends.torch.process import give_back
-from app.src.jobs import (
-    Job,
-    JobOptions,
-    JobRunning,
-    Jobs,
-    Kind,
-    Limits,
-    Patience,
-    QueueFull,
-    Run,
-    StateUnusable,
-    Turn,
-    Unaccountable,
-)
+from app.src.jobs.journal import Job, JobOptions, JobRunning, Kind, QueueFull, StateUnusable, Turn
+from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
 from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
 from app.src.settings import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
+from connector.stores.records import in_utc
 from connector.sync.quarantine import GivenKey
 
 _log = logging.getLogger(__name__)
@@ -54,8 +42,8 @@ _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
 def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> float:
     """Return the POSIX seconds of the start after `turn` (None: the first), in the past when overdue. Missed turns
     count as one. A turn in the future (the clock was set back) counts as now."""
-    since = now if turn is None else min(turn.since, now)
-    last = None if turn is None or turn.last is None else min(turn.last, now)
+    since, last = (now, None) if turn is None else turn
+    since, last = min(since, now), None if last is None else min(last, now)
     if schedule.every is not None:
         start = since if last is None else last + schedule.every
     else:
@@ -64,11 +52,6 @@ def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> flo
         start = next(CronSim(schedule.cron or "", after)).timestamp()
     # Random, but the same for every process.
     return start + random.Random(f"{turn}{start}").uniform(0, schedule.jitter)
-
-
-def as_text(schedule: ScheduleSettings | None) -> str | None:
-    """Return a text that changes when the operator changes the schedule."""
-    return None if schedule is None else schedule.model_dump_json()
 
 
 class Scheduler:
@@ -83,47 +66,20 @@ class Scheduler:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = jobs
-        self._every = schedules
-        self._schedules = {name: schedule for name, schedule in schedules.items() if schedule is not None}
+        self._schedules = schedules
         self._request = request
         self._clock = clock
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def next_start(self, collection: str) -> float | None:
         """Return the next start in POSIX seconds, None without a schedule. Raises StateUnusable."""
         schedule = self._schedules.get(collection)
-        if schedule is None:
-            return None
-        return next_start(schedule, self._jobs.turn(collection), self._clock())
-
-    def run(self) -> None:
-        """Start a thread that checks the schedules. Raises StateUnusable."""
-        self.register()
-        if self._schedules and self._thread is None:
-
-            def keep_looking() -> None:
-                wait = 0.0
-                while not self._ending.wait(wait):
-                    wait = self.look()
-
-            self._thread = threading.Thread(target=keep_looking, name="schedules", daemon=True)
-            self._thread.start()
+        return None if schedule is None else next_start(schedule, self._jobs.turn(collection), self._clock())
 
     def register(self) -> None:
-        """Record the schedules."""
-        for name, schedule in self._every.items():
+        """Record the schedules. Raises StateUnusable."""
+        for name, schedule in self._schedules.items():
             if schedule is not None or self._jobs.turn(name) is not None:
-                self._jobs.register(name, as_text(schedule))
-
-    def stop(self) -> None:
-        """Queue no more syncs. Returns at once."""
-        self._ending.set()
-
-    def close(self, timeout: float = 1.0) -> None:
-        self.stop()
-        if self._thread is not None:
-            self._thread.join(timeout)
+                self._jobs.register(name, None if schedule is None else schedule.model_dump_json())
 
     def look(self) -> float:
         """Queue due syncs; return the seconds until the next check. An error of one schedule does not stop the
@@ -132,31 +88,28 @@ class Scheduler:
         soonest = now + LOOK_SECONDS
         for name, schedule in self._schedules.items():
             try:
-                soonest = min(soonest, self._look_at(name, schedule, now))
-            except Exception as error:  # an error must not end this thread: nothing would be queued again
-                why = error if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
-                if not self._ending.is_set():
-                    _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, why)
+                if schedule is not None:
+                    soonest = min(soonest, self._look_at(name, schedule, now))
+            except (ConnectorError, StateUnusable) as error:
+                _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, error)
         return max(0.01, soonest - now)
 
     def _look_at(self, name: str, schedule: ScheduleSettings, now: float) -> float:
         """Return when to check again."""
         turn = self._jobs.turn(name)
         if turn is None:  # the folder of the records was cleared
-            self._jobs.register(name, as_text(schedule))
+            self.register()
             return now
         start = next_start(schedule, turn, now)
         if start > now:
             return start
-        before = self._jobs.last(name)
-        if before is not None and not before.over:
-            self._jobs.get(before.id)  # queues it again if its process has died
+        if self._jobs.current(name) is not None:
             return now + _BUSY_SECONDS
         try:
-            taken = self._jobs.start_turn(name, turn, self._request)
+            taken = self._jobs.add(name, "sync", self._request, turn)
         except (JobRunning, QueueFull):
             return now + _BUSY_SECONDS
-        return now if taken is None else next_start(schedule, Turn(turn.since, now), now)
+        return now if taken is None else next_start(schedule, (turn[0], now), now)
 
 
 class Background:
@@ -179,14 +132,17 @@ class Background:
         self._quarantine = quarantine
         self._stale: dict[str, tuple[float, str | None]] = {}
         schedules = {collection.name: collection.schedule for collection in settings.collections}
-        state = settings.state
         options = JobOptions(
             settings.api.job_workers,
             parts.expected_errors,
             passing,
             tuple(schedules),
-            Limits(state.keep_jobs, state.keep_days, state.max_queued, state.max_attempts),
-            Patience(settings.sync.longest_wait, settings.sync.give_up_after),
+            keep_jobs=settings.state.keep_jobs,
+            keep_days=settings.state.keep_days,
+            max_queued=settings.state.max_queued,
+            max_attempts=settings.state.max_attempts,
+            longest_wait=settings.sync.longest_wait,
+            give_up_after=settings.sync.give_up_after,
         )
         self.jobs = Jobs(settings.state_folder(file), self._work, options, clock)
         self.scheduler = Scheduler(self.jobs, schedules, asdict(SyncRequest(owner="schedule")), clock)
@@ -194,45 +150,32 @@ class Background:
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Work on jobs, including those of ended processes, and with `schedules` on due syncs. `workers`: concurrent
         jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable."""
-        self.jobs.run(workers, most)
         if schedules:
-            self.scheduler.run()
-
-    def stop(self) -> None:
-        """Begin no more jobs; running jobs finish their current batch. Returns at once."""
-        self.scheduler.stop()
-        self.jobs.stop()
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop and wait at most `seconds` for the current batches; unfinished jobs are queued again."""
-        self.stop()
-        self.scheduler.close()
-        self.jobs.close(seconds)
+            self.scheduler.register()
+        self.jobs.run(workers, most, self.scheduler.look if schedules else None)
 
     # ----------------------------------------------------------------------------------------------- starting a job
 
     def start_sync(self, name: str, request: SyncRequest, kind: Kind = "sync") -> Job:
         """Queue a sync, or with kind "build" another generation. Raises UnknownCollection, WrongOrigin, JobRunning,
         QueueFull, StateUnusable."""
-        return self._start(name, kind, asdict(request))
+        self._collections.spec_of_table(name)
+        return self.jobs.start(name, kind, asdict(request))
 
     def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Queue a verification. Raises as `start_sync`."""
-        return self._start(name, "verify", {"repair": repair, "generation": generation})
+        self._collections.spec_of_table(name)
+        return self.jobs.start(name, "verify", {"repair": repair, "generation": generation})
 
     def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
         """Queue a retry of these quarantine entries; None: all. Raises UnknownKey, and as `start_sync`."""
         self._collections.spec_of_table(name)
-        return self._start(name, "retry", {"ids": self._quarantine.ids(name, wanted)})
-
-    def _start(self, name: str, kind: Kind, request: Mapping[str, Any]) -> Job:
-        self._collections.spec_of_table(name)
-        return self.jobs.start(name, kind, request)
+        return self.jobs.start(name, "retry", {"ids": self._quarantine.ids(name, wanted)})
 
     # ---------------------------------------------------------------------------------------------------- working
 
     def _work(self, run: Run) -> Mapping[str, Any]:
-        """Do a job. Raises Unaccountable for a report whose counts do not add up."""
+        """Do a job. A report whose counts do not add up fails it."""
         try:
             result = self._report(run)
         finally:
@@ -241,10 +184,9 @@ class Background:
         if fates and not result.get("stopped"):
             accounted = sum(result[fate] for fate in fates)
             if result[total] != accounted:
-                raise Unaccountable(
+                run.fault = (
                     f"the report does not add up: {total} {result[total]}, but {' + '.join(fates)} = {accounted}; rows "
-                    f"may be missing or doubled: run owl-sap verify {run.collection}, and report this as a defect",
-                    result,
+                    f"may be missing or doubled: run owl-sap verify {run.collection}, and report this as a defect"
                 )
         return result
 
@@ -272,7 +214,7 @@ class Background:
         return {
             "job": None if job is None else job.id,
             "next_sync": None if start is None else datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"),
-            "stale_since": _stale_since(self.jobs.last(name), status),
+            "stale_since": _stale_since(self.jobs.last(name), lambda: status),
         }
 
     def stale_since(self, name: str) -> str | None:
@@ -281,8 +223,7 @@ class Background:
         asked, since = self._stale.get(name, (-_STALE_SECONDS, None))
         if time.monotonic() - asked >= _STALE_SECONDS:
             try:
-                job = self.jobs.last(name)
-                since = _stale_since(job, self._collections.stored(name)) if _away(job) is not None else None
+                since = _stale_since(self.jobs.last(name), lambda: self._collections.stored(name))
             except (ConnectorError, StateUnusable):
                 since = None
             self._stale[name] = (time.monotonic(), since)
@@ -294,18 +235,14 @@ def passing(error: Exception) -> bool:
     return isinstance(error, ConnectorError) and error.retryable
 
 
-def _away(job: Job | None) -> float | None:
-    """Return since when source or store have been unreachable in the collection's last job; None: reachable."""
-    return None if job is None or job.state in ("succeeded", "cancelled") else job.waiting_since
-
-
-def _stale_since(job: Job | None, status: CollectionStatus | None) -> str | None:
-    """Return None also when another process has synced the collection since."""
-    away = _away(job)
-    if away is None or status is None or status.last_sync is None:
+def _stale_since(job: Job | None, status_of: Callable[[], CollectionStatus | None]) -> str | None:
+    """Return the last complete sync if source or store have been unreachable in the collection's last job, and no other
+    process has synced it since."""
+    if job is None or job.state in ("succeeded", "cancelled") or job.waiting_since is None:
         return None
-    last = status.last_sync if status.last_sync.tzinfo else status.last_sync.replace(tzinfo=UTC)
-    return None if last.timestamp() > away else last.isoformat()
+    status = status_of()
+    last = None if status is None else in_utc(status.last_sync)
+    return None if last is None or last.timestamp() > job.waiting_since else last.isoformat()
 
 
 class _JobObserver:

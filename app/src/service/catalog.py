@@ -17,11 +17,9 @@ from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColum
 from connector.model import CollectionSpec, TableRef
 
 if TYPE_CHECKING:
-    from connector.discovery.candidates import Candidate
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
-    from connector.hana.change_log import Setup
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
@@ -42,17 +40,7 @@ class Catalog:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
         from connector.hana.catalog import tables
 
-        return [
-            {
-                "schema": entry.ref.schema,
-                "name": entry.ref.name,
-                "kind": "view" if entry.is_view else "table",
-                "comment": entry.comment,
-                "columns": entry.columns,
-                "rows": entry.rows,
-            }
-            for entry in tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
-        ]
+        return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
 
     def schemas(self) -> list[str]:
         """Return the schemas without the system's own."""
@@ -60,9 +48,10 @@ class Catalog:
 
         return schemas(self._parts.pool("hana"))
 
-    def candidates(self, schema: str, most: int = 30) -> list[Candidate]:
-        """Return tables and views with texts, best first. Raises UnknownTable for an unknown schema."""
-        from connector.discovery.candidates import candidates
+    def candidates(self, schema: str, most: int = 30) -> list[tuple[TableRef, int | None, list[str]]]:
+        """Return tables and views with texts, best first, with row count and text columns. Raises UnknownTable for an
+        unknown schema."""
+        from connector.discovery.introspection import candidates
 
         return candidates(self._parts.pool("hana"), schema, most)
 
@@ -185,18 +174,18 @@ class ChangeLogs:
         self._parts = parts
         self._collections = collections
 
-    def look(self, name: str) -> Setup:
+    def look(self, name: str) -> dict[str, Any]:
         """Return what is installed, from HANA's catalogue."""
         return self._run("look", name)
 
-    def install(self, name: str) -> Setup:
+    def install(self, name: str) -> dict[str, Any]:
         return self._run("install", name)
 
-    def remove(self, name: str) -> Setup:
+    def remove(self, name: str) -> dict[str, Any]:
         """Remove what is installed, also if the method is no longer `log`: triggers may remain."""
         return self._run("remove", name)
 
-    def _run(self, what: str, name: str) -> Setup:
+    def _run(self, what: str, name: str) -> dict[str, Any]:
         from connector.hana import change_log
 
         spec = self._collections.spec(name)

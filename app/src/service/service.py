@@ -66,6 +66,6 @@ class Service:
 
     def close(self) -> None:
         """Stop jobs and close connections; the service cannot be used afterwards."""
-        self.background.close()
+        self.jobs.close()
         self.status.close()
         self.parts.close()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.src.jobs import StateUnusable, Tally
+from app.src.jobs.journal import StateUnusable
 from app.src.observe.checks import choices
 from app.src.observe.gpu import gpu_missing
 from app.src.observe.metrics import Metrics, Sample, gpu_samples
@@ -192,7 +192,7 @@ class Status:
         return {
             "version": version(),
             **_engine(engine),
-            "models": own_models(settings, self._parts.engine_if_loaded_for),
+            "models": own_models(settings, self._parts.engine_if_loaded),
             "settings": [asdict(each) for each in choices(engine)],
             "store": settings.store.kind,
             "collections": self._collections.names,
@@ -208,7 +208,7 @@ class Status:
     # -------------------------------------------------------------------------------------------------------- metrics
 
     def _gpu_missing(self) -> float:
-        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded
+        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded()
         if engine is not None and embedding.expect_gpu:  # answers at once, even if the driver hangs
             return float(engine.profile.kind != "cuda")
         return float(gpu_missing(embedding, engine) is not None)
@@ -257,14 +257,13 @@ class Status:
 
     def _job_samples(self) -> Iterator[Sample]:
         try:
-            tally = self._background.jobs.tally()
+            counts, oldest, progress = self._background.jobs.tally()
         except StateUnusable:
-            tally = Tally()
-        for labels, count in tally.counts.items():
+            counts, oldest, progress = {}, None, {}
+        for labels, count in counts.items():
             yield "owl_sap_jobs", labels, count
-        waited = 0.0 if tally.oldest is None else max(0.0, time.time() - tally.oldest)
-        yield "owl_sap_jobs_oldest_queued_seconds", (), waited
-        for labels, (done, total) in tally.progress.items():
+        yield "owl_sap_jobs_oldest_queued_seconds", (), 0.0 if oldest is None else max(0.0, time.time() - oldest)
+        for labels, (done, total) in progress.items():
             yield "owl_sap_job_rows_done", labels, done
             yield "owl_sap_job_rows", labels, total
 

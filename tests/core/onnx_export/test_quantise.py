@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.benchmark.workloads import sap_like
+from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.agreement import judge
 from app.src.core.backends import ModelUnsupported
 from app.src.core.backends.folder import read_folder
@@ -33,7 +33,7 @@ TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}" for number in range(
 def test_the_packaged_model_passes_the_gate(minilm_folder: Path, algorithm: str) -> None:
     """Calibrated on few texts; benchmarks/calibration.py has the figures for 1,000."""
     folder, rng = read_folder(minilm_folder, MINILM), random.Random(3)
-    texts = [sap_like(rng, rng.randrange(5, 40)) for _ in range(92)]
+    texts = sap_like_texts(rng, 92, 2.8, 0.5, (5, 40))
     learnt, others = texts[:32], texts[32:]
     batch = RustTokenizer.load(folder).ids(others)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,47 +16,35 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 import numpy as np  # noqa: E402
 from answering import answer, timed  # noqa: E402
 
+# A query (d,) and k -> positions of the rows, best first.
 Find = Callable[[Any, int], Any]
-"""A query (d,) and k -> positions of the rows, best first."""
 
 
-class Worker:
-    def __init__(self, build: Callable[[Any, Path], Find]) -> None:
-        self._build = build
+def serve(packages: Sequence[str], index: Callable[[Any, Path], Find]) -> None:
+    """Answer the measuring process: build an index once, then search it for files of queries."""
+    find: Find
 
-    def build(self, vectors: str, folder: str) -> dict[str, Any]:
-        self._vectors = np.load(vectors)
-        self._find, took = timed(lambda: self._build(self._vectors, Path(folder)))
+    def build(vectors: str, folder: str) -> dict[str, Any]:
+        nonlocal find
+        find, took = timed(lambda: index(np.load(vectors), Path(folder)))
         return {"build_seconds": took["seconds"]}
 
-    def search(self, queries: str, k: int, out: str | None = None) -> dict[str, Any]:
+    def search(queries: str, k: int, out: str) -> dict[str, Any]:
         """Return the milliseconds of each query, and its CPU milliseconds of all threads."""
-        milliseconds, busy, rows = [], [], []
-        for query in np.load(queries):
-            start, before = time.perf_counter(), time.process_time()
-            found = self._find(query, k)
-            milliseconds.append((time.perf_counter() - start) * 1000)
-            busy.append((time.process_time() - before) * 1000)
-            rows.append(np.asarray(found, dtype=np.int64))
-        if out is not None:
-            np.save(out, np.stack(rows))
-        return {"milliseconds": milliseconds, "cpu_milliseconds": busy}
+        found, times = zip(*(timed(lambda: find(query, k)) for query in np.load(queries)), strict=True)  # noqa: B023
+        np.save(out, np.stack([np.asarray(rows, dtype=np.int64) for rows in found]))
+        return {
+            "milliseconds": [1000 * took["seconds"] for took in times],
+            "cpu_milliseconds": [1000 * took["cpu_seconds"] for took in times],
+        }
 
-
-def serve(packages: Sequence[str], build: Callable[[Any, Path], Find]) -> None:
-    worker = Worker(build)
-    answer(packages, build=worker.build, search=worker.search)
+    answer(packages, build=build, search=search)
 
 
 def best(scores: Any, k: int) -> Any:
     """Return the positions of the largest, best first."""
     some = np.argpartition(scores, len(scores) - k)[len(scores) - k :] if k < len(scores) else np.arange(len(scores))
     return some[np.argsort(-scores[some])]
-
-
-def numpy_product(vectors: Any, folder: Path) -> Find:
-    """Search by one matrix-vector product in fp32 and a partition."""
-    return lambda query, k: best(vectors @ query, k)
 
 
 def in_sqlite(vectors: Any, folder: Path) -> Find:
@@ -80,20 +67,19 @@ def in_usearch(vectors: Any, folder: Path) -> Find:
     full recall."""
     from usearch.index import MetricKind, search
 
-    small = _int8(vectors)
+    def int8(rows: Any) -> Any:
+        """Scale each vector to the full range. Cosines do not depend on the scale."""
+        largest = np.abs(rows).max(axis=-1, keepdims=True)
+        return np.rint(rows * (127 / np.maximum(largest, 1e-12))).astype(np.int8)
+
+    small = int8(vectors)
 
     def find(query: Any, k: int) -> Any:
-        found = search(small, _int8(query), max(k, 100), MetricKind.Cos, exact=True, threads=1)
+        found = search(small, int8(query), max(k, 100), MetricKind.Cos, exact=True, threads=1)
         rows = np.asarray(found.keys, dtype=np.int64)
         return rows[best(vectors[rows] @ query, k)]
 
     return find
-
-
-def _int8(vectors: Any) -> Any:
-    """Return int8 vectors, each scaled to the full range. Cosines do not depend on the scale."""
-    largest = np.abs(vectors).max(axis=-1, keepdims=True)
-    return np.rint(vectors * (127 / np.maximum(largest, 1e-12))).astype(np.int8)
 
 
 def in_lancedb(vectors: Any, folder: Path) -> Find:
@@ -124,7 +110,8 @@ def in_faiss(vectors: Any, folder: Path) -> Find:
 
 
 LIBRARIES: dict[str, tuple[Sequence[str], Callable[[Any, Path], Find]]] = {
-    "numpy": (("numpy",), numpy_product),
+    # One matrix-vector product in fp32 and a partition.
+    "numpy": (("numpy",), lambda vectors, folder: lambda query, k: best(vectors @ query, k)),
     "sqlite-vec": (("sqlite-vec", "apsw"), in_sqlite),
     "usearch": (("usearch", "numpy"), in_usearch),
     "lancedb": (("lancedb", "pyarrow"), in_lancedb),
