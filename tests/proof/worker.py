@@ -5,7 +5,6 @@ nothing, so that hundreds can be killed in a minute.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from connector.errors import ConnectorError, TextsNotEmbeddable
 from connector.hana.source import HanaSource
 from connector.model import Vectors
 from connector.sync.run import Ends, SyncOptions, sync
+from tests.forked import processes
 from tests.proof.ground import PAGE, POISON, Plan
 
 PATIENCE = 60.0
@@ -77,10 +77,8 @@ class Worker:
     """A run under way."""
 
     def __init__(self, order: Order, folder: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", __name__])
         self._answer = folder / f"answer-{time.monotonic_ns()}.json"
-        self._process: ForkServerProcess = context.Process(target=main, args=(order, str(self._answer)), daemon=True)
+        self._process: ForkServerProcess = processes.Process(target=main, args=(order, str(self._answer)), daemon=True)
         self._process.start()
 
     @property

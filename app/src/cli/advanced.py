@@ -125,12 +125,7 @@ def calibrate(
 benchmark_app = subcommands("benchmark", "Measure this machine and model against other engines, interleaved.")
 
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
-<<<<<<< HEAD
-_BESIDE = ("name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict")
-=======
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
-_ENGINE = "engine"
->>>>>>> main
 
 Against = Annotated[
     list[str] | None,

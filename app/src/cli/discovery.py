@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +65,7 @@ def plan(
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
     with opened() as service, watched(name) as observer:
         planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
-    found = planned.as_dict()
+    found: dict[str, Any] = planned.as_dict()
     output.data(found, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
     if json:
         return

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from itertools import groupby
-<<<<<<< HEAD
 from typing import Annotated
-=======
-from typing import Annotated, Any
->>>>>>> main
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, changes_app, opened, read_settings, verb
-<<<<<<< HEAD
 from app.src.cli.exits import UsageFault
-=======
-from app.src.cli.exits import FAILED, OK, UsageFault
->>>>>>> main
 
 _HEAD = (
     "The least rights that the technical user needs, made by owl-sap grants. Run all lines as the owner of the tables "
@@ -76,14 +68,14 @@ def changes_install(
             output.say(f"note: {setup['warning']}")
             output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {name}")
     else:  # each statement ends with a semicolon on its own line, as hdbsql requires
-        lines = [] if drop else _commented(setup.warning)
-        for piece in reversed(setup.pieces) if drop else setup.pieces:
-            if piece.present != drop:
-                lines.append(f"-- {piece.name} {'does not exist' if drop else 'exists already'}")
-            lines += [piece.drop if drop else piece.create, ";"]
+        lines = [] if drop else _commented(setup["warning"])
+        for piece in reversed(setup["pieces"]) if drop else setup["pieces"]:
+            if piece["present"] != drop:
+                lines.append(f"-- {piece['name']} {'does not exist' if drop else 'exists already'}")
+            lines += [piece["drop"] if drop else piece["create"], ";"]
         if not drop:
             lines += [
-                *("-- the user who syncs needs:", *(f"-- {grant};" for grant in setup.grants)),
+                *("-- the user who syncs needs:", *(f"-- {grant};" for grant in setup["grants"])),
                 "-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.",
                 "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns "
                 "it.",
@@ -91,43 +83,5 @@ def changes_install(
         typer.echo("\n".join(lines))
         flags = "--apply --drop" if drop else "--apply"
         output.say(f"run it as the owner of the table, or here: owl-sap changes install {name} {flags}")
-<<<<<<< HEAD
-    if apply and setup.complete == drop:
-        raise UsageFault(f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap doctor")
-=======
     if apply and setup["complete"] == drop:
-        raise UsageFault(
-            f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap changes status {name}"
-        )
-
-
-@verb(changes_app, "status")
-def changes_status(name: Name, json: JsonFlag = False) -> int:
-    """Check that the change log and its triggers exist. Exit 1 when one is missing."""
-    with opened() as service:
-        setup = service.changes.look(name)
-    if json:
-        output.write_json(setup)
-    else:
-        pieces = [{"name": piece["name"], "present": piece["present"]} for piece in setup["pieces"]]
-        output.data(pieces, f"{name}: the change log {setup['log']}", json=False, whole=False)
-        if not setup["complete"]:
-            output.say(f"install the missing parts: owl-sap changes install {name} --apply")
-    return OK if setup["complete"] else FAILED
-
-
-def _script(setup: dict[str, Any], *, drop: bool) -> str:
-    """Return SQL to read and run; each statement ends with a semicolon on its own line, as hdbsql requires."""
-    lines = [] if drop else _commented(setup["warning"])
-    for piece in reversed(setup["pieces"]) if drop else setup["pieces"]:
-        if piece["present"] != drop:
-            lines.append(f"-- {piece['name']} {'does not exist' if drop else 'exists already'}")
-        lines += [piece["drop"] if drop else piece["create"], ";"]
-    if not drop:
-        lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup["grants"])]
-        lines.append("-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.")
-        lines.append(
-            "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns it."
-        )
-    return "\n".join([*lines, ""])
->>>>>>> main
+        raise UsageFault(f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap doctor")

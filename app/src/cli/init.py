@@ -138,11 +138,10 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
             f"no table of {schema} named: give --table NAME (repeatable), or --yes for the first three of: {best}"
         )
     output.say(f"Tables and views of {schema} with text columns, most likely first:")
-<<<<<<< HEAD
-    for number, each in enumerate(found, 1):
-        rows = "view" if each.rows is None else f"{each.rows:,} rows"
-        output.say(f"{number:>3}  {each.ref.name:<28} {rows:>16}  {output.shorten(', '.join(each.texts), 28)}")
-    numbered = {str(number): each.ref for number, each in enumerate(found, 1)}
+    for number, (ref, count, texts) in enumerate(found, 1):
+        rows = "view" if count is None else f"{count:,} rows"
+        output.say(f"{number:>3}  {ref.name:<28} {rows:>16}  {output.shorten(', '.join(texts), 28)}")
+    numbered = {str(number): ref for number, (ref, *_) in enumerate(found, 1)}
     while True:
         answer: str = typer.prompt("Tables to use (numbers or names, separated by commas)", default="1", err=True)
         parts = [part.strip() for part in answer.split(",") if part.strip()]
@@ -151,24 +150,6 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
             output.fail(f"{wrong[0]} is not in the list (1 to {len(found)})")
         elif parts:
             return [numbered.get(part) or _ref(part, schema) for part in parts]
-=======
-    for number, (ref, count, texts) in enumerate(found, 1):
-        rows = "view" if count is None else f"{count:,} rows"
-        output.say(f"{number:>3}  {ref.name:<28} {rows:>16}  {output.shorten(', '.join(texts), 28)}")
-    while True:
-        answer: str = typer.prompt("Tables to use (numbers or names, separated by commas)", default="1", err=True)
-        chosen = []
-        try:
-            for part in filter(None, map(str.strip, answer.split(","))):
-                if part.isdecimal() and not 1 <= int(part) <= len(found):
-                    raise UsageFault(f"{part} is not in the list (1 to {len(found)})")
-                chosen.append(found[int(part) - 1][0] if part.isdecimal() else _ref(part, schema))
-        except UsageFault as error:
-            output.fail(str(error))
-        else:
-            if chosen:
-                return chosen
->>>>>>> main
 
 
 def _ref(name: str, schema: str | None) -> TableRef:

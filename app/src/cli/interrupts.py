@@ -148,9 +148,8 @@ def _watch(reading: int, done: threading.Event) -> None:
         interrupts += number[0] == signal.SIGINT
         handler: object = signal.getsignal(number[0])
         handler = getattr(handler, "__self__", handler)
-        again = isinstance(handler, Interrupted) and number[0] == signal.SIGINT and interrupts > 1
-        if isinstance(handler, _Leave) or again:
-            assert isinstance(handler, _Leave | Interrupted)
+        again = number[0] == signal.SIGINT and interrupts > 1
+        if isinstance(handler, _Leave) or (isinstance(handler, Interrupted) and again):
             ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
             if not ended:
-                os._exit(INTERRUPTED if again else handler.code)
+                os._exit(handler.code or INTERRUPTED)

@@ -24,15 +24,10 @@ from app.src.cli.application import (
 )
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
-<<<<<<< HEAD
 from app.src.cli.output import Invocation
-from app.src.jobs import State
+from app.src.jobs.journal import State
 from app.src.observe import Fault
 from app.src.observe import health as health_
-=======
-from app.src.jobs.journal import State
-from app.src.observe.health import Heartbeat, forget
->>>>>>> main
 from app.src.settings import no_collections
 
 if TYPE_CHECKING:

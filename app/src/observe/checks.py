@@ -131,11 +131,7 @@ class Checks:
 
     def beyond_help(self) -> str | None:
         """Return why the engine needs a new process, or None. Returns at once."""
-<<<<<<< HEAD
-        engine = self._parts.engine_if_loaded
-=======
         engine = self._parts.engine_if_loaded()
->>>>>>> main
         if engine is None:
             return None
         if engine.stalled() > STUCK_SECONDS:
@@ -301,11 +297,7 @@ class Checks:
             user, held = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
             return f"cannot read this user's rights: {error}"
-<<<<<<< HEAD
-        beyond = excess(holder, needed, own_places(self.settings, system))
-=======
-        beyond = excess(user, held, needed(self.settings, system), own_places(self.settings, system))
->>>>>>> main
+        beyond = excess(user, held, needed, own_places(self.settings, system))
         if not beyond:
             return f"{_named(user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
