@@ -513,6 +513,7 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
     assert "8 dimensions" in detail
     assert "path hashing" in detail
     assert gpu_missing(examined.settings.embedding, examined._parts.engine) is None, "nobody asked"
+    monkeypatch.setattr(Parts, "embedder", examined._parts.embedder)
     embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
     examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
     seen(monkeypatch, card(), CUDA_13)

@@ -152,4 +152,4 @@ def _watch(reading: int, done: threading.Event) -> None:
         if isinstance(handler, _Leave) or (isinstance(handler, Interrupted) and again):
             ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
             if not ended:
-                os._exit(handler.code or INTERRUPTED)
+                os._exit(handler.code if isinstance(handler, _Leave) else INTERRUPTED)
