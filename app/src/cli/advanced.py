@@ -92,24 +92,20 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 _GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
-_CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
-
-
-Algorithm = Literal["minmax", "entropy", "percentile"]
+_CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 
 @verb(app, "calibrate")
 def calibrate(
     name: Name,
     texts: Annotated[int, typer.Option(min=128, max=20_000, help="To calibrate on; a quarter more judges.")] = 1000,
-    algorithm: Annotated[Algorithm | None, typer.Option(help="Default: [tensorrt] algorithm.")] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Texts from the store, not the source.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.tuning.calibrate(name, texts, algorithm, stored=stored)
+        found = service.tuning.calibrate(name, texts, stored=stored)
     verdict = found["verdict"]
     figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
     shown = {**found, "judged_on": verdict["texts"], **figures}
@@ -183,9 +179,7 @@ def benchmark_search(
 
 @verb(benchmark_app, "sync")
 def benchmark_sync(
-    against: Annotated[
-        Literal["engine"], typer.Option(help="Compared with: engine, which embeds the same texts.")
-    ] = "engine",
+    against: Annotated[Literal["engine"], typer.Option(help="Compared with: the engine alone.")] = "engine",
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,

@@ -57,8 +57,7 @@ def changes_install(
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
     changes = { method = "log" } needs; the printed SQL and --json say which of them exist."""
     with opened() as service:
-        changes = service.changes
-        setup = changes.look(name) if not apply else changes.remove(name) if drop else changes.install(name)
+        setup = service.catalog.change_log(name, "look" if not apply else "remove" if drop else "install")
     if json:
         output.write_json(setup)
     elif apply:

@@ -80,18 +80,21 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault(
             "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
         )
+    from connector.hana.catalog import schemas
+    from connector.hana.connection import HanaFeatures
+
     with opened(loaded) as service:
         refs = [_ref(name, schema) for name in table or ()] or _chosen(service, schema, ask, yes)
         blocks = _blocks(service, refs, language or (), strict=bool(table) or ask)
         why = {}
         kind = store or (settings.store.kind if ("store", "kind") in loaded.origins else None)
         if kind is None:
-            kind = "hana" if service.catalog.has_vectors() else "local"
+            kind = "hana" if HanaFeatures.probe(service.parts.pool("hana")).real_vector else "local"
             why["store.kind"] = "this HANA has REAL_VECTOR" if kind == "hana" else "this HANA has no vector type"
         values = _values(settings, kind)
         if kind == "hana" and not settings.store_schema:
             home, reason = (settings.hana.user or "").upper(), "the user's own; make one where others search them too"
-            if home not in service.catalog.schemas():
+            if home not in schemas(service.parts.pool("hana")):
                 home = TableRef.parse(blocks[0]["source"]).schema
                 reason = "GUESS: where the first table is; better one of its own: CREATE SCHEMA, see owl-sap grants"
             values["store"]["schema"], why["store.schema"] = home, reason
@@ -119,15 +122,19 @@ def _asked(settings: Settings, flags: Flags) -> Flags:
 
 def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> list[TableRef]:
     """Return the tables that the user chooses, or with --yes the most likely ones."""
+    from connector.discovery.introspection import candidates
+    from connector.hana.catalog import schemas
+
+    pool = service.parts.pool("hana")
     if schema is None:
-        names = [name for name in service.catalog.schemas() if service.catalog.candidates(name, 1)]
+        names = [name for name in schemas(pool) if candidates(pool, name, 1)]
         if not names:
             raise UsageFault("this user can see no table with text columns; owl-sap tables lists all visible tables")
         shown = ", ".join(names[:_NAMES_SHOWN]) + (" ..." if len(names) > _NAMES_SHOWN else "")
         if len(names) > 1 and not ask:
             raise UsageFault(f"several schemas have texts: give --schema NAME, one of: {shown}")
         schema = names[0] if len(names) == 1 else typer.prompt(f"Schema ({shown})", default=names[0], err=True)
-    found = service.catalog.candidates(str(schema))
+    found = candidates(pool, str(schema))
     if not found:
         raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if not ask and accept:

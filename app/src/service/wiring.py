@@ -239,14 +239,14 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
+        from app.src.core.onnx_export.serving import Bar, GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
             cache=self.graphs_folder,
             enabled=tensorrt.enabled,
-            algorithm=tensorrt.algorithm,
-            build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+            workspace_mb=tensorrt.workspace_mb,
+            optimization_level=tensorrt.optimization_level,
             bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
