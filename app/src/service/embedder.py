@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import NonFinite
 from app.src.observe.metrics import Metrics
 from connector.errors import TextsNotEmbeddable
 from connector.model import ModelSource, Vectors
@@ -140,8 +141,6 @@ def _watcher(metrics: Metrics) -> Watcher:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    from app.src.core.backends import NonFinite
-
     try:
         yield
     except NonFinite as error:
