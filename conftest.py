@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -24,6 +26,23 @@ settings.load_profile("calm")
 settings.register_profile("small", CALM, max_examples=10, stateful_step_count=15)
 settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+_new_context = httpx._transports.default.create_ssl_context
+
+
+@functools.cache
+def _default_context(*_environment: str | None) -> Any:
+    return _new_context()
+
+
+def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+    """One TLS context for all clients of the default settings: to read the authorities takes longer than a request."""
+    if verify is True and cert is None and trust_env:
+        return _default_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _new_context(verify, cert, trust_env)
+
+
+httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
 
 gc.disable()  # while tests are collected: a third less time
 
@@ -56,16 +75,37 @@ def emulator(hana_emulator: Emulator) -> Emulator:
     return hana_emulator
 
 
+class Administrator:
+    """One connection for the schemas of all tests: a login takes longer than making a schema."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+        self._connection: Any = None
+
+    def execute(self, sql: str) -> None:
+        if self._connection is None or not self._connection.isconnected():
+            self._connection = self._emulator.connect(autocommit=True)
+        self._connection.cursor().execute(sql)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+@pytest.fixture(scope="session")
+def administrator(emulator: Emulator) -> Iterator[Administrator]:
+    administrator = Administrator(emulator)
+    yield administrator
+    administrator.close()
+
+
 @pytest.fixture
-def hana_schema(emulator: Emulator) -> Iterator[str]:
-    """The name of a new, empty schema in the stand-in, dropped afterwards."""
+def hana_schema(administrator: Administrator) -> Iterator[str]:
+    """The name of a new, empty schema in the emulator, dropped afterwards."""
     name = f"TEST_{next(_schemas)}"
-    connection = emulator.connect(autocommit=True)
-    cursor = connection.cursor()
-    cursor.execute(f'CREATE SCHEMA "{name}"')
+    administrator.execute(f'CREATE SCHEMA "{name}"')
     yield name
-    cursor.execute(f'DROP SCHEMA "{name}" CASCADE')
-    connection.close()
+    administrator.execute(f'DROP SCHEMA "{name}" CASCADE')
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from app.src.cli import output
 from app.src.jobs.journal import JobOptions
 from app.src.jobs.runner import Jobs, Run
 from connector.errors import RowRejected
+from tests.forked import owl_sap
 from tests.surface.conftest import Cli, environment
 
 ROWS = [
@@ -29,7 +30,7 @@ COLUMNS = ("collection", "rows", "last_sync", "model")
 
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
     monkeypatch.setattr(output, "console", lambda stderr=False: Console(width=width, stderr=stderr))
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     output.data(ROWS, "Collections", COLUMNS, json=False)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
@@ -60,7 +61,7 @@ def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     output.table("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
     shown = capsys.readouterr().out
     assert "[red]x" in shown
@@ -70,7 +71,7 @@ def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_values_never_order_the_terminal_about(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     sent = "\x1b]0;owned\x07 :key: \x9b2J \u202egnp"
     output.table(sent, [{"text": sent}], whole=False)
     output.say(sent)
@@ -90,8 +91,8 @@ COLLECTIONS = "".join(f'[[collections]]\nname = "{name}"\nsource = "S.T"\ntempla
 def on_a_terminal(folder: Path, *arguments: str, **variables: str) -> str:
     """What a person sees: stdout and stderr are a pseudo-terminal of 200 columns."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments],
+    with owl_sap(
+        *arguments,
         cwd=folder,
         env=environment(TERM="xterm-256color", **LOCAL) | variables,
         stdin=subprocess.DEVNULL,
@@ -159,7 +160,7 @@ def test_lines_hold_the_records_and_tables_what_is_for_people(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     shown: dict[str, Any] = {"ok": "yes", "text": "short…"}
-    monkeypatch.setattr(output.Chosen, "layout", "lines")
+    monkeypatch.setattr(output.Invocation, "layout", "lines")
     output.data([{"ok": True, "text": "a long text"}], "T", ("ok",), json=False, rows=[shown])
     assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
 

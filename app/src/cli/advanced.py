@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, Name, app, opened, read_settings, subcommands, verb
+from app.src.cli.application import JsonFlag, Name, app, opened, read_settings, subcommands, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 from app.src.cli.interrupts import interruptible
-from app.src.cli.output import watched
+from app.src.cli.output import Invocation, watched
 
 if TYPE_CHECKING:
     from app.src.benchmark.harness import Report as BenchmarkReport
@@ -24,26 +24,16 @@ _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at 
 @verb(app, "finetune")
 def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help='Lines of {"query", "text"} or {"anchor", "positive"}.'),
-    ] = None,
-    columns: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="TITLE LONGTEXT", help="Two columns of the collection's rows; mind SAP's licence."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the new model; default: NAME-1, -2 ...")
-    ] = None,
+    pairs: Annotated[Path | None, typer.Option(help='Lines of {"query", "text"} or {"anchor", "positive"}.')] = None,
+    columns: Annotated[tuple[str, str] | None, typer.Option(help="TITLE LONGTEXT; mind SAP's licence.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new model; default: NAME-1, -2 ...")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Passes over all pairs; default: 1.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="16|32", help="Pairs a step; default: 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-8, max=1, help="Highest; default: 0.00002.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of split and order; default: 7.")] = None,
     max_pairs: Annotated[int | None, typer.Option(min=1, help="Read no more pairs; default: 100000.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
-    generation: Annotated[
-        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside the active one.")
-    ] = True,
+    generation: Annotated[bool, typer.Option(help="Build a generation with it, beside the active one.")] = True,
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
@@ -102,28 +92,20 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 _GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
-_CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
+_CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 
 @verb(app, "calibrate")
 def calibrate(
     name: Name,
-    texts: Annotated[
-        int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
-    ] = 1000,
-    algorithm: Annotated[
-        Literal["minmax", "entropy", "percentile"] | None,
-        typer.Option(help="How ranges are found; default: [tensorrt] algorithm."),
-    ] = None,
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
-    ] = False,
+    texts: Annotated[int, typer.Option(min=128, max=20_000, help="To calibrate on; a quarter more judges.")] = 1000,
+    stored: Annotated[bool, typer.Option("--stored", help="Texts from the store, not the source.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.tuning.calibrate(name, texts, algorithm, stored=stored)
+        found = service.tuning.calibrate(name, texts, stored=stored)
     verdict = found["verdict"]
     figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
     shown = {**found, "judged_on": verdict["texts"], **figures}
@@ -140,7 +122,6 @@ benchmark_app = subcommands("benchmark", "Measure this machine and model against
 
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
-_ENGINE = "engine"
 
 Against = Annotated[
     list[str] | None,
@@ -198,7 +179,7 @@ def benchmark_search(
 
 @verb(benchmark_app, "sync")
 def benchmark_sync(
-    against: Annotated[str, typer.Option(help="Compared with: engine, which embeds the same texts.")] = _ENGINE,
+    against: Annotated[Literal["engine"], typer.Option(help="Compared with: the engine alone.")] = "engine",
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,
@@ -206,8 +187,6 @@ def benchmark_sync(
     """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
     from app.src.benchmark import sync as benchmark
 
-    if against != _ENGINE:
-        raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
     with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
         report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)

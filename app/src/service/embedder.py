@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import NonFinite
 from app.src.observe.metrics import Metrics
 from connector.errors import TextsNotEmbeddable
-from connector.model import Vectors
+from connector.model import ModelSource, Vectors
 from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ class EngineEmbedder:
         *,
         max_wait: float | None = None,
         cache_bytes: int = QUERY_CACHE_BYTES,
+        source: ModelSource | None = None,
     ) -> None:
+        """`source`: where the engine was loaded from."""
         metrics = self._metrics = metrics or Metrics()
         self.engine = engine
         engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
+        # Pinned, to load exactly this model again.
+        self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
@@ -66,9 +71,7 @@ class EngineEmbedder:
         with _translated():
             vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
         with self._queries_lock:
-            before = self._queries.bytes
             self._queries.put(key, vector)
-            metrics.query_cache_bytes.inc(self._queries.bytes - before)
         return vector.copy()
 
     def check_query(self, text: str) -> None:
@@ -81,9 +84,8 @@ class EngineEmbedder:
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        start = time.perf_counter()
         vectors = self.engine.embed(texts, normalize=normalize)
-        self._count(len(texts), start)
+        self._metrics.embedded_texts.inc(len(texts))
         return vectors
 
     def embed_later(
@@ -94,19 +96,14 @@ class EngineEmbedder:
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
         """Tokenise and queue; the future may be cancelled. `counted` as in `Engine.submit`."""
-        start = time.perf_counter()
 
         def ended(future: Future[Vectors]) -> None:
             if not future.cancelled() and future.exception() is None:
-                self._count(len(texts), start)
+                self._metrics.embedded_texts.inc(len(texts))
 
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
-
-    def _count(self, texts: int, start: float) -> None:
-        self._metrics.embedded_texts.inc(texts)
-        self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))
@@ -118,7 +115,6 @@ class EngineEmbedder:
         """Finish the current batch and fail waiting calls with EngineClosed."""
         self.engine.close()
         with self._queries_lock:
-            self._metrics.query_cache_bytes.dec(self._queries.bytes)
             self._queries.clear()
 
 
@@ -126,7 +122,7 @@ def _watcher(metrics: Metrics) -> Watcher:
     """Return the counter of queue events. Core is imported with the engine only."""
     from app.src.core.queue import Watcher
 
-    class QueueMetrics(Watcher):
+    class _QueueMetrics(Watcher):
         def queued(self, lane: Lane, texts: int) -> None:
             metrics.embed_queue.labels(lane).inc(texts)
 
@@ -140,13 +136,11 @@ def _watcher(metrics: Metrics) -> Watcher:
         def refused(self) -> None:
             metrics.embed_refused.inc()
 
-    return QueueMetrics()
+    return _QueueMetrics()
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    from app.src.core.backends import NonFinite
-
     try:
         yield
     except NonFinite as error:

@@ -119,11 +119,9 @@ class Sync:
         self._collections.changed(name)
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
-        metrics.sync_seconds.labels(name).observe(report.seconds)
         kept_up = report.serving if isinstance(report, BuildReport) else None
         for each in (report, kept_up):  # both embed texts; the rows are the same
             metrics.embedded_texts.inc(each.embedded_texts if each else 0)
-            metrics.embed_tokens.inc(each.tokens if each else 0)
         for outcome in _ACCOUNTED:
             metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
         for stage, seconds in report.stages.items():
@@ -154,10 +152,10 @@ class Sync:
         """Sync the active generation by its own recipe, and build or continue another one by the settings, or with
         `model`."""
         store, generations = self._parts.store, self._generations
-        maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
+        maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model))
         before = active(store.generations.all(spec.name, counted=False))
         # Begin it first, so that the active generation keeps its own recipe even if the settings fit its model.
-        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
+        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.embedder.source))
         number = int(beside.rpartition("@")[2])
         serving: SyncReport | None = None
         notes = []
