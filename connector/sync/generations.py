@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
 from connector.protocols import Embedder
-from connector.stores.generations import numbered
 from connector.stores.ranking import overlap, rank_biased_overlap
 from connector.stores.records import ModelStamp
+from connector.stores.state import numbered
 from connector.stores.store import VectorStore
 
 DEPTH = 10

@@ -16,8 +16,8 @@ import trustme
 
 from app.src.access import tokens as module
 from app.src.access.authentication import Authentication
-from app.src.access.principal import IssuerAway, Unauthenticated
-from app.src.access.tokens import KeySet, NotHad, Tokens, download, parse
+from app.src.access.principal import AccessUnusable, IssuerAway, Unauthenticated
+from app.src.access.tokens import KeySet, Tokens, download, parse
 from app.src.settings import AccessSettings
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 
@@ -194,7 +194,7 @@ def test_an_issuer_that_has_taken_its_last_key_away_is_believed(keys: Keys, monk
 
 
 def test_a_name_that_cannot_be_looked_up() -> None:
-    with pytest.raises(NotHad, match="cannot be reached"):
+    with pytest.raises(AccessUnusable, match="cannot be reached"):
         download(f"https://{'x' * 64}.example/", 1)
 
 
@@ -240,14 +240,14 @@ def test_an_issuer_that_misbehaves_costs_bounded_time_and_memory(
 ) -> None:
     keys.answer = answer
     start = time.monotonic()
-    with pytest.raises(NotHad):
+    with pytest.raises(AccessUnusable):
         parse(download(keys.url, 0.3), ["RS256"])
     assert time.monotonic() - start < LASTS / 2
 
 
 def test_redirects_are_not_followed(keys: Keys) -> None:
     keys.status, keys.location = 302, f"http://127.0.0.1:{keys.server_port}/other"
-    with pytest.raises(NotHad, match="302"):
+    with pytest.raises(AccessUnusable, match="302"):
         download(keys.url)
     assert len(keys.asked) == 1
 
@@ -255,7 +255,7 @@ def test_redirects_are_not_followed(keys: Keys) -> None:
 def test_nobody_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(NotHad, match="cannot be reached"):
+    with pytest.raises(AccessUnusable, match="cannot be reached"):
         download(f"http://127.0.0.1:{port}/", 1)
 
 
@@ -274,7 +274,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            with pytest.raises(NotHad, match=r"(?i)cert"):
+            with pytest.raises(AccessUnusable, match=r"(?i)cert"):
                 download(f"https://localhost:{server.server_port}/")
         finally:
             server.shutdown()

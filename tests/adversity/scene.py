@@ -27,8 +27,8 @@ from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef
 from connector.model import Query as SourceQuery
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
-from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify

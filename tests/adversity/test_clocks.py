@@ -10,7 +10,7 @@ import pytest
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet
-from connector.stores.lease import LeaseTimes
+from connector.stores.state import LeaseTimes
 from tests.adversity.scene import NAME, Scene
 
 DAY = 86_400.0

@@ -102,7 +102,12 @@ def read_from(content: Content) -> Content:
 @pytest.mark.proves(18)
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("last_sync", "2026-11-22T19;50:29"), ("checkpoint", '{"rows_read": 1'), ("checkpoint", "{}"), ("names", "[")],
+    [
+        ("last_sync", "2026-11-22T19;50:29"),
+        ("checkpoint", '{"rows_read": 1'),
+        ("checkpoint", "{}"),
+        ("meta_names", "["),
+    ],
 )
 def test_a_record_of_the_collection_that_cannot_be_read_is_damage(scene: Scene, column: str, value: str) -> None:
     """It was a bare ValueError (found by damage at a random offset)."""

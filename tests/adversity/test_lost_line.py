@@ -18,7 +18,7 @@ from connector.errors import ConnectionLost, DatabaseError, Unreachable
 from connector.hana.source import HanaSource
 from connector.model import Query
 from connector.retry import ONCE, RetryPolicy
-from connector.stores.lease import LeaseTimes
+from connector.stores.state import LeaseTimes
 from connector.sync.run import Ends
 from hana_emulator.testing import running
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike

@@ -13,7 +13,7 @@ import pytest
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint
-from connector.stores.lease import LeaseTimes
+from connector.stores.state import LeaseTimes
 from connector.sync.run import Ends
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 

@@ -164,7 +164,7 @@ def test_nothing_to_go_back_to(synced: Service) -> None:
 
 def test_one_that_is_not_complete_is_not_switched_to(wide: Service) -> None:
     wide.parts.store.generations.begin(
-        NAME, wide.parts.embedder, Recipe(wide.collections.spec(NAME), wide.parts.model_source_for(NAME))
+        NAME, wide.parts.embedder, Recipe(wide.collections.spec(NAME), wide.parts.embedder.source)
     )
     with pytest.raises(GenerationRefused, match=r"not complete.*--force"):
         wide.generations.switch(NAME)

@@ -19,7 +19,7 @@ from starlette.routing import Host, Mount, Route
 
 from app.src.access.keys import Grant, create
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal, Scope
-from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Rules, Unlisted
+from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Rules
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
@@ -366,7 +366,7 @@ async def _nothing(*_: object) -> None: ...
     ],
 )
 def test_a_route_that_nobody_listed_ends_the_start(route: Any) -> None:
-    with pytest.raises(Unlisted):
+    with pytest.raises(RuntimeError, match="guard"):
         Rules([route], NEEDS)
 
 

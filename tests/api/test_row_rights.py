@@ -19,7 +19,6 @@ from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
 from app.src.mcp.tools import GetRow, Refused, Tools
-from app.src.service import browse as browsing
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -326,11 +325,14 @@ def test_fields_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> 
     assert asking.get(OPERATOR, FIELDS).json()["rows"] == 60
 
 
-def test_fields_that_are_remembered_are_those_of_who_asks(
+def test_what_a_search_remembers_is_of_the_rows_that_its_caller_sees(
     alone: Asking, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a collection so large that a sample of it stands for a while."""
-    monkeypatch.setattr(browsing, "SAMPLE", 5)
+    """What rows have in common is computed once for each row filter."""
+    for number in range(100, 100 + 3 * FEWEST_ROWS):
+        row = {"MATNR": str(number), "MAKTX": f"{TEXTS[number % 5]} of {number}", "MTART": OWNERS[number % 2]}
+        source.rows_by_key[str(number)] = row
+    synced.sync.run("materials")
     looks: list[Any] = []
     real = LocalView.sample
 
@@ -340,15 +342,17 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
 
     monkeypatch.setattr(LocalView, "sample", sample)
     for _ in range(3):
-        for who, owner in ((claiming("FERT"), "FERT"), (claiming("ROH"), "ROH")):
-            answer = alone.get(who, FIELDS).json()
-            assert answer["fields"][0]["values"] == [{"value": owner, "count": 5}]
-            assert (answer["sampled"], answer["rows"]) == (5, 20)
-        assert alone.get(OPERATOR, FIELDS).json()["rows"] == 60
+        for who in (OPERATOR, claiming(OWNERS[0]), claiming(OWNERS[1])):
+            assert alone.search(who, query="pump steel", mode="hybrid")["hits"]
     assert len(looks) == 3, "each of the three is looked at once"
-    del source.rows_by_key["000"]
+    for owner, rows in ((OWNERS[0], 170), (OWNERS[1], 170)):
+        answer = alone.get(claiming(owner), FIELDS).json()
+        assert answer["fields"][0]["values"] == [{"value": owner, "count": answer["rows"]}]
+        assert answer["rows"] == rows
+    del source.rows_by_key["100"]
     synced.sync.run("materials")
-    assert alone.get(claiming("FERT"), FIELDS).json()["rows"] == 19, "what was written since is known at once"
+    counts = [alone.get(claiming(owner), FIELDS).json()["rows"] for owner in OWNERS[:2]]
+    assert sorted(counts) == [169, 170], "what was written since is known at once"
 
 
 @pytest.mark.parametrize("owner", OWNERS)

@@ -280,8 +280,6 @@ def test_it_runs_beside_the_jobs_and_ends(tmp_path: Path) -> None:
         scheduler.register()
         jobs.run(look=scheduler.look)
         until(lambda: len(jobs.all()) >= 2)
-        jobs.stop()
-        over(jobs)
         second, first = jobs.all()[:2]
         assert 1.0 <= second.created - first.created < 30
         dispatcher = jobs._dispatcher

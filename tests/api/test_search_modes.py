@@ -13,7 +13,6 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
-from app.src.service.collections import Bounds, SingleFlightCache
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -81,8 +80,6 @@ def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> N
 def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forever = SingleFlightCache[Any](Bounds(8, 600.0, 1e9))
-    monkeypatch.setattr(service.search._hybrid, "_backdrops", forever)
     source.rows_by_key |= {
         f"A{number}": {"MATNR": f"A{number}", "MAKTX": f"part {number} of steel {number % 7}", "MTART": "ROH"}
         for number in range(120)

@@ -115,14 +115,14 @@ def test_common_words_of_a_large_collection_are_left_out(store: LocalStore):
 
 def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
-    holding = local_keywords.KeywordSearch._holding
+    holding = local_keywords.holding
 
-    def asking(self: local_keywords.KeywordSearch, word: Word, texts: Any) -> Any:
+    def asking(db: sqlite3.Connection, collection: int, word: Word, texts: Any) -> Any:
         asked.append(word.alternatives[0])
-        return holding(self, word, texts)
+        return holding(db, collection, word, texts)
 
     write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
-    monkeypatch.setattr(local_keywords.KeywordSearch, "_holding", asking)
+    monkeypatch.setattr(local_keywords, "holding", asking)
     for _ in range(3):
         assert found(store, "machine gearbox") == {"k0000"}
     assert asked == ["machine", *["gearbox"] * 3]
@@ -162,7 +162,7 @@ def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
 def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 25)
     write(store, {f"k{number}": "pump" for number in range(10)})
-    cache = store._texts._known
+    cache = store._texts
     for number in range(6):
         within = {"T": {"$in": ["pump", str(number)]}}
         assert len(store.view(NAME, row_filter=within).keyword("pump", 99)) == 10

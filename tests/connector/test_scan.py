@@ -19,13 +19,12 @@ from connector.stores.scan import vector_scan as scan
 from connector.stores.scan.int8_scan import Int8Scan, available, best_scan
 from connector.stores.scan.vector_scan import (
     Blocks,
+    NumpyRanking,
     NumpyScan,
     Ranking,
     VectorScan,
     exact_scores,
     kth_largest,
-    scan_error,
-    shortlist,
     take,
 )
 
@@ -264,13 +263,13 @@ def test_no_rows(kind):
 def test_the_measured_error_is_no_less_than_the_true_one(seed, kind, dimension):
     rng = np.random.default_rng(seed)
     vectors = rows_of(kind, 20, normalised(rng.standard_normal(dimension)), rng)
-    coded = int8_scan._quantised(vectors)
+    codes, scales, errors = int8_scan._quantised(vectors)
     rest = vectors.astype(np.float64)
     for plane in (0, 1):
-        rest -= coded.scales[plane].astype(np.float64)[:, None] * coded.codes[plane]
-        assert (np.linalg.norm(rest, axis=1) <= coded.errors[plane]).all()
-    assert (np.abs(coded.codes.astype(int)) <= 127).all()
-    assert (coded.errors[1] < 2e-4).all(), "two planes tell nearly all"
+        rest -= scales[plane].astype(np.float64)[:, None] * codes[plane]
+        assert (np.linalg.norm(rest, axis=1) <= errors[plane]).all()
+    assert (np.abs(codes.astype(int)) <= 127).all()
+    assert (errors[1] < 2e-4).all(), "two planes tell nearly all"
 
 
 @integers
@@ -281,11 +280,9 @@ def test_integer_kernels_count_right_here():
 
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
-    for cached in (available, int8_scan._library):
-        cached.cache_clear()
+    available.cache_clear()
     yield
-    for cached in (available, int8_scan._library):
-        cached.cache_clear()
+    available.cache_clear()
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -322,7 +319,7 @@ def test_the_kth_largest(scores, count):
 @pytest.mark.usefixtures("blocks")
 def test_rows_are_taken_from_where_they_are():
     rows = np.arange(3 * 300, dtype=np.float32).reshape(300, 3)
-    blocks = Blocks(3, np.float32)
+    blocks = Blocks((3,), np.float32)
     for part in np.array_split(rows, [1, 64, 130, 131]):
         blocks.append(part)
     view = blocks.view()
@@ -331,23 +328,17 @@ def test_rows_are_taken_from_where_they_are():
         assert np.array_equal(take(view, np.array(wanted)), rows[wanted])
 
 
-def test_float32_scores_err_by_no_more_than_they_may(monkeypatch):
-    matrix, query = unit(1000, 24), unit(24, seed=1)
-    scores = matrix @ query
-    assert np.abs(scores - truth(matrix, query)).max() < scan_error(24)
-
-
 def test_rows_scored_minus_infinity_are_never_chosen():
     scores = np.array([-np.inf, 0.5, -np.inf, 0.1], np.float32)
     for count in (1, 2, 3, 100):
-        positions, _ = shortlist(scores, count, 0.0)
+        positions, _ = NumpyRanking(scores, 0.0).best(count)
         assert set(positions.tolist()) <= {1, 3}
         assert 1 in positions
 
 
 def test_all_that_tie_with_the_last_are_on_the_list():
     scores = np.array([0.9, 0.5, 0.5, 0.5, 0.1], np.float32)
-    positions, floor = shortlist(scores, 2, 1e-6)
+    positions, floor = NumpyRanking(scores, 1e-6).best(2)
     assert positions.tolist() == [0, 1, 2, 3]
     assert 0.1 < floor < 0.5
 

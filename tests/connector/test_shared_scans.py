@@ -71,7 +71,7 @@ def test_whoever_waits_goes_together():
         assert first.result(WAIT) == 0
         assert [other.result(WAIT) for other in others] == [1, 2, 3, 4, 5]
     assert [len(together) for together in gate.passes] == [1, 5]
-    assert callers.scans._running == 0
+    assert callers.scans._free == 1
 
 
 def test_nobody_waits_while_a_core_is_free():
@@ -132,30 +132,21 @@ def test_a_failing_pass_fails_its_own_searches_only():
         assert again.result(WAIT) == 7
 
 
-@pytest.mark.parametrize("turn", ["still waits", "was to lead"])
-def test_one_that_is_interrupted_while_it_waits_does_not_hold_up_the_others(turn):
+def test_one_that_is_interrupted_while_it_waits_does_not_hold_up_the_others(monkeypatch):
     gate, scans = Gate(), SharedScans(1)
     with Callers(scans) as callers:
         first = callers.ask(gate, 0)
         until(lambda: len(gate.passes) == 1)
-        leaving = vector_scan._Asked(gate, np.zeros(1, np.float32), None)  # type: ignore[arg-type]
-        scans._waiting.append(leaving)
 
-        class Interrupted:
-            def wait(self) -> None:
-                if turn == "was to lead":
-                    gate.let(1)
-                    until(lambda: leaving.leads)
-                raise KeyboardInterrupt
+        def interrupted(_: object) -> None:
+            raise KeyboardInterrupt
 
-            def set(self) -> None:
-                pass
-
-        leaving.woken = Interrupted()  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
-            scans._wait(leaving)
+        with monkeypatch.context() as patch:
+            patch.setattr(scans._changed, "wait_for", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scans.rank(gate, np.zeros(1, np.float32), None)  # type: ignore[arg-type]
         gate.let(2)
         assert first.result(WAIT) == 0
         assert callers.ask(gate, 3).result(WAIT) == 3
-    assert scans._running == 0
+    assert scans._free == 1
     assert not scans._waiting

@@ -14,7 +14,6 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,14 @@ from connector.model import (
     TableRef,
 )
 from connector.stores import filters
-from connector.stores.lease import LeaseTimes
 from connector.stores.local import search as local_search
 from connector.stores.local import store as local
 from connector.stores.local.search import FILTERS
-from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.store import LocalStore
-from connector.stores.local.tables import SCHEMA, known
+from connector.stores.local.tables import find
 from connector.stores.records import unit_query
 from connector.stores.scan.vector_scan import NumpyScan, exact_scores
+from connector.stores.state import LeaseTimes
 
 DIMENSION = 8
 NAME = "materials"
@@ -208,30 +206,13 @@ def test_damage_that_sqlite_cannot_tell_of_is_damage(store, folder, file):
     assert str(file) in str(raised.value)
 
 
-def test_the_quarantine_of_the_first_layout_is_taken_over(store, folder, file):
-    store.close()
-    file.unlink()
-    first = SqliteFile(file, replace(SCHEMA, migrations=SCHEMA.migrations[:1]))
-    with first.write() as db:
-        db.execute(
-            "INSERT INTO collections (id, name, model, fingerprint, dimension) VALUES (1, ?, 'm', 'f', 4)", (NAME,)
-        )
-        db.execute("INSERT INTO quarantine VALUES (1, 'bad', 'embed', 'why', 7, '2026-01-31T12:00:00+00:00')")
-    first.close()
-    with closing(LocalStore(folder, read_only=True)) as looking:
-        assert looking.status(NAME).quarantined == 1
-    with closing(LocalStore(folder)) as again:
-        (row,) = again.quarantine(NAME)
-        assert (row.id, row.attempts, row.digest, row.given_up(1)) == ("bad", 7, None, False)
-
-
 @pytest.mark.proves(18)
-def test_a_later_layout_is_refused(store, folder, file):
+def test_another_layout_is_refused(store, folder, file):
     store.close()
     database = sqlite3.connect(file)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(StoreCorrupt, match=r"layout 99.*upgrade"):
+    with pytest.raises(StoreCorrupt, match=r"layout 99.*move the file away"):
         LocalStore(folder)
 
 
@@ -373,22 +354,25 @@ def test_killed_in_the_middle_of_writing(store, folder):
 # -------------------------------------------------------------------------------------------------- the copy in memory
 
 
-def test_only_what_is_new_is_read_again(store, monkeypatch):
+def test_only_what_is_new_is_read_again(folder):
     loaded: list[int] = []
-    append = local_search.Buffer._append
 
-    def counting(self: local_search.Buffer, rows: Any) -> Any:
-        loaded.append(len(rows))
-        return append(self, rows)
+    class Scan(NumpyScan):
+        def copy(self, dimension: int) -> Any:
+            copy = super().copy(dimension)
+            append = copy.append
+            copy.append = lambda vectors: [loaded.append(len(vectors)), append(vectors)]  # type: ignore[method-assign]
+            return copy
 
-    monkeypatch.setattr(local_search.Buffer, "_append", counting)
-    add(store, range(100))
-    for _ in range(3):
-        assert found(store) == keys(range(100))
-    add(store, range(95, 103))
-    assert found(store) == keys(range(103))
-    write(store, ChangeSet(deleted=["k7"]))
-    assert found(store) == keys(range(103)) - {"k7"}
+    with closing(LocalStore(folder, scan=Scan())) as store:
+        store.open(NAME, Model())
+        add(store, range(100))
+        for _ in range(3):
+            assert found(store) == keys(range(100))
+        add(store, range(95, 103))
+        assert found(store) == keys(range(103))
+        write(store, ChangeSet(deleted=["k7"]))
+        assert found(store) == keys(range(103)) - {"k7"}
     assert loaded == [100, 8]
 
 
@@ -396,13 +380,13 @@ def test_a_snapshot_in_use_never_changes(store):
     vectors = add(store, range(50))
     found(store)
     with store._file.read() as db:
-        index = store._indexes.of(known(db, NAME))
+        index = store._indexes.of(find(db, store._tables, NAME))
         before = index.snapshot(db)
     assert before is not None
     alive = before.alive.copy()
 
     def ranked() -> list[int]:
-        (ranking,) = before.view.rank(QUERY[None], before.allowed)
+        (ranking,) = before.view.rank(QUERY[None], before.alive)
         return ranking.best(1)[0].tolist()
 
     expected = ranked()
@@ -418,7 +402,7 @@ def test_the_copy_does_not_grow_with_churn(store):
         add(store, range(100), seed=seed)
         assert len(found(store)) == 100
     with store._file.read() as db:
-        now = store._indexes.of(known(db, NAME)).snapshot(db)
+        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.live == 100
     assert len(now.ids) <= 200
@@ -473,7 +457,7 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
     found(store)
     add(store, range(10, 20))
     with monkeypatch.context() as broken:
-        broken.setattr(local_search.Buffer, "_append", lambda self, rows: 1 / 0)
+        broken.setattr(local_search, "unit_rows", lambda rows, dimension: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             found(store)
     assert found(store) == keys(range(20))
@@ -680,7 +664,7 @@ def test_a_remembered_filter_follows_every_change(store):
     for number in range(2 * FILTERS):
         found(store, {"N": number})
     with store._file.read() as db:
-        now = store._indexes.of(known(db, NAME)).snapshot(db)
+        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert len(now.filtered) <= FILTERS
 
@@ -701,7 +685,7 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     for number in range(10):
         assert len(found(store, {"V": {"$gte": -1 - number}})) == 100
     with store._file.read() as db:
-        now = store._indexes.of(known(db, NAME)).snapshot(db)
+        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.filtered.rows <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"
@@ -767,16 +751,16 @@ def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeyp
     with store.lease(beside, "writer", 5) as lease:
         store.apply(lease, ChangeSet(chunks(range(20)), unit(20), checkpoint=Checkpoint(20)))
     monkeypatch.setattr(local, "DELETE_PAGE", 7)
-    deletions = iter([True, False])
-    delete_page = local.LocalGenerations._delete_page
+    checks = iter([True, False])
+    check = LocalStore._check
 
-    def dying(self: Any, lease: Lease) -> bool:
-        if not next(deletions):
+    def dying(self: Any, session: Any, lease: Lease) -> None:
+        if not next(checks):
             raise KeyboardInterrupt
-        return delete_page(self, lease)
+        check(self, session, lease)
 
     with monkeypatch.context() as patched:
-        patched.setattr(local.LocalGenerations, "_delete_page", dying)
+        patched.setattr(LocalStore, "_check", dying)
         with pytest.raises(KeyboardInterrupt):
             store.generations.drop(NAME, 2)
     (_, left) = store.generations.all(NAME)
@@ -803,7 +787,7 @@ def test_opening_the_store_once_more_takes_no_locks_away(store, folder, file):
     add(store, range(3))
     LocalStore(folder).close()
     with sqlite3.connect(file) as database:
-        names = [name for (name,) in database.execute("SELECT name FROM collections")]
+        names = [name for (name,) in database.execute("SELECT collection FROM collections")]
     database.close()
     assert names == [NAME]
     subprocess.run([sys.executable, "-c", WRITER, str(file)], check=True)

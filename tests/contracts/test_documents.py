@@ -30,9 +30,9 @@ from connector.model import (
     Vectors,
 )
 from connector.stores.hana.store import HanaStore
-from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
 from connector.stores.records import given_id, stored_id
+from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
 from connector.sync.documents import Documents, NewDocument, Turn, delete
 from connector.sync.schema import check_origin

@@ -36,8 +36,8 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow
 from connector.stores import filters
 from connector.stores.hana.store import HanaStore
-from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
 
 DIMENSION = 8

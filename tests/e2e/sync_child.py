@@ -19,8 +19,8 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 from connector.stores.hana.store import HanaStore
-from connector.stores.lease import LeaseTimes
 from connector.stores.local import store as local
+from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
 from connector.sync.run import Ends, SyncOptions, sync
 

@@ -227,7 +227,7 @@ def test_another_process_knows_what_is_stored_from_its_first_scrape_on(folder: P
         assert 0 <= found["owl_sap_checkpoint_age_seconds", "materials"] < 60
         assert found["owl_sap_store_answers",] == 1
         assert not any(name.startswith("owl_sap_engine_") for name, *_ in found), "no model is loaded for a scrape"
-        assert service.parts.engine_if_loaded is None
+        assert service.parts.engine_if_loaded() is None
 
 
 def test_before_the_first_sync_nothing_is_made_and_nothing_is_stored(folder: Path) -> None:

@@ -19,8 +19,8 @@ from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, T
 from connector.protocols import Embedder
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
-from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
 from connector.sync.run import Ends
 from connector.sync.verify import verify
@@ -221,7 +221,7 @@ class Ground:
             rows = self.run('SELECT "LEASE_OWNER" FROM "OWL_STATE" WHERE "COLLECTION" = ?', NAME)
         else:
             with closing(sqlite3.connect(self._file)) as db:
-                rows = db.execute("SELECT lease_owner FROM collections WHERE name = ?", (NAME,)).fetchall()
+                rows = db.execute("SELECT lease_owner FROM collections WHERE collection = ?", (NAME,)).fetchall()
         return rows[0][0] if rows else None
 
     def in_transaction(self) -> bool:

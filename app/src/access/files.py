@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,29 +31,28 @@ def edition(path: Path) -> tuple[int, ...] | None:
     return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
 
 
-class Reloaded(Generic[Content]):
+class Reloaded(ABC, Generic[Content]):
     """The content of files, loaded again when they change. If they are unusable, that is logged once and tried again,
     and the last good content stays in use; `fault` says why. Thread-safe."""
 
-    def __init__(
-        self,
-        load: Callable[[], Content],
-        paths: tuple[Path, ...],
-        content: Content,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`content`: until `open`, which reads the files. `load` raises ConfigurationError."""
-        self._load, self._paths, self.content, self._clock = load, paths, content, clock
+    def __init__(self, *paths: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read no file; `open` does."""
+        self._paths, self._clock = paths, clock
+        self.content: Content
         self._lock = threading.Lock()
         self._looked = float("-inf")
         self._seen: list[object] = []
         self.fault: str | None = None
 
+    @abstractmethod
+    def load(self) -> Content:
+        """Return the content of the files. Raises ConfigurationError."""
+
     def open(self) -> None:
         """Load. Raises ConfigurationError."""
         self._looked = self._clock()
         self._seen = [edition(path) for path in self._paths]
-        self.content = self._load()
+        self.content = self.load()
         self.fault = None
 
     def refresh(self) -> None:

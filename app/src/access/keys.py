@@ -221,7 +221,11 @@ class KeyRing(Reloaded[Mapping[str, tuple[Key, Principal]]]):
 
     def __init__(self, path: Path) -> None:
         """Read no file; `open` does. Raises AccessUnusable."""
-        super().__init__(lambda: {key.id: (key, key.principal) for key in read(path)}, (path,), {})
+        super().__init__(path)
+        self.content = {}
+
+    def load(self) -> Mapping[str, tuple[Key, Principal]]:
+        return {key.id: (key, key.principal) for path in self._paths for key in read(path)}
 
     def described(self) -> str:
         now = datetime.now(UTC)

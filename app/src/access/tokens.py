@@ -51,12 +51,8 @@ _PUBLIC = ("kty", "crv", "n", "e", "x", "y", "kid")
 Keys = Mapping[tuple[str, str], jwt.PyJWK]  # by key id and algorithm
 
 
-class NotHad(Exception):
-    """The keys could not be read; the message says why and contains nothing secret."""
-
-
 def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
-    """Return the answer to one request, without redirects and proxies. Raises NotHad."""
+    """Return the answer to one request, without redirects and proxies. Raises AccessUnusable."""
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
@@ -64,24 +60,24 @@ def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
             connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                raise NotHad(f"it answered with HTTP {answer.status}; redirects are not followed")
+                raise AccessUnusable(f"it answered with HTTP {answer.status}; redirects are not followed")
             content = answer.read(_MOST_BYTES + 1)
     except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: an invalid host name
         why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-        raise NotHad(f"it cannot be reached, or did not answer within {seconds:g} s ({why})") from None
+        raise AccessUnusable(f"it cannot be reached, or did not answer within {seconds:g} s ({why})") from None
     return content
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Return the keys with a kid for these algorithms. Raises NotHad for an invalid key set."""
+    """Return the keys with a kid for these algorithms. Raises AccessUnusable for an invalid key set."""
     if len(content) > _MOST_BYTES:
-        raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
+        raise AccessUnusable(f"it has more than {_MOST_BYTES >> 10} KiB")
     try:
         entries = json.loads(content)["keys"]
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise NotHad('its content is not a key set (JSON with "keys")') from None
+        raise AccessUnusable('its content is not a key set (JSON with "keys")') from None
     if not isinstance(entries, list) or len(entries) > _MOST_KEYS:
-        raise NotHad(f'"keys" is not a list of at most {_MOST_KEYS}')
+        raise AccessUnusable(f'"keys" is not a list of at most {_MOST_KEYS}')
     keys: dict[tuple[str, str], jwt.PyJWK] = {}
     for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str) or entry.get("use", "sig") != "sig":
@@ -161,7 +157,7 @@ class KeySet:
             self._had = time.monotonic()
             if not self._keys:  # the issuer has withdrawn the last one
                 fault = f"no key with a kid signs with {', '.join(self._algorithms)}"
-        except NotHad as error:
+        except AccessUnusable as error:
             fault = str(error)
         finally:
             if fault is not None:
@@ -181,7 +177,7 @@ class KeySet:
                 return file.read(_MOST_BYTES + 1)
         except OSError as error:
             self._seen = None  # the file itself may be fine and not change again
-            raise NotHad(f"cannot be read ({error.strerror})") from None
+            raise AccessUnusable(f"cannot be read ({error.strerror})") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- tokens

@@ -77,6 +77,14 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await manager.handle_request(scope, once_more(bytes(self.body), receive), send)
 
+    @routes.post(
+        "/mcp",
+        summary="Call tools over the Model Context Protocol",
+        tags=["MCP"],
+        response_class=Response,
+        responses=_ANSWERS,
+        openapi_extra=_BODY,
+    )
     async def agents_tools(request: Request) -> Response:
         """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
         where the setting mcp.http is on."""
@@ -89,7 +97,4 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         wrong = fault_of(body)
         return Answer(body) if wrong is None else Json(wrong, 400)
 
-    options: dict[str, Any] = {"responses": _ANSWERS, "openapi_extra": _BODY, "response_class": Response}
-    options |= {"summary": "Call tools over the Model Context Protocol", "tags": ["MCP"]}
-    routes.add_api_route("/mcp", agents_tools, methods=["POST"], **options)
     return nullcontext() if manager is None else manager.run()

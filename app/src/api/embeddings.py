@@ -68,8 +68,15 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
+class OpenAIFault(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
 class OpenAIError(BaseModel):
-    error: dict[Literal["message", "type", "param", "code"], str | None] = Field(
+    error: OpenAIFault = Field(
         examples=[
             {
                 "message": 'the model "gpt-5" is not served here; this service has "all-MiniLM-L6-v2"',

@@ -226,8 +226,8 @@ def answer_to(request: Request, error: Exception) -> JSONResponse | None:
 def install(app: FastAPI) -> None:
     """Answer validation and routing errors with a problem document instead of FastAPI's own."""
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         found = error.errors()
         faults = []
         for fault in found[:MOST_FAULTS]:
@@ -245,13 +245,11 @@ def install(app: FastAPI) -> None:
         param = str(first[1]) if len(first) > 1 and first[0] == "body" else None
         return problem(request, 422, detail, error=Unprocessable(detail, param=param), errors=faults)
 
-    async def routing(request: Request, error: Exception) -> Response:
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> Response:
         answer = answer_to(request, error)
         assert answer is not None
         return answer
-
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, routing)
 
 
 def log_without_text(error: Exception, request_id: str) -> None:

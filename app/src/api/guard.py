@@ -113,23 +113,20 @@ class _Rule:
         return not self.need or not (self.need | _ADMIN).isdisjoint(principal.scopes)
 
 
-class Unlisted(RuntimeError):
-    """A route without an entry in NEEDS: a programming error, raised before the first request."""
-
-
 class Rules:
-    """Find routes with the router's patterns in the router's order, so that both find the same one."""
+    """Find routes with the router's patterns in the router's order, so that both find the same one. Raises RuntimeError
+    for a route without an entry in NEEDS: a programming error, found before the first request."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
         self._rules: list[_Rule] = []
         for route in routes:
             if not isinstance(route, Route):
-                raise Unlisted(f"{type(route).__name__} is a kind of route unknown to the guard")
+                raise RuntimeError(f"{type(route).__name__} is a kind of route unknown to the guard")
             methods = frozenset(route.methods or ())
             found = {needs.get(f"{method} {route.path}") for method in methods - {"HEAD"}}
             need = found.pop() if len(found) == 1 else None
             if need is None:
-                raise Unlisted(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
+                raise RuntimeError(f"{sorted(methods)} {route.path} is not in the guard's table (app/src/api/guard.py)")
             self._rules.append(_Rule(route, methods, need))
 
     def find(self, method: str, path: str) -> _Rule | None:
@@ -162,22 +159,6 @@ def foreign(headers: Headers) -> bool:
         return ""
 
     return any(authority(origin) not in hosts for origin in headers.getlist("origin"))
-
-
-def _credential(headers: Headers) -> str:
-    """Return the credential from Authorization (Bearer) or X-API-Key; never from the URL, which is logged. Raises
-    Unauthenticated."""
-    found = [value.strip() for value in headers.getlist("x-api-key")]
-    for value in headers.getlist("authorization"):
-        scheme, _, credential = value.strip().partition(" ")
-        if scheme.lower() != "bearer":
-            raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
-        found.append(credential.strip())
-    if not any(found):
-        raise Unauthenticated("send an API key or a token: Authorization: Bearer ..., or X-API-Key", "missing")
-    if len(set(found)) > 1:
-        raise Unauthenticated("two credentials were sent; send one", "ambiguous")
-    return found[0]
 
 
 # Also matches an unterminated string, so that the search stays linear.
@@ -443,9 +424,20 @@ class Guard:
         return self._refuse(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
 
     async def _principal(self, headers: Headers, *, optional: bool) -> Principal:
-        """Return the caller; with `optional`, ANONYMOUS for an unknown one."""
+        """Return the caller by the credential from Authorization (Bearer) or X-API-Key; never from the URL, which is
+        logged. With `optional`, return ANONYMOUS for an unknown one."""
         try:
-            return await self._authentication.principal(_credential(headers))
+            found = [value.strip() for value in headers.getlist("x-api-key")]
+            for value in headers.getlist("authorization"):
+                scheme, _, credential = value.strip().partition(" ")
+                if scheme.lower() != "bearer":
+                    raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
+                found.append(credential.strip())
+            if not any(found):
+                raise Unauthenticated("send an API key or a token: Authorization: Bearer ..., or X-API-Key", "missing")
+            if len(set(found)) > 1:
+                raise Unauthenticated("two credentials were sent; send one", "ambiguous")
+            return await self._authentication.principal(found[0])
         except (Unauthenticated, IssuerAway):
             if optional:
                 return ANONYMOUS

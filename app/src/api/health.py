@@ -35,6 +35,15 @@ class OwnModelBody(BaseModel):
     device: DeviceBody | None
 
 
+class LimitsBody(BaseModel):
+    """By setting of [api]."""
+
+    max_body_bytes: int
+    max_inputs: int
+    max_text_chars: int
+    max_k: int
+
+
 class InfoBody(BaseModel):
     version: str
     model: str
@@ -46,7 +55,7 @@ class InfoBody(BaseModel):
     settings: list[Setting] = Field(description="what is chosen on this device, and why")
     store: str
     collections: list[str]
-    limits: dict[str, int] = Field(examples=[{"max_inputs": 1024, "max_k": 100}], description="by setting of [api]")
+    limits: LimitsBody
 
 
 class HealthBody(BaseModel):

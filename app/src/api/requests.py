@@ -416,8 +416,8 @@ class Executors:
         Waiting in the engine's queue takes no thread. A full queue refuses the request before it waits for a thread.
         When the client leaves, even during tokenising, its texts leave the queue.
         """
-        if (loaded := self.service.parts.embedder_if_loaded) is not None:
-            loaded.engine.check_room(texts)
+        if (engine := self.service.parts.engine_if_loaded()) is not None:
+            engine.check_room(texts)
         queued: list[Future[Vectors]] = []
         left = False
 

@@ -350,8 +350,7 @@ class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
 
     def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise ConfigurationError for unreadable or unmatched files."""
-        load = functools.partial(_loaded_certificate, certificate, key)
-        super().__init__(load, (certificate, key), load(), clock)
+        super().__init__(certificate, key, clock=clock)
         self.open()
         self.context, _ = self.content
 
@@ -361,6 +360,27 @@ class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
 
         self.context.sni_callback = choose  # which OpenSSL calls at each handshake
 
+    def load(self) -> tuple[ssl.SSLContext, float]:
+        """Return the context and the certificate's expiry in POSIX seconds. Raises ConfigurationError."""
+        certificate, key = self._paths
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_RENEGOTIATION  # renegotiation costs the server far more than the client
+        for path, setting in ((certificate, "api.tls_certificate"), (key, "api.tls_key")):
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise ConfigurationError(f"{setting}: {path} cannot be read ({error.strerror})") from None
+        try:
+            made.load_cert_chain(certificate, key, password="")  # without one OpenSSL would prompt at the terminal
+            ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError):
+            raise ConfigurationError(
+                f"{certificate} and {key} are not a certificate and its private key, both PEM and the key "
+                "without a password (settings api.tls_certificate, api.tls_key)"
+            ) from None
+        return made, ends.timestamp()
+
     def samples(self) -> list[Sample]:
         """Return the metrics: when the certificate expires, and whether the files are unusable."""
         self.refresh()
@@ -368,31 +388,6 @@ class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
             ("owl_sap_tls_certificate_expiry_timestamp_seconds", (), self.content[1]),
             ("owl_sap_tls_certificate_refused", (), float(self.fault is not None)),
         ]
-
-
-def _loaded_certificate(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
-    """Return the context and the certificate's expiry in POSIX seconds. Raises ConfigurationError."""
-
-    def no_password() -> str:  # without a callback OpenSSL would prompt at the terminal
-        raise ValueError
-
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.options |= ssl.OP_NO_RENEGOTIATION  # renegotiation costs the server far more than the client
-    for path, setting in ((certificate, "api.tls_certificate"), (key, "api.tls_key")):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise ConfigurationError(f"{setting}: {path} cannot be read ({error.strerror})") from None
-    try:
-        made.load_cert_chain(certificate, key, password=no_password)
-        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError):
-        raise ConfigurationError(
-            f"{certificate} and {key} are not a certificate and its private key, both PEM and the key "
-            "without a password (settings api.tls_certificate, api.tls_key)"
-        ) from None
-    return made, ends.timestamp()
 
 
 # ------------------------------------------------------------------------------------------------------------- process

@@ -12,7 +12,7 @@ from app.src.api.errors import NotFound
 from app.src.api.guard import audit, check_every_row
 from app.src.api.requests import Body, Executors, Json, answered
 from connector.errors import UnknownTable
-from connector.model import Column, TableRef
+from connector.model import TableRef
 
 
 class TableBody(BaseModel):
@@ -22,6 +22,15 @@ class TableBody(BaseModel):
     comment: str
     columns: int
     rows: int | None = Field(description="HANA's own count; null for views, and without the privilege")
+
+
+class ColumnBody(BaseModel):
+    name: str
+    type_name: str
+    length: int = Field(description="characters, bytes or decimal precision")
+    scale: int
+    nullable: bool
+    comment: str
 
 
 class ProposalBody(BaseModel):
@@ -48,7 +57,7 @@ class TableDetailBody(BaseModel):
     comment: str
     rows: int | None
     key: list[str] = Field(description="the primary key")
-    columns: list[Column]
+    columns: list[ColumnBody]
     proposal: ProposalBody | None
     reason: str | None = Field(description="why there is no proposal")
 

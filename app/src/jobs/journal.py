@@ -85,7 +85,8 @@ CREATE TABLE turns (
 """
 SCHEMA = Schema(
     application_id=0x4F574C4A,  # spells OWLJ
-    migrations=(_LAYOUT,),
+    version=3,
+    script=_LAYOUT,
     called="the file of job records",
     remedy="start again: it holds the history of jobs, no rows and no vectors",
 )

@@ -140,7 +140,7 @@ class Checks:
                 expected = isinstance(error, self._parts.expected_errors)
                 readiness.unavailable = str(error) if expected else type(error).__name__
         if self.settings.embedding.expect_gpu:
-            missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded)
+            missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded())
             readiness.checks["gpu"] = missing is None
             readiness.note = None if missing is None else gpu.gpu_message(missing)
         if self._access.configured:
@@ -152,13 +152,13 @@ class Checks:
 
     def beyond_help(self) -> str | None:
         """Return why the engine needs a new process, or None. Returns at once."""
-        embedder = self._parts.embedder_if_loaded
-        if embedder is None:
+        engine = self._parts.engine_if_loaded()
+        if engine is None:
             return None
-        if embedder.engine.stalled() > STUCK_SECONDS:
-            return _STALLED.format(embedder.engine.stalled())
-        if embedder.engine.deaths >= MOST_FAILURES:
-            return f"the engine's thread ended {embedder.engine.deaths} times in a row"
+        if engine.stalled() > STUCK_SECONDS:
+            return _STALLED.format(engine.stalled())
+        if engine.deaths >= MOST_FAILURES:
+            return f"the engine's thread ended {engine.deaths} times in a row"
         if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
             return f"the engine failed its self-test {self._failures} times in a row"
         return None
@@ -417,7 +417,7 @@ class Checks:
                 pass
             return f"the {self.settings.store.kind} store can be written"
         from connector.hana.privileges import creating, writing
-        from connector.stores.hana.tables import VectorTable, renew_lease
+        from connector.stores.hana.tables import VectorTable, state_tables
 
         schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
@@ -441,7 +441,9 @@ class Checks:
             raise Fault(str(error), create) from None
         try:
             with suppress(UnknownTable):  # nothing was ever synced; otherwise this changes no row
-                pool.execute(renew_lease(schema), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+                pool.execute(
+                    state_tables(schema).renewal, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table"
+                )
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"; {searched}'

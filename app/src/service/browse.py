@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.principal import Principal
-from app.src.access.rows import Nothing, Rights
-from app.src.service.collections import Bounds, Collections, SingleFlightCache, VisibleView
+from app.src.access.rows import Rights
+from app.src.service.collections import Collections, VisibleView
 from connector.model import CollectionStatus, Scalar, StoredText
 
 SAMPLE = 5000  # rows that fields and maps are computed from, at most
@@ -26,7 +26,6 @@ MOST_IDS = 100
 MOST_CHARACTERS = 16 << 20  # of the texts of several rows, which are in memory twice until sent
 _IDS_AT_ONCE = 8
 VALUES = 50  # most frequent values of a field
-REMEMBERED = Bounds(most=64, seconds=5.0)  # cached fields, per collection and row filter
 LONGEST_VALUE = 200  # characters; a longer value is not listed and only counts as more
 POINTS = 1000
 _ALL_THE_SAME = 1e-10  # variance below which unit vectors differ only by float32 noise
@@ -92,8 +91,6 @@ class Browse:
     def __init__(self, collections: Collections, rights: Rights) -> None:
         self._collections = collections
         self._rights = rights
-        self._fields: SingleFlightCache[Fields] = SingleFlightCache(REMEMBERED)
-        collections.on_change(self._fields.changed)
 
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """Return the rows with these ids in order, each once; skip unknown ids. Raises ValueError for more than
@@ -107,7 +104,7 @@ class Browse:
         wanted = list(dict.fromkeys(readable_ids(spec, ids)))
 
         def read(view: VisibleView, stored: CollectionStatus) -> list[ReadRow]:
-            found = _texts(view, wanted) if not isinstance(within, Nothing) else []
+            found = _texts(view, wanted)
             columns = self._collections.key_columns(name, stored) if found else ()
             rows: dict[str, ReadRow] = {}
             for stored_id, group in groupby(found, key=lambda text: text.id):
@@ -118,7 +115,7 @@ class Browse:
                 rows.setdefault(id_, ReadRow(id_, key, text, chunks[0].metadata, texts))
             return list(rows.values())
 
-        return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or []
+        return self._collections.read(name, within, read) or []
 
     def example_id(self, name: str) -> str | None:
         """Return the id of any stored row, or None. For the operator: ignores row rights."""
@@ -131,26 +128,19 @@ class Browse:
         return self._collections.read(name, None, read)
 
     def fields(self, name: str, *, principal: Principal) -> Fields:
-        """Return the metadata fields that filters can use. Cached for REMEMBERED.seconds if the collection is large:
-        every row is read."""
+        """Return the metadata fields that filters can use. Reads every row of the collection."""
         from connector.document.document import metadata_names
 
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         declared = list(metadata_names(spec.metadata).values())
-        nothing = Fields([_field(name, Counter()) for name in declared], 0, 0)
 
         def read(view: VisibleView, _: CollectionStatus) -> Fields:
-            def compute() -> Fields:
-                sample = view.sample(SAMPLE, texts=False)
-                found = _values(declared, (text.metadata for text in sample.chosen))
-                return Fields([_field(name, values) for name, values in found.items()], len(sample.chosen), sample.rows)
+            sample = view.sample(SAMPLE, texts=False)
+            found = _values(declared, (text.metadata for text in sample.chosen))
+            return Fields([_field(name, values) for name, values in found.items()], len(sample.chosen), sample.rows)
 
-            if isinstance(within, Nothing):
-                return nothing
-            # Not cached for a small collection, which is read quickly.
-            return self._fields.get(view.key, compute, lasts=lambda known: known.sampled < known.rows)
-
-        return self._collections.read(name, None if isinstance(within, Nothing) else within, read) or nothing
+        nothing = Fields([_field(name, Counter()) for name in declared], 0, 0)
+        return self._collections.read(name, within, read) or nothing
 
     def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> dict[str, Any]:
         """Return up to `limit` visible rows as `points`: id, x, y, `color` (the value of that field) and `title` (the
@@ -185,7 +175,7 @@ class Browse:
                 )
             return {"points": points, "explained": explained, "sampled": len(placed), "rows": sample.rows}
 
-        found = None if isinstance(within, Nothing) else self._collections.read(name, within, read)
+        found = self._collections.read(name, within, read)
         if found is None:
             if not spec.written_by_clients:  # fields that clients write are not declared
                 _known_field(color, names, ())

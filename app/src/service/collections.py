@@ -5,22 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.access.rows import seen
+from app.src.access.rows import Nothing, seen
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, no_collections
-from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores.store import VectorStore
@@ -30,8 +25,6 @@ TRIES = 3  # attempts of a read during which another generation becomes active
 _STATUS_SECONDS = 5.0  # age of a cached status: the store counts rows for each
 
 Result = TypeVar("Result")
-Key = tuple[str, int, str]
-"""Collection, generation, row filter."""
 
 
 class VisibleView:
@@ -41,8 +34,8 @@ class VisibleView:
     def __init__(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> None:
         self._view = store.view(stored.collection, stored.generation, within)
         self.within = within
-        # With the row filter: callers with other rights must not share results.
-        self.key: Key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
+        # Collection, generation, and row filter: callers with other rights must not share results.
+        self.key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
 
     def search(self, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
         return seen(self._view.search(vector, k, where), self.within)
@@ -123,11 +116,11 @@ class Collections:
         return status
 
     def read(
-        self, name: str, within: Filter | None, read: Callable[[VisibleView, CollectionStatus], Result]
+        self, name: str, within: Filter | Nothing | None, read: Callable[[VisibleView, CollectionStatus], Result]
     ) -> Result | None:
         """Return `read` of the visible rows of the active generation, repeated if another one becomes active meanwhile.
-        None for a collection that clients write, before the first write. Raises GenerationChanged after TRIES, and as
-        `active`."""
+        None where no row is visible, and for a collection that clients write before the first write. Raises
+        GenerationChanged after TRIES, and as `active`."""
         for left in reversed(range(TRIES)):
             try:
                 stored = self.active(name)
@@ -135,6 +128,8 @@ class Collections:
                 if self.spec(name).written_by_clients:
                     return None
                 raise
+            if isinstance(within, Nothing):
+                return None
             try:
                 return read(VisibleView(self._parts.store, stored, within), stored)
             except GenerationChanged:
@@ -165,66 +160,3 @@ class Collections:
         self._remembered.pop(name, None)
         for listener in self._listeners:
             listener(name)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Keep `most` entries for `seconds`. After a write, and for values that do not last: keep them `worth` times as
-    long as computing took (0: not at all), so that recomputing takes at most 1/`worth` of the time."""
-
-    most: int
-    seconds: float
-    worth: float = 0.0
-
-
-class SingleFlightCache(Generic[Result]):
-    """A cache of values computed over a collection's visible rows. Thread-safe. Single-flight: concurrent callers of
-    one key share one computation and its error."""
-
-    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bounds = bounds
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._entries: dict[Key, tuple[Result, float, float]] = {}  # value, expiry, expiry after a write
-        self._flights: dict[Key, Future[Result]] = {}
-        self._writes: Counter[str] = Counter()
-
-    def get(self, key: Key, compute: Callable[[], Result], lasts: Callable[[Result], bool] = lambda _: True) -> Result:
-        """Return the cached or computed value; errors are not cached. `lasts`: whether to keep the value for `seconds`
-        while nothing is written."""
-        with self._lock:
-            if key in self._entries and self._clock() < self._entries[key][1]:
-                return self._entries[key][0]
-            shared = self._flights.get(key)
-            flight = self._flights[key] = shared or Future()
-            writes, began = self._writes[key[0]], self._clock()
-        if shared is not None:
-            return shared.result()
-        try:
-            with cancelled_by(Cancellation()):  # others may wait for the value: it outlives the first caller's request
-                value = compute()
-            lasting = lasts(value)
-        except BaseException as error:
-            with self._lock:
-                del self._flights[key]
-            flight.set_exception(error)
-            raise
-        with self._lock:
-            now, bounds = self._clock(), self._bounds
-            after_write = min(now + bounds.seconds, now + bounds.worth * (now - began))
-            lasting = lasting and writes == self._writes[key[0]]
-            self._entries.pop(key, None)
-            self._entries[key] = value, now + bounds.seconds if lasting else after_write, after_write
-            for oldest in list(self._entries)[: -bounds.most]:
-                del self._entries[oldest]
-            del self._flights[key]
-        flight.set_result(value)
-        return value
-
-    def changed(self, name: str) -> None:
-        """Shorten the life of the collection's entries after a write."""
-        with self._lock:
-            self._writes[name] += 1
-            for key, (value, end, after_write) in self._entries.items():
-                if key[0] == name:
-                    self._entries[key] = value, min(end, after_write), after_write

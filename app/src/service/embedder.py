@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.src.observe.metrics import Metrics
 from connector.errors import TextsNotEmbeddable
-from connector.model import Vectors
+from connector.model import ModelSource, Vectors
 from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ class EngineEmbedder:
         *,
         max_wait: float | None = None,
         cache_bytes: int = QUERY_CACHE_BYTES,
+        source: ModelSource | None = None,
     ) -> None:
+        """`source`: where the engine was loaded from."""
         metrics = self._metrics = metrics or Metrics()
         self.engine = engine
         engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
+        # Pinned, to load exactly this model again.
+        self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
@@ -126,7 +131,7 @@ def _watcher(metrics: Metrics) -> Watcher:
     """Return the counter of queue events. Core is imported with the engine only."""
     from app.src.core.queue import Watcher
 
-    class QueueMetrics(Watcher):
+    class _QueueMetrics(Watcher):
         def queued(self, lane: Lane, texts: int) -> None:
             metrics.embed_queue.labels(lane).inc(texts)
 
@@ -140,7 +145,7 @@ def _watcher(metrics: Metrics) -> Watcher:
         def refused(self) -> None:
             metrics.embed_refused.inc()
 
-    return QueueMetrics()
+    return _QueueMetrics()
 
 
 @contextmanager

@@ -47,7 +47,6 @@ class Maker:
 
     spec: CollectionSpec
     embedder: EngineEmbedder
-    source: ModelSource
     number: int | None = None
 
 
@@ -68,27 +67,17 @@ class Generations:
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """Return `all` as dictionaries for display."""
-        return [
-            {
-                "generation": each.number,
-                "state": each.state,
-                "complete": each.complete,
-                "model": each.model,
-                "dimension": each.dimension,
-                "rows": each.rows,
-                "table": each.table,
-                **{
-                    key: None if moment is None else moment.isoformat()
-                    for key, moment in (
-                        ("created", each.created),
-                        ("retired", each.retired),
-                        ("last_sync", each.last_sync),
-                    )
-                },
-                "template": None if each.recipe is None else each.recipe.spec.template,
-            }
-            for each in self.all(name)
-        ]
+        same, times = ("state", "complete", "model", "dimension", "rows", "table"), ("created", "retired", "last_sync")
+        shown = []
+        for each in self.all(name):
+            moments = {key: getattr(each, key) for key in times}
+            shown.append(
+                {"generation": each.number}
+                | {key: getattr(each, key) for key in same}
+                | {key: None if moment is None else moment.isoformat() for key, moment in moments.items()}
+                | {"template": None if each.recipe is None else each.recipe.spec.template}
+            )
+        return shown
 
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """Return the maker of generation `number`; None: the active one, by the settings if they still fit it. Raises
@@ -111,40 +100,37 @@ class Generations:
 
     def configured(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """Return the maker by the current settings."""
-        return Maker(spec, self._parts.embedder_for(spec.name), self._parts.model_source_for(spec.name), number)
+        return Maker(spec, self._parts.embedder_for(spec.name), number)
 
     def _maker_of(self, spec: CollectionSpec, generation: Generation) -> Maker:
-        embedder, source = self._model_of(spec.name, generation)
+        embedder = self._model_of(spec.name, generation)
         made_by = generation.recipe
         if made_by is not None:
             recorded = ("source", "template", "key", "where", "metadata", "chunk")
             spec = replace(spec, **{name: getattr(made_by.spec, name) for name in recorded})
-        return Maker(replace(spec, name=generation.name), embedder, source, generation.number)
+        return Maker(replace(spec, name=generation.name), embedder, generation.number)
 
     def query_embedder(self, stored: CollectionStatus) -> EngineEmbedder:
         """Return the model for queries to the active generation. Raises ModelMismatch when it is not available."""
         for generation in self._parts.store.generations.all(stored.collection, counted=False):
             if generation.number == stored.generation:
-                return self._model_of(stored.collection, generation)[0]
+                return self._model_of(stored.collection, generation)
         return self._parts.embedder_for(stored.collection)  # dropped meanwhile: the search detects this
 
-    def _model_of(self, name: str, generation: Generation) -> tuple[EngineEmbedder, ModelSource]:
+    def _model_of(self, name: str, generation: Generation) -> EngineEmbedder:
         """Return the model of the recorded recipe; earlier versions recorded only the model's name."""
-        wanted = self._parts.settings.embedding_of(name)
-        recipe = generation.recipe
+        configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
-        reasons = []
-        ours = (recorded.name, recorded.revision) == (wanted.model, wanted.revision)
-        for source in (None,) if ours else (recorded, None):
+        ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
+        for source in (configured,) if ours else (recorded, configured):
             try:
-                embedder = self._parts.embedder_for(name) if source is None else self._parts.embedder_of(source)
+                embedder = self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
-                if source is None and not ours:
-                    continue  # the configured model differs, so its error explains nothing
-                reasons.append(str(error))
+                if ours or source is recorded:  # the error of another model explains nothing
+                    reasons.append(str(error))
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
-                return embedder, source or self._parts.model_source_for(name)
+                return embedder
             reasons.append(f"the model {embedder.model} gives other vectors")
         another = f"build another: owl-sap sync {name}, then owl-sap generations {name} --switch"
         if self._collections.block(name).documents:
@@ -165,7 +151,7 @@ class Generations:
         if number is None and (stored := active(store.generations.all(name, counted=False))) is not None:
             number = stored.number
         if number is not None:
-            store.generations.record(name, number, Recipe(replace(maker.spec, name=name), maker.source))
+            store.generations.record(name, number, Recipe(replace(maker.spec, name=name), maker.embedder.source))
 
     def compare(
         self, name: str, number: int | None = None, queries: Sequence[str] = (), sample: int = QUERIES
@@ -177,31 +163,19 @@ class Generations:
         if serving is None or other.number == serving.number:
             raise GenerationRefused(f"generation {other.number} of {name!r} is active: name another to compare it with")
         texts = [*queries, *sample_texts(self._parts.store, serving.name, sample)]
-        sides = [Side(each, self._model_of(name, each)[0]) for each in (serving, other)]
+        sides = [Side(each, self._model_of(name, each)) for each in (serving, other)]
         return compare(self._parts.store, name, sides[0], sides[1], texts)
 
     def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:
         """Activate generation `number` (None: the newest being built). Raises UnknownGeneration, and GenerationRefused
         unless a sync has completed it or `force` is set."""
         found = self.all(name, counted=False)
-        target = chosen(name, found, number)
+        target, serving = chosen(name, found, number), active(found)
         if not target.complete and not force and target.state != "active":
             raise GenerationRefused(
                 f"generation {target.number} of {name!r} is not complete, because no sync has finished. "
                 f"Run: owl-sap sync {name}; --force switches to it as it is"
             )
-        return self._switch(name, found, target)
-
-    def rollback(self, name: str) -> Switched:
-        """Activate the previous generation. Raises GenerationRefused when there is none."""
-        found = self.all(name, counted=False)
-        target = last_retired(found)
-        if target is None:
-            raise GenerationRefused(f"{name!r} has no earlier generation to roll back to")
-        return self._switch(name, found, target)
-
-    def _switch(self, name: str, found: Sequence[Generation], target: Generation) -> Switched:
-        serving = active(found)
         if serving is None or serving.number == target.number:
             raise GenerationRefused(f"generation {target.number} of {name!r} is already active")
         status = self._parts.store.status(name)
@@ -220,6 +194,13 @@ class Generations:
                 f"name {target.recipe.model.name}"
             )
         return Switched(name, target.number, serving.number, notes)
+
+    def rollback(self, name: str) -> Switched:
+        """Activate the previous generation. Raises GenerationRefused when there is none."""
+        target = last_retired(self.all(name, counted=False))
+        if target is None:
+            raise GenerationRefused(f"{name!r} has no earlier generation to roll back to")
+        return self.switch(name, target.number, force=True)
 
     def drop(self, name: str, number: int) -> None:
         """Delete a generation. Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost during a

@@ -8,11 +8,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.src.observe.metrics import Metrics
 from app.src.settings import Settings, SettingsError
@@ -28,21 +26,6 @@ Scorer = Callable[[str, Sequence[str]], Sequence[float]]
 """(query, texts) -> one finite number per text, greater is better, on any scale. Called from several threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reranked:
-    """`hits`: all, the reranked ones first, with the scores of the search. `relevance`: from 0 to 1 per hit; None if
-    the order did not change. `scores`: the reranker's, by id. `note`: why it failed."""
-
-    hits: list[Hit]
-    relevance: NDArray[np.float64] | None = None
-    scores: dict[str, float] = field(default_factory=dict)
-    note: str | None = None
-
-
-class RerankFailed(Exception):
-    """Reranking failed. The message contains no text of a row."""
-
-
 class Reranker:
     """Thread-safe. Raises SettingsError for a folder or function that does not exist. The first search loads a
     cross-encoder."""
@@ -54,29 +37,32 @@ class Reranker:
         self._score = _scorer(settings)
         self.on = self._score is not None
 
-    def rerank(self, collection: str, query: str, hits: Sequence[Hit]) -> Reranked:
-        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others. A failure keeps the order
-        and sets `note`."""
-        top = list(hits[: self.settings.rerank_depth])
+    def rerank(
+        self, collection: str, query: str, hits: Sequence[Hit]
+    ) -> tuple[list[Hit], dict[str, float], str | None]:
+        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others, with the scores of the
+        search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
+        from app.src.core.backends import EngineError
+
+        top, outcome, why = list(hits[: self.settings.rerank_depth]), "done", ""
         if not top:
-            return Reranked(list(hits))
+            return list(hits), {}, None
         try:
             scores = np.asarray(self._in_time(query, [hit.text for hit in top]), dtype=np.float64)
             if scores.shape != (len(top),) or not np.isfinite(scores).all():
-                raise RerankFailed(f"the reranker gave no finite number for each of {len(top)} texts")
-        except (RerankFailed, TimeoutError, TypeError, ValueError) as failed:
-            late = isinstance(failed, TimeoutError)
-            self._metrics.reranks.labels(collection, "timeout" if late else "failed").inc()
-            # NumPy's message may quote the reranker's answer.
-            why = str(failed) if late or isinstance(failed, RerankFailed) else "the reranker gave no numbers"
-            return Reranked(list(hits), note=f"the hits are not reranked: {why}")
-        self._metrics.reranks.labels(collection, "done").inc()
+                outcome, why = "failed", f"the reranker gave no finite number for each of {len(top)} texts"
+        except TimeoutError as late:
+            outcome, why = "timeout", str(late)
+        except Exception as error:
+            # Name only the class of other errors: their message may quote a row.
+            outcome, why = "failed", str(error) if isinstance(error, EngineError) else type(error).__name__
+        self._metrics.reranks.labels(collection, outcome).inc()
+        if why:
+            _log.warning("a reranking failed: %s", why)
+            return list(hits), {}, f"the hits are not reranked: {why}"
         order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
-        ranked, least, greatest = scores[order], scores.min(), scores.max()
-        relevance = np.zeros(len(hits))
-        relevance[: len(top)] = (ranked - least) / (greatest - least) if greatest > least else 1.0
         by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
-        return Reranked([*(top[place] for place in order), *hits[len(top) :]], relevance, by_id)
+        return [*(top[place] for place in order), *hits[len(top) :]], by_id, None
 
     def _in_time(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """Run in a daemon thread and abandon it after `rerank_seconds`: Python cannot end a thread."""
@@ -87,15 +73,10 @@ class Reranker:
         outcome: Future[Sequence[float]] = Future()
 
         def run() -> None:
-            from app.src.core.backends import EngineError
-
             try:
                 outcome.set_result(score(query, texts))
             except Exception as error:
-                # Name only the class of other errors: their message may quote a row.
-                reason = str(error) if isinstance(error, EngineError) else type(error).__name__
-                _log.warning("a reranking failed: %s", reason)
-                outcome.set_exception(RerankFailed(reason))
+                outcome.set_exception(error)
             finally:
                 self._room.release()
 
@@ -103,7 +84,6 @@ class Reranker:
         try:
             return outcome.result(seconds)
         except TimeoutError:
-            _log.warning("a reranking took longer than %g s", seconds)
             raise TimeoutError(f"it took longer than {seconds:g} s ([search] rerank_seconds)") from None
 
 

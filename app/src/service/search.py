@@ -4,6 +4,7 @@ store's rankings, reranking, choice, passages, explanation."""
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rows import Nothing, Rights
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
-from app.src.service.collections import Bounds, Collections, SingleFlightCache, VisibleView
+from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
-from app.src.service.rerank import Reranked, Reranker
+from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.errors import UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
@@ -34,7 +35,7 @@ MOST_PASSAGES = 20  # of one hit
 PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
 SAMPLED = 2_000  # rows whose vectors give the backdrop of a collection
 # Backdrops by collection and row filter. One costs several searches and hardly changes with a few more rows.
-REMEMBERED = Bounds(most=256, seconds=600.0, worth=50.0)
+BACKDROPS, BACKDROP_SECONDS = 256, 60.0
 _NUMBERS = 2  # most words of a query that are looked up in keys
 _SHORTEST_NUMBER = 4
 _CANCELLED = 1e-6  # length of a mean of unit vectors below which its direction is noise
@@ -168,11 +169,11 @@ def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: 
 
 class Hybrid:
     """Blends candidates by meaning, by words and by the numbers in their keys into one ranking. Caches the backdrop of
-    a collection's visible rows. Thread-safe."""
+    a collection's visible rows for BACKDROP_SECONDS. Thread-safe."""
 
     def __init__(self) -> None:
-        self._backdrops: SingleFlightCache[Backdrop | None] = SingleFlightCache(REMEMBERED)
-        self.changed = self._backdrops.changed
+        self._lock = threading.Lock()
+        self._backdrops: dict[tuple[str, int, str], tuple[threading.Lock, float, Backdrop | None]] = {}
 
     def search(
         self, view: VisibleView, text: str, vector: NDArray[np.float32], depth: int, where: Filter | None
@@ -194,14 +195,7 @@ class Hybrid:
         if not candidates:
             return Ranked([], words=words)
         vectors = units(view.vectors(candidates))
-
-        def backdrop() -> Backdrop | None:
-            rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
-            with single_threaded():
-                return Backdrop.of(rows[np.any(rows != 0, axis=1)])
-
-        # None: too few rows. Not cached, because another process may be adding rows.
-        common = self._backdrops.get(view.key, backdrop, lasts=lambda found: found is not None)
+        common = self._backdrop(view)
         with single_threaded():
             close = closeness(vector, vectors, common)
         share = Coverage(words)
@@ -210,6 +204,22 @@ class Hybrid:
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
         return Ranked(hits, shown, near, worded, words, len(keyed))
+
+    def _backdrop(self, view: VisibleView) -> Backdrop | None:
+        with self._lock:
+            lock, end, backdrop = self._backdrops.pop(view.key, (threading.Lock(), 0.0, None))
+            self._backdrops[view.key] = lock, end, backdrop  # the newest is the last
+            for oldest in list(self._backdrops)[:-BACKDROPS]:
+                del self._backdrops[oldest]
+        with lock:  # concurrent searches share one computation
+            _, end, backdrop = self._backdrops.get(view.key, (lock, end, backdrop))
+            if time.monotonic() >= end:
+                rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
+                with single_threaded():
+                    backdrop = Backdrop.of(rows[np.any(rows != 0, axis=1)])
+                if backdrop is not None:  # too few rows: another process may be adding more
+                    self._backdrops[view.key] = lock, time.monotonic() + BACKDROP_SECONDS, backdrop
+            return backdrop
 
 
 def _number(word: str) -> str:
@@ -265,7 +275,6 @@ class Search:
         self._hybrid = Hybrid()
         self._reranker = Reranker(parts.settings, metrics)
         self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
-        collections.on_change(self._hybrid.changed)
 
     def run(
         self,
@@ -283,25 +292,25 @@ class Search:
         Raises UnknownCollection (also before the first sync), UnknownRow, ModelMismatch, BadFilter, and ValueError for
         a blank text, an invalid vector, and a vector or row in a mode with words.
         """
+        from connector.stores.records import stored_ids
+
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
         mode, rerank = self._checked(query, options)
-        if isinstance(within, Nothing):
-            if isinstance(query, Like):
-                raise _no_row(name)
-            notes = _notes(spec, where, query, mode, True)  # an invalid filter is an error for every caller
-            found: Found | None = Found([], {}, [within.why, *notes], rows="none")
-        else:
 
-            def search(view: VisibleView, stored: CollectionStatus) -> Found:
-                asked = _stored(spec, query)
-                return self._in(_Request(spec, stored, view, asked, k, where, options, mode, rerank))
+        def search(view: VisibleView, stored: CollectionStatus) -> Found:
+            asked = query
+            if isinstance(query, Like):  # the row's id as the store has it
+                asked = Like(next(iter(stored_ids(spec, [query.id])), ""))
+            return self._in(_Request(spec, stored, view, asked, k, where, options, mode, rerank))
 
-            found = self._collections.read(name, within, search)
+        found = self._collections.read(name, within, search)
         if found is None:
             if isinstance(query, Like):
                 raise _no_row(name)
             found = Found([], {}, ["the collection is still empty: it was not synced or written to yet"])
+            if isinstance(within, Nothing):  # an invalid filter is an error for every caller
+                found = Found([], {}, [within.why, *_notes(spec, where, query, mode, True)], rows="none")
         if found.explain is not None and not principal.may("admin"):
             found.explain["index"]["detail"] = "the store's plan is shown to the scope admin"
         return replace(found, stale_since=self._background.stale_since(name))
@@ -338,9 +347,12 @@ class Search:
 
     def _in(self, request: _Request) -> Found:
         """Raises GenerationChanged when another generation becomes active."""
+        from connector.document.document import named_key, parse_id
+        from connector.stores.records import FOREIGN, shown_id
+
         spec, options, view = request.spec, request.options, request.view
-        diverse = options.mmr_lambda is not None and options.mmr_lambda < 1
-        depth = request.k
+        lam = 1.0 if options.mmr_lambda is None else options.mmr_lambda
+        diverse, depth = lam < 1, request.k
         if diverse or request.mode == "hybrid":
             depth = max(request.k, min(options.depth or max(DEEP, 4 * request.k), DEEPEST))
         if request.rerank:
@@ -352,22 +364,23 @@ class Search:
         with request.timed("store"):
             ranked = self._ranked(request, depth + (itself is not None))
             candidates = [hit for hit in ranked.hits if hit.id != itself]
-        reranked = Reranked(candidates)
+        hits, scores, failure = candidates, dict[str, float](), None
         if request.rerank:
             with request.timed("rerank"):
-                reranked = self._reranker.rerank(spec.name, request.text, candidates)
-        hits = reranked.hits
+                hits, scores, failure = self._reranker.rerank(spec.name, request.text, candidates)
         if diverse:
             with request.timed("rank"):
-                hits = _diverse(request, reranked)
+                chosen = mmr(_relevance(hits, scores, mode=request.mode), view.vectors(hits), request.k, lam)
+                hits = [hits[place] for place in chosen]
         hits, passages = hits[: request.k], None
         if options.passages > 1:
             with request.timed("passages"):
                 passages = _passages(request, hits)
-        columns = self._collections.key_columns(spec.name, request.stored)
-        found = [
-            _found(hit, columns, spec, None if passages is None else passages[place]) for place, hit in enumerate(hits)
-        ]
+        columns, found = self._collections.key_columns(spec.name, request.stored), []
+        for place, hit in enumerate(hits):
+            key = {} if hit.id.startswith(FOREIGN) else named_key(parse_id(hit.id), columns)
+            more = None if passages is None else passages[place]
+            found.append(FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, more))
         for stage, seconds in request.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
         took = {stage: round(seconds * 1000, 3) for stage, seconds in request.seconds.items()}
@@ -379,12 +392,12 @@ class Search:
             if request.rerank:
                 explained["reranker"] = {
                     "by": self._reranker.settings.kind,
-                    "depth": len(reranked.scores),
-                    "why_not": reranked.note,
-                    "scores": {id_: reranked.scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
+                    "depth": len(scores),
+                    "why_not": failure,
+                    "scores": {id_: scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
                 }
         notes = _notes(spec, request.where, request.query, request.mode, bool(candidates))
-        notes += [note for note in (self._too_long(request), reranked.note) if note is not None]
+        notes += [note for note in (self._too_long(request), failure) if note is not None]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
     def _ranked(self, request: _Request, depth: int) -> Ranked:
@@ -442,16 +455,20 @@ class Search:
         return f"the search text has {tokens} tokens; the model uses only the first {embedder.max_tokens}"
 
 
-def _diverse(request: _Request, reranked: Reranked) -> list[Hit]:
-    """Choose by MMR. Relevance is the reranker's, else the score, in modes with words as a share of the best one: only
-    cosines are on MMR's scale."""
-    hits, relevance = reranked.hits, reranked.relevance
-    if relevance is None:
-        relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-        if request.mode != "vector" and len(relevance) and relevance.max() > 0:
-            relevance /= relevance.max()
-    chosen = mmr(relevance, request.view.vectors(hits), request.k, request.options.mmr_lambda or 0.0)
-    return [hits[place] for place in chosen]
+def _relevance(hits: Sequence[Hit], scores: Mapping[str, float], mode: Mode) -> NDArray[np.float64]:
+    """Return numbers from 0 to 1 for MMR: by the reranker's scores if there are any, else the hits' scores, in modes
+    with words as a share of the best one: only cosines are on MMR's scale."""
+    if scores:
+        least, greatest = min(scores.values()), max(scores.values())
+        flat = greatest == least
+        return np.array(
+            [
+                0.0 if hit.id not in scores else 1.0 if flat else (scores[hit.id] - least) / (greatest - least)
+                for hit in hits
+            ]
+        )
+    found = np.array([hit.score for hit in hits], dtype=np.float64)
+    return found / found.max() if mode != "vector" and len(found) and found.max() > 0 else found
 
 
 def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
@@ -484,18 +501,6 @@ def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
 
 def _no_row(name: str) -> UnknownRow:
     return UnknownRow(f'"{name}" has no row with this id that you may see')
-
-
-def _stored(spec: CollectionSpec, query: Query) -> Query:
-    """Return the query, with the id of a row as the store has it. Raises UnknownRow for an impossible id."""
-    if not isinstance(query, Like):
-        return query
-    from connector.stores.records import stored_ids
-
-    found = stored_ids(spec, [query.id])
-    if not found:
-        raise _no_row(spec.name)
-    return Like(found[0])
 
 
 def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode, found: bool) -> list[str]:
@@ -535,14 +540,6 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text has no letter or digit, so there is no word to search for")
     return notes
-
-
-def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, passages: list[Passage] | None) -> FoundHit:
-    from connector.document.document import named_key, parse_id
-    from connector.stores.records import FOREIGN, shown_id
-
-    key = {} if hit.id.startswith(FOREIGN) else named_key(parse_id(hit.id), columns)
-    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, passages)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

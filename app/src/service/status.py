@@ -192,7 +192,7 @@ class Status:
         return {
             "version": version(),
             **_engine(engine),
-            "models": own_models(settings, self._parts.engine_if_loaded_for),
+            "models": own_models(settings, self._parts.engine_if_loaded),
             "settings": [asdict(each) for each in choices(engine)],
             "store": settings.store.kind,
             "collections": self._collections.names,
@@ -208,7 +208,7 @@ class Status:
     # -------------------------------------------------------------------------------------------------------- metrics
 
     def _gpu_missing(self) -> float:
-        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded
+        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded()
         if engine is not None and embedding.expect_gpu:  # answers at once, even if the driver hangs
             return float(engine.profile.kind != "cuda")
         return float(gpu_missing(embedding, engine) is not None)

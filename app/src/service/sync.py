@@ -154,10 +154,10 @@ class Sync:
         """Sync the active generation by its own recipe, and build or continue another one by the settings, or with
         `model`."""
         store, generations = self._parts.store, self._generations
-        maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
+        maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model))
         before = active(store.generations.all(spec.name, counted=False))
         # Begin it first, so that the active generation keeps its own recipe even if the settings fit its model.
-        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
+        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.embedder.source))
         number = int(beside.rpartition("@")[2])
         serving: SyncReport | None = None
         notes = []

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
-_Model = tuple[str, str | None, str]
-"""Name, revision, precision."""
 
 
 class EnginesScan:
@@ -40,32 +38,31 @@ class EnginesScan:
         """`wanted`: a card is required, so that a missing one is an error."""
         self._engine = engine
         self._wanted = wanted
-        self._lock = threading.Lock()
-        self._found: VectorScan | None = None
 
-    def copy(self, dimension: int) -> ScanCopy:
+    @cached_property
+    def _scan(self) -> VectorScan:
         from app.src.core.backends import EngineError
         from connector.stores.scan.int8_scan import best_scan
 
-        with self._lock:
-            if self._found is None:
-                found, engine = best_scan(), None
-                try:
-                    engine = self._engine()
-                except EngineError:
-                    if self._wanted:  # otherwise vectors can be searched without the model
-                        raise
-                if engine is not None and engine.profile.kind == "cuda":
-                    from app.src.core.scan import CardScan
+        try:
+            engine = self._engine()
+        except EngineError:
+            if self._wanted:  # otherwise vectors can be searched without the model
+                raise
+            return best_scan()
+        if engine.profile.kind == "cuda":
+            from app.src.core.scan import CardScan
 
-                    found = CardScan(engine.profile, engine.memory, found)
-                elif engine is not None and self._wanted:
-                    raise ConfigurationError(
-                        f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
-                        " use auto or cpu"
-                    )
-                self._found = found
-            return self._found.copy(dimension)
+            return CardScan(engine.profile, engine.memory, best_scan())
+        if self._wanted:
+            raise ConfigurationError(
+                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
+                "cpu"
+            )
+        return best_scan()
+
+    def copy(self, dimension: int) -> ScanCopy:
+        return self._scan.copy(dimension)
 
 
 class Parts:
@@ -89,9 +86,7 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
-        wanted = settings.embedding
-        self._configured: _Model = (wanted.model, wanted.revision, wanted.precision)
-        self._models: dict[_Model, EngineEmbedder] = {}
+        self._models: dict[tuple[str, str | None, str], EngineEmbedder] = {}  # by name, revision, precision
         self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
@@ -107,55 +102,45 @@ class Parts:
         return self.embedder.engine
 
     @property
-    def engine_if_loaded(self) -> EmbeddingEngine | None:
-        """Return the loaded engine of the configured model, or None."""
-        there = self.embedder_if_loaded
-        return None if there is None else there.engine
-
-    @property
     def engines_loaded(self) -> list[EmbeddingEngine]:
         """Return the loaded engines: the configured model's, and those of single collections."""
         return [each.engine for each in list(self._models.values())]
 
-    def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
-        """Return the loaded engine of a collection's configured model, or None."""
-        wanted = self.settings.embedding_of(collection)
-        there = self._models.get((wanted.model, wanted.revision, wanted.precision))
+    def engine_if_loaded(self, collection: str | None = None) -> EmbeddingEngine | None:
+        """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
+        model = self.configured(collection)
+        there = self._models.get((model.name, model.revision, model.precision))
         return None if there is None else there.engine
 
-    @property
-    def embedder_if_loaded(self) -> EngineEmbedder | None:
-        """Return the embedder of the loaded engine, or None."""
-        return self._models.get(self._configured)
+    def configured(self, collection: str | None = None) -> ModelSource:
+        """Return the model of a collection; None: of [embedding]."""
+        settings = self.settings
+        wanted = settings.embedding if collection is None else settings.embedding_of(collection)
+        return ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self.embedder_of(None)
+        return self.embedder_of(self.configured())
 
     def embedder_for(self, collection: str) -> EngineEmbedder:
         """Return the configured model of a collection. Raises the engine's errors."""
-        wanted = self.settings.embedding_of(collection)
-        if wanted is self.settings.embedding:
-            return self.embedder
-        return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
+        return self.embedder_of(self.configured(collection))
 
-    def model_source_for(self, collection: str) -> ModelSource:
-        """Return the source to load that model from again."""
-        wanted = self.settings.embedding_of(collection)
-        weights = self.embedder_for(collection).engine.weights_sha256
-        return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
-
-    def embedder_of(self, model: ModelSource | None) -> EngineEmbedder:
-        """Return a model (None: the configured one) and keep it in memory. Raises the engine's errors."""
-        key = self._configured if model is None else (model.name, model.revision, model.precision)
+    def embedder_of(self, model: ModelSource) -> EngineEmbedder:
+        """Return a model and keep it in memory. Raises the engine's errors."""
+        key = model.name, model.revision, model.precision
         if (there := self._models.get(key)) is not None:
             return there  # also while another model is loaded
         wanted = self.settings.embedding
         with self._models_lock:  # not the parts' own lock: loading takes seconds
             if key not in self._models:
-                engine = self.load(None if key == self._configured else model)
-                size = wanted.query_cache_mb << 20
-                self._models[key] = EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
+                self._models[key] = EngineEmbedder(
+                    self.load(model),
+                    self._metrics,
+                    max_wait=wanted.max_wait,
+                    cache_bytes=wanted.query_cache_mb << 20,
+                    source=model,
+                )
             return self._models[key]
 
     @cached_property
@@ -198,19 +183,13 @@ class Parts:
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
         from connector.hana.connection import ConnectionOptions, HanaPool
 
+        texts = ("host", "user", "userkey", "trust_store", "host_name_in_certificate")
+        same = ("port", "encrypt", "validate_certificate", "connect_timeout", "communication_timeout")
         options = ConnectionOptions(
-            host=hana.host or "",
-            port=hana.port,
-            user=hana.user or "",
+            **{name: getattr(hana, name) or "" for name in texts},
+            **{name: getattr(hana, name) for name in same},
             password="" if hana.password is None else hana.password.get_secret_value(),
-            userkey=hana.userkey or "",
             schema=hana.schema_name or "",
-            encrypt=hana.encrypt,
-            validate_certificate=hana.validate_certificate,
-            trust_store=hana.trust_store or "",
-            host_name_in_certificate=hana.host_name_in_certificate or "",
-            connect_timeout=hana.connect_timeout,
-            communication_timeout=hana.communication_timeout,
         )
         return self._part(f"pool {section}", lambda: HanaPool(options, size=hana.pool_size))
 
@@ -272,36 +251,28 @@ class Parts:
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
-        """Load the configured model, or another one on the same device with the same limits; the caller closes it."""
+        """Load a model (None: the configured one) on the configured device; the caller closes it."""
         from app.src.core.loading import EngineOptions, load_engine
 
-        wanted = self.settings.embedding
-        if model is not None:
-            pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
-            wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
+        wanted, model = self.settings.embedding, model or self.configured()
+        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "clear_cache", "cudnn_benchmark")
         options = EngineOptions(
-            model=wanted.model,
-            precision=wanted.precision,
-            device=wanted.device,
-            memory_fraction=wanted.memory_fraction,
-            reserve_mb=wanted.reserve_mb,
-            weights_sha256=wanted.weights_sha256,
-            revision=wanted.revision,
-            threads=wanted.threads,
+            model=model.name,
+            precision=model.precision,
+            weights_sha256=model.weights_sha256,
+            revision=model.revision,
             onnx=self.graph_options(),
-            preallocate=wanted.preallocate,
-            clear_cache=wanted.clear_cache,
-            cudnn_benchmark=wanted.cudnn_benchmark,
             profiling=wanted.profiling,
+            **{name: getattr(wanted, name) for name in same},
         )
         try:
             engine = load_engine(options)
         except ImportError as error:
             raise ConfigurationError(
-                f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
+                f'the model "{model.name}" needs the package {error.name or "torch"}, which cannot be imported: '
                 f"{install_command('engine')}"
             ) from error
-        missing = None if self._warned else gpu_missing(self.settings.embedding, engine)
+        missing = None if self._warned else gpu_missing(wanted, engine)
         if missing is not None:
             self._warned = True
             _log.warning("WARNING: %s", gpu_message(missing))
@@ -323,8 +294,7 @@ class Parts:
             return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
         from connector.stores.hana.store import HanaStore
 
-        pool = self.store_pool
-        return HanaStore(pool, self._schema(), names=self._metadata_names())
+        return HanaStore(self.store_pool, self._schema(), names=self._metadata_names())
 
     def _schema(self) -> str:
         if not self.settings.store_schema:

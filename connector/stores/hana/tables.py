@@ -4,19 +4,18 @@ OWL_STATE are cached briefly for searches.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from connector.errors import ConfigurationError, DatabaseError, StatementFailed, UnknownCollection, UnknownTable
+from connector.errors import ConfigurationError, DatabaseError, StatementFailed, StoreCorrupt
 from connector.hana.connection import HanaPool, quote
 from connector.model import Hit, StoredText
 from connector.stores import filters, records
-from connector.stores.generations import Collection, changed
-from connector.stores.records import CHECKPOINT_LENGTH, ModelStamp
+from connector.stores.records import CHECKPOINT_LENGTH
+from connector.stores.state import Collection, StateTables, changed
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
@@ -28,7 +27,7 @@ LOOKUP_SIZES = (1, 8, 64, 512)
 REMEMBERED = 2.0
 """Seconds for which searches cache a collection's row."""
 
-_STATE_TABLES = {
+STATE_TABLES = {
     "OWL_STATE": f"""(
 "COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
 "MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
@@ -44,24 +43,18 @@ PRIMARY KEY ("COLLECTION", "SRC_KEY"))""",
 T = TypeVar("T")
 
 
-def state_tables(schema: str) -> tuple[str, str]:
-    """Return the quoted names of OWL_STATE and OWL_QUARANTINE."""
-    state, quarantine = (f"{quote(schema)}.{quote(name)}" for name in _STATE_TABLES)
-    return state, quarantine
-
-
-def create_state_tables(schema: str) -> dict[str, str]:
-    """Return the statements by table name."""
-    return {
-        name: f"CREATE COLUMN TABLE {quote(schema)}.{quote(name)} {columns}" for name, columns in _STATE_TABLES.items()
-    }
-
-
-def renew_lease(schema: str) -> str:
-    """Return the first statement of every write: it also locks the row against a takeover before the commit."""
-    return (
-        f'UPDATE {state_tables(schema)[0]} SET "LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
-        'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+def state_tables(schema: str) -> StateTables:
+    state, quarantine = (f"{quote(schema)}.{quote(name)}" for name in STATE_TABLES)
+    now = "CURRENT_UTCTIMESTAMP"
+    return StateTables(
+        f"schema {schema}",
+        state,
+        quarantine,
+        now,
+        later=f"ADD_SECONDS({now}, ?)",
+        expired=f'"LEASE_UNTIL" < {now}',
+        corrupt=lambda what: StoreCorrupt(f"{what} in schema {schema}"),
+        lock=" FOR UPDATE",
     )
 
 
@@ -152,6 +145,7 @@ class Collections:
         self.pool = pool
         self.schema = schema
         self.names = names
+        self.tables = state_tables(schema)
         self._remembered: dict[str, tuple[float, Collection]] = {}
         self._full_text: bool | None = None
 
@@ -166,26 +160,14 @@ class Collections:
         return self.names.get(found.name, found.names)
 
     def find(self, collection: str) -> Collection | None:
-        sql = (
-            'SELECT "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "META_NAMES", "CHECKPOINT", '
-            f'"LAST_SYNC" FROM {state_tables(self.schema)[0]} WHERE "COLLECTION" = ?'
-        )
-        try:
-            rows = self.pool.read(sql, (collection,), doing=f"opening collection {collection!r}")
-        except UnknownTable:
-            return None
-        if not rows:
-            return None
-        table, number, model, fingerprint, dimension, names, text, last_sync = rows[0]
-        checkpoint = records.checkpoint_of(text, records.in_utc(last_sync))
-        stamp = ModelStamp(model, fingerprint, dimension)
-        return Collection(collection, table, number, stamp, checkpoint, json.loads(names or "{}"))
+        doing = f"opening collection {collection!r}"
+        return self.tables.find(lambda sql, values: self.pool.read(sql, values, doing=doing), collection)
 
     def known(self, collection: str) -> Collection:
         found = self.find(collection)
         if found is None:
             self._remembered.pop(collection, None)
-            raise self.unknown(collection)
+            raise self.tables.unknown(collection)
         self._remembered[collection] = (time.monotonic(), found)
         return found
 
@@ -193,9 +175,6 @@ class Collections:
         """Return the same as `known`, at most REMEMBERED seconds old."""
         at, found = self._remembered.get(collection, (-REMEMBERED, None))
         return found if found is not None and time.monotonic() - at < REMEMBERED else self.known(collection)
-
-    def unknown(self, collection: str) -> UnknownCollection:
-        return UnknownCollection(f"schema {self.schema} has no collection {collection!r}; `sync` creates it")
 
     def reading(self, collection: str, generation: int | None, read: Callable[[Collection], T]) -> T:
         """Call `read` with the active generation. If it fails because another process switched and dropped that

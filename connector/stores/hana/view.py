@@ -15,10 +15,10 @@ from connector.errors import PermissionRefused, RowRejected, StatementFailed
 from connector.hana.connection import HanaPool, Rows, Session
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import Collection
 from connector.stores.hana import keywords
 from connector.stores.hana.tables import Collections, as_hit, as_text, compiled, portions
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.state import Collection
 from connector.stores.words import as_key_value
 
 VECTORS_PAGE = 500

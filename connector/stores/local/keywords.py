@@ -13,14 +13,11 @@ from connector.model import Hit
 from connector.stores import filters, records
 from connector.stores.local.search import FilterCache, Mark, read_mark
 from connector.stores.local.sqlite_file import undamaged
-from connector.stores.local.tables import Records
+from connector.stores.local.tables import by_ids, hits, only
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
-# FTS5 stores the word count of each column in this table, one varint per column; `scope` has one word.
-_LENGTHS = (
-    "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "
-    "WHERE collection = ? AND records.id > ?{} ORDER BY records.id"
-)
+# The statements are built from constants, checked names and parameter places.
+# ruff: noqa: S608
 
 _MOST_WORDS = 2**31 - 1
 
@@ -62,45 +59,34 @@ class _Texts:
         return scores
 
 
-class TextCache:
-    """Cache the texts that callers may see, because finding them scans every row. Later writes update the cache.
-    Thread-safe."""
-
-    def __init__(self) -> None:
-        self._known = FilterCache[_Texts](lambda texts: len(texts.ids))
-
-    def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
-        """Return the texts of rows that match `within` (None: all)."""
-        compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
-        key, mark = FilterCache.key(compiled, collection), read_mark(db)
-        known = self._known.get(key)
-        if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
-            return known
-        texts = _brought_up(db, collection, compiled, known, mark)
-        self._known.put(key, texts, TEXTS_REMEMBERED)
-        return texts
-
-
-def _brought_up(
-    db: sqlite3.Connection, collection: int, within: filters.Compiled, known: _Texts | None, mark: Mark
+def visible(
+    db: sqlite3.Connection, cache: FilterCache[_Texts], collection: int, within: filters.Condition | None
 ) -> _Texts:
-    """Return `known` plus added and minus deleted texts. Reload everything if `known` is newer than the transaction,
-    its tombstones are gone, or changed metadata may affect `within`."""
+    """Return the texts of rows that match `within` (None: all). Cached, because finding them scans every row: later
+    calls add new texts and remove deleted ones. Reload everything if the cached ones are newer than the transaction,
+    their tombstones are gone, or changed metadata may affect `within`."""
+    compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
+    key, mark = FilterCache.key(compiled, collection), read_mark(db)
+    known = cache.get(key)
+    if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
+        return known
     gone = np.empty(0, np.int64)
     if known is not None:
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
         gone = np.array([id_ for (id_,) in db.execute(sql, (collection, known.mark[1]))], dtype=np.int64)
         (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (collection,)).fetchone()
         newer = known.mark[0] > mark[0] or known.mark[1] > mark[1]
-        if newer or pruned > known.mark[1] or (within.sql and (gone == 0).any()):
+        if newer or pruned > known.mark[1] or (compiled.sql and (gone == 0).any()):
             known = None
-    if known is None:
-        known = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
-    sql = _LENGTHS.format(within.and_also)
-    rows = db.execute(sql, (collection, known.mark[0], *within.parameters)).fetchall()
+    known = known or _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
+    # FTS5 stores the word count of each column in this table, one varint per column; `scope` has one word.
+    sql = (
+        "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "
+        f"WHERE collection = ? AND records.id > ?{compiled.and_also} ORDER BY records.id"
+    )
     ids, lengths = [], []
     with undamaged("the index of words"):
-        for id_, size in rows:
+        for id_, size in db.execute(sql, (collection, known.mark[0], *compiled.parameters)):
             count = 0
             for byte in size[1:]:  # the second varint; the first is one byte, because `scope` is one word
                 count = count << 7 | byte & 0x7F
@@ -109,66 +95,62 @@ def _brought_up(
             ids.append(id_)
             lengths.append(count)
     stay = ~np.isin(known.ids, gone)
-    return _Texts(
+    texts = _Texts(
         mark,
         np.concatenate([known.ids[stay], np.array(ids, dtype=np.int64)]),
         np.concatenate([known.lengths[stay], np.array(lengths, dtype=np.int32)]),
     )
+    cache.put(key, texts, len(texts.ids), TEXTS_REMEMBERED)
+    return texts
 
 
-class KeywordSearch:
-    """Searches one collection within one transaction."""
+def holding(db: sqlite3.Connection, collection: int, word: Word, texts: _Texts) -> NDArray[np.int64]:
+    """Return the positions of texts with the word. FTS5 gets quoted words of letters, digits and blanks only."""
+    phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
+    match = f'scope : "c{collection:d}" AND text : ({phrases})'
+    rows = db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
+    return texts.places(np.fromiter((id_ for (id_,) in rows), np.int64))
 
-    def __init__(self, db: sqlite3.Connection, collection: int, texts: TextCache) -> None:
-        self._db = db
-        self._texts = texts
-        self._collection = collection
-        self._records = Records(db)
 
-    def __call__(self, text: str, k: int, condition: filters.Condition | None) -> list[Hit]:
-        """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. Do not use
-        FTS5's own BM25: it counts rows of all collections in the file, so its scores would reveal hidden texts."""
-        wanted = words(text)
-        if k < 1 or not wanted:
-            return []
-        within = condition.within if isinstance(condition, filters.Guarded) else None
-        texts = self._texts.of(self._db, self._collection, within)
-        if not len(texts.ids):
-            return []
-        scores = texts.scores(self._found(wanted, texts))
-        hit = np.flatnonzero(scores)
-        order = hit[np.argsort(-scores[hit], kind="stable")]
-        return self._records.hits(self._walk(texts.ids[order], scores[order], k, condition))
-
-    def _found(self, wanted: Sequence[Word], texts: _Texts) -> list[NDArray[np.int64]]:
-        """Return the positions of the texts with each word worth a search. Skip words known to be common."""
-        count, found = len(texts.ids), dict[Word, NDArray[np.int64]]()
-        for word in wanted:
-            if texts.holding.get(word, 0) <= most_common(count):
-                found[word] = self._holding(word, texts)
-                texts.holding[word] = len(found[word])
-        chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
-        return [found[word] if word in found else self._holding(word, texts) for word in chosen]
-
-    def _holding(self, word: Word, texts: _Texts) -> NDArray[np.int64]:
-        """Return the positions of texts with the word. FTS5 gets quoted words of letters, digits and blanks only."""
-        phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
-        match = f'scope : "c{self._collection:d}" AND text : ({phrases})'
-        rows = self._db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
-        return texts.places(np.fromiter((id_ for (id_,) in rows), np.int64))
-
-    def _walk(
-        self, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int, condition: filters.Condition | None
-    ) -> list[Hit]:
-        """Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score."""
-        passed: list[Hit] = []
-        start, step = 0, 2 * k + 16
-        while start < len(ids):
-            end = min(start + step, len(ids))
-            end = int(np.searchsorted(-scores, -scores[end - 1], side="right"))
-            chunk = dict(zip(ids[start:end].tolist(), scores[start:end].tolist(), strict=True))
-            passed = records.best_per_document([*passed, *self._records.candidates(chunk, condition)], k)
-            if len(passed) == k:
-                break
-            start, step = end, step * 4
-        return passed
+def search(
+    db: sqlite3.Connection,
+    cache: FilterCache[_Texts],
+    collection: int,
+    text: str,
+    k: int,
+    condition: filters.Condition | None,
+) -> list[Hit]:
+    """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. Do not use
+    FTS5's own BM25: it counts rows of all collections in the file, so its scores would reveal hidden texts."""
+    wanted = words(text)
+    if k < 1 or not wanted:
+        return []
+    texts = visible(db, cache, collection, condition.within if isinstance(condition, filters.Guarded) else None)
+    count = len(texts.ids)
+    if not count:
+        return []
+    found = dict[Word, NDArray[np.int64]]()
+    for word in wanted:
+        if texts.holding.get(word, 0) <= most_common(count):  # skip words known to be common
+            found[word] = holding(db, collection, word, texts)
+            texts.holding[word] = len(found[word])
+    chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
+    all_scores = texts.scores(
+        [found[word] if word in found else holding(db, collection, word, texts) for word in chosen]
+    )
+    hit = np.flatnonzero(all_scores)
+    order = hit[np.argsort(-all_scores[hit], kind="stable")]
+    ids, scores = texts.ids[order], all_scores[order]
+    # Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score.
+    best: list[Hit] = []
+    start, step = 0, 2 * k + 16
+    sql = "SELECT document, number, id FROM records"
+    while start < len(ids) and len(best) < k:
+        end = min(start + step, len(ids))
+        end = int(np.searchsorted(-scores, -scores[end - 1], side="right"))
+        some = dict(zip(ids[start:end].tolist(), scores[start:end].tolist(), strict=True))
+        rows = by_ids(db, sql, "id", list(some), only(condition))
+        candidates = [Hit(document, some[id_], "", {}, number, id_) for document, number, id_ in rows]
+        best = records.best_per_document([*best, *candidates], k)
+        start, step = end, step * 4
+    return hits(db, best)

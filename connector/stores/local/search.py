@@ -9,9 +9,9 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -21,18 +21,17 @@ from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import Collection
-from connector.stores.local.tables import Records
+from connector.stores.local.tables import by_ids, hits, only
 from connector.stores.scan.int8_scan import best_scan
 from connector.stores.scan.vector_scan import (
     Positions,
     Ranking,
-    ScanCopy,
     ScanView,
     SharedScans,
     VectorScan,
     exact_scores,
 )
+from connector.stores.state import Collection
 
 SELECTIVE_SHARE = 10
 """A filter that matches fewer than one in this many rows is answered from the matching rows."""
@@ -55,20 +54,14 @@ T = TypeVar("T")
 Mark = tuple[int, int]
 """The last record id and the last tombstone that a transaction can see, of all collections. Both only increase."""
 PAGE = 8192
-_LOAD = (
-    "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
-    "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
-)
-_SLACK = 1.25
 _EPSILON = 4 * float(np.finfo(np.float32).eps)
 
 
 class FilterCache(Generic[T]):
     """Cache the most recently used values: at most FILTERS, and at most the rows that `put` allows. Thread-safe."""
 
-    def __init__(self, rows_of: Callable[[T], int]) -> None:
-        self._rows_of = rows_of
-        self._values: dict[bytes, T] = {}
+    def __init__(self) -> None:
+        self._values: dict[bytes, tuple[int, T]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -76,8 +69,7 @@ class FilterCache(Generic[T]):
 
     @property
     def rows(self) -> int:
-        with self._lock:
-            return sum(map(self._rows_of, self._values.values()))
+        return sum(rows for rows, _ in self._values.values())
 
     @staticmethod
     def key(compiled: filters.Compiled, collection: int = 0) -> bytes:
@@ -86,26 +78,19 @@ class FilterCache(Generic[T]):
 
     def get(self, key: bytes) -> T | None:
         with self._lock:
-            if key in self._values:
-                self._values[key] = self._values.pop(key)
-            return self._values.get(key)
+            found = self._values.pop(key, None)
+            if found is None:
+                return None
+            self._values[key] = found
+            return found[1]
 
-    def put(self, key: bytes, value: T, most_rows: int) -> None:
+    def put(self, key: bytes, value: T, rows: int, most_rows: int) -> None:
         """Store a value and drop the least recently used ones. Never drops the new value."""
         with self._lock:
             self._values.pop(key, None)
-            self._values[key] = value
-            rows = sum(map(self._rows_of, self._values.values()))
-            for oldest in list(self._values)[:-1]:
-                if rows <= most_rows and len(self._values) <= FILTERS:
-                    break
-                rows -= self._rows_of(self._values.pop(oldest))
-
-    def copy(self) -> FilterCache[T]:
-        other = FilterCache(self._rows_of)
-        with self._lock:
-            other._values = dict(self._values)
-        return other
+            self._values[key] = rows, value
+            while len(self._values) > 1 and (len(self._values) > FILTERS or self.rows > most_rows):
+                del self._values[next(iter(self._values))]
 
 
 def read_mark(db: sqlite3.Connection) -> Mark:
@@ -135,127 +120,88 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Ascending positions of the rows with ids up to `seen` that match a filter; None if too many to cache."""
-
-    places: NDArray[np.int64] | None
-    seen: int
-
-
-def _no_filters() -> FilterCache[Kept]:
-    return FilterCache(lambda kept: 0 if kept.places is None else len(kept.places))
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows in id order. Row i of `view` is the unit vector of record `ids[i]`; ignore it unless `alive[i]`."""
+    """Rows in id order. Row i of `view` is the unit vector of record `ids[i]`; ignore it unless `alive[i]`. `filtered`
+    has, by filter, the ascending positions of matching rows (None: too many to cache) with ids up to a greatest one;
+    snapshots with the same first rows share it."""
 
     mark: Mark
     ids: NDArray[np.int64]
     alive: NDArray[np.bool_]
     live: int
     view: ScanView
-    filtered: FilterCache[Kept] = field(compare=False)
-    """Matching rows by filter. The next snapshot inherits the valid entries."""
+    filtered: FilterCache[tuple[Positions | None, int]]
 
-    @property
-    def allowed(self) -> NDArray[np.bool_] | None:
-        """Return which rows are alive; None: all."""
-        return None if self.live == len(self.ids) else self.alive
-
-    def is_newer(self, mark: Mark) -> bool:
-        """Return whether the snapshot has changes that a transaction at `mark` cannot see."""
-        return self.mark[0] > mark[0] or self.mark[1] > mark[1]
-
-    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions(self, ids: NDArray[np.int64]) -> Positions:
         """Return the positions of those `ids` that are alive."""
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        known: NDArray[np.int64] = found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
+        known: Positions = found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
         return known
 
 
-class Buffer:
-    """The rows of successive snapshots of one collection. New rows are appended after those of earlier snapshots, and
-    compaction makes a new buffer, so snapshots in use never change.
-
-    Not thread-safe: call `extend` under the collection's lock. Discard the buffer after an error.
-    """
+class CollectionIndex:
+    """The newest snapshot of a collection, shared by all threads and replaced atomically. New rows are appended after
+    those of earlier snapshots, and compaction makes a new copy, so snapshots in use never change."""
 
     def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
         self._collection = collection
         self._dimension = dimension
         self._scan = scan
+        self._lock = threading.Lock()
+        self.scans = SharedScans()
         self._clear()
 
     def _clear(self) -> None:
-        self._used = 0
-        self._ids = np.empty(0, np.int64)
-        self._copy: ScanCopy = self._scan.copy(self._dimension)
+        self._copy = self._scan.copy(self._dimension)
+        nothing = np.empty(0, np.int64), np.empty(0, np.bool_)
+        self._newest = Snapshot((0, 0), *nothing, 0, self._copy.view(), FilterCache())
 
-    def empty(self) -> Snapshot:
-        return self._view((0, 0), np.empty(0, np.bool_), 0)
+    def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
+        """Return the snapshot that `db`'s open transaction sees; None if the cached one is newer."""
+        mark = read_mark(db)
+        if self._newest.mark == mark:
+            return self._newest
+        with self._lock:
+            newest = self._newest
+            if newest.mark != mark:
+                if newest.mark[0] > mark[0] or newest.mark[1] > mark[1]:
+                    return None
+                try:
+                    self._extend(db, mark)
+                except BaseException:
+                    self._clear()
+                    raise
+            return self._newest
 
-    def extend(self, db: sqlite3.Connection, last: Snapshot, mark: Mark) -> Snapshot:
-        """Return the snapshot at `mark`, which `db`'s open transaction sees. `last`: the newest snapshot so far."""
-        if self._pruned(db) > last.mark[1] and last.mark != (0, 0):
+    def _extend(self, db: sqlite3.Connection, mark: Mark) -> None:
+        (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
+        if pruned > self._newest.mark[1] and self._newest.mark != (0, 0):
             self._clear()
-            last = self.empty()
-        buried, described = self._tombstones(db, last)
-        alive, live = last.alive, last.live
-        if len(buried):
-            alive = alive.copy()
-            alive[buried] = False
-            live -= len(buried)
-        added = self._load(db, last.mark[0]) if mark[0] > last.mark[0] else []
-        if added:
-            alive = np.concatenate([alive, *added])
-            live += sum(int(some.sum()) for some in added)
-        if live * 2 < len(alive):
-            return self._compact(mark, alive, live)
-        # Cached filters remain valid for older rows, unless metadata changed.
-        return self._view(mark, alive, live, None if described else last.filtered.copy())
-
-    def _view(
-        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: FilterCache[Kept] | None = None
-    ) -> Snapshot:
-        kept = _no_filters() if filtered is None else filtered
-        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), kept)
-
-    def _pruned(self, db: sqlite3.Connection) -> int:
-        row = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def _tombstones(self, db: sqlite3.Connection, last: Snapshot) -> tuple[NDArray[np.int64], bool]:
-        """Return the positions of rows deleted since `last`, and whether any metadata changed."""
+        last = self._newest
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
-        ids = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
-        return np.unique(last.positions(ids)), bool((ids == 0).any())
-
-    def _load(self, db: sqlite3.Connection, after: int) -> list[NDArray[np.bool_]]:
-        """Append the records after id `after`. Return, per page, which rows have a usable vector."""
-        cursor = db.execute(_LOAD, (self._collection, after))
-        usable = []
+        gone = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
+        ids, alive = [last.ids], [last.alive.copy()]
+        alive[0][last.positions(gone)] = False
+        sql = (
+            "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
+            "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
+        )
+        cursor = db.execute(sql, (self._collection, last.mark[0]))
         while rows := cursor.fetchmany(PAGE):
-            usable.append(self._append(rows))
-        return usable
-
-    def _append(self, rows: Sequence[tuple[int, bytes]]) -> NDArray[np.bool_]:
-        start, end = self._used, self._used + len(rows)
-        if end > len(self._ids):
-            self._ids = np.concatenate([self._ids[:start], np.empty(max(PAGE, int(end * _SLACK) - start), np.int64)])
-        vectors, usable = unit_rows([vector for _, vector in rows], self._dimension)
-        self._ids[start:end] = [id_ for id_, _ in rows]
-        self._copy.append(vectors)
-        self._used = end
-        return usable
-
-    def _compact(self, mark: Mark, alive: NDArray[np.bool_], live: int) -> Snapshot:
-        self._ids = self._ids[: self._used][alive]
-        self._copy = self._copy.kept(alive)
-        self._used = live
-        return self._view(mark, np.ones(live, np.bool_), live)
+            vectors, usable = unit_rows([vector for _, vector in rows], self._dimension)
+            self._copy.append(vectors)
+            ids.append(np.array([id_ for id_, _ in rows], np.int64))
+            alive.append(usable)
+        all_ids, all_alive = np.concatenate(ids), np.concatenate(alive)
+        live = int(all_alive.sum())
+        described = bool((gone == 0).any())  # changed metadata makes cached filters invalid
+        filtered = FilterCache() if described else last.filtered
+        if live * 2 < len(all_alive):
+            self._copy, filtered = self._copy.kept(all_alive), FilterCache()
+            all_ids, all_alive = all_ids[all_alive], np.ones(live, np.bool_)
+        self._newest = Snapshot(mark, all_ids, all_alive, live, self._copy.view(), filtered)
 
 
 @contextmanager
@@ -281,40 +227,6 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
         raise
     finally:
         db.set_progress_handler(None, 0)
-
-
-class CollectionIndex:
-    """The newest snapshot of a collection, shared by all threads and replaced atomically."""
-
-    def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
-        self._collection = collection
-        self._dimension = dimension
-        self._scan = scan
-        self._lock = threading.Lock()
-        self.scans = SharedScans()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._buffer = Buffer(self._collection, self._dimension, self._scan)
-        self._newest = self._buffer.empty()
-
-    def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
-        """Return the snapshot that `db`'s open transaction sees; None if the cached one is newer."""
-        mark = read_mark(db)
-        if self._newest.mark == mark:
-            return self._newest
-        with self._lock:
-            newest = self._newest
-            if newest.mark == mark:
-                return newest
-            if newest.is_newer(mark):
-                return None
-            try:
-                self._newest = self._buffer.extend(db, newest, mark)
-            except BaseException:
-                self._forget()
-                raise
-            return self._newest
 
 
 class Indexes:
@@ -350,45 +262,31 @@ class Search:
         self._collection = collection
         self._snapshot = snapshot
         self._scans = scans
-        self._records = Records(db)
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
         """Return the exact best `k` documents by cosine for a unit vector, ties by document id."""
-        snapshot = self._snapshot
-        if k < 1 or not snapshot.live:
+        snapshot, best, kept = self._snapshot, None, None
+        few = live = snapshot.live
+        if k < 1 or not live:
             return []
-        if condition is None:
-            return self._records.hits(self._of_all(query, k, None, snapshot.live) or [])
-        few = max(SELECTIVE_ROWS, snapshot.live // SELECTIVE_SHARE)
-        kept = self._matching(condition, few)
+        if condition is not None:
+            few = max(SELECTIVE_ROWS, live // SELECTIVE_SHARE)
+            kept = self._matching(condition, few)
         if kept is None:
-            best = self._of_all(query, k, condition, few)
-            if best is not None:
-                return self._records.hits(best)
-            # the best rows of the scan did not match the filter
-            kept = self._matching(condition, None)
-            assert kept is not None
-        return self._records.hits(self._of_kept(query, k, kept) or [])
-
-    # ------------------------------------------------------------------------------------------------------ ranking
-
-    def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Hit] | None:
-        """Return the best of the rows at positions `kept`. If they are many, scan all rows, which is cheaper."""
-        snapshot = self._snapshot
-        if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
-            ranking = snapshot.view.rank_rows(query, kept)
-        else:
-            allowed = np.zeros(len(snapshot.ids), np.bool_)
-            allowed[kept] = True
+            allowed = None if live == len(snapshot.ids) else snapshot.alive
             ranking = self._scans.rank(snapshot.view, query, allowed)
-        return self._settle(query, k, ranking, None, len(kept), len(kept))
-
-    def _of_all(
-        self, query: NDArray[np.float32], k: int, condition: filters.Condition | None, limit: int
-    ) -> list[Hit] | None:
-        snapshot = self._snapshot
-        ranking = self._scans.rank(snapshot.view, query, snapshot.allowed)
-        return self._settle(query, k, ranking, condition, snapshot.live, limit)
+            best = self._settle(query, k, ranking, condition, live, few)
+            if best is None and condition is not None:  # the best rows of the scan did not match the filter
+                kept = self._matching(condition, None)
+        if kept is not None:
+            if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
+                ranking = snapshot.view.rank_rows(query, kept)
+            else:  # to scan all rows is cheaper
+                allowed = np.zeros(len(snapshot.ids), np.bool_)
+                allowed[kept] = True
+                ranking = self._scans.rank(snapshot.view, query, allowed)
+            best = self._settle(query, k, ranking, None, len(kept), len(kept))
+        return hits(self._db, best or [])
 
     def _settle(
         self,
@@ -402,9 +300,10 @@ class Search:
         """Read down the ranking of `rows` rows until `k` documents pass `condition`; None if `limit` rows did not
         suffice. Compute scores exactly from the stored vectors."""
         wanted = k + SPARE
+        sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id"
         while True:
             chosen, floor = ranking.best(wanted)
-            found = self._records.with_vectors(self._snapshot.ids[chosen].tolist(), condition)
+            found = list(by_ids(self._db, sql, "id", self._snapshot.ids[chosen].tolist(), only(condition)))
             vectors, _ = unit_rows([row[3] for row in found], len(query))
             scores = exact_scores(vectors, query).tolist()
             candidates = (
@@ -418,30 +317,25 @@ class Search:
                 return None
             wanted = min(wanted * 4, limit)
 
-    # ------------------------------------------------------------------------------------------------------ reading
-
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
         """Return the positions of matching rows; None if there are more than `few` (None: no limit). Cached per filter:
         a repeated filter reads only new rows."""
-        compiled = filters.to_sqlite(condition)
-        snapshot = self._snapshot
+        compiled, snapshot, newest = filters.to_sqlite(condition), self._snapshot, self._snapshot.mark[0]
         key = FilterCache.key(compiled)
-        known = snapshot.filtered.get(key)
-        if known is None or known.places is None:
-            if known is not None and few is not None:
+        places, seen = snapshot.filtered.get(key) or (np.empty(0, np.int64), 0)
+        if places is None:
+            if few is not None:
                 return None
-            known = Kept(np.empty(0, np.int64), 0)
-        if known.places is not None and known.seen < snapshot.mark[0]:  # add the rows written since
-            limit = -1 if known.seen or few is None else few + 1
+            places, seen = np.empty(0, np.int64), 0
+        if seen < newest:  # add the rows written since
+            limit = -1 if seen or few is None else few + 1
             sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
-            rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
-            ids, seen = np.array([id_ for (id_,) in rows], dtype=np.int64), snapshot.mark[0]
-            together = None
-            if len(ids) != limit:
-                together = np.concatenate([known.places, snapshot.positions(np.sort(ids))])
-            known = Kept(together, seen)
-            snapshot.filtered.put(key, known, REMEMBERED_ROWS * len(snapshot.ids))
-        places = known.places
-        if places is None or snapshot.live == len(snapshot.ids):
-            return places
+            rows = self._db.execute(sql, (self._collection, seen, *compiled.parameters, limit))
+            ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
+            places = None if len(ids) == limit else np.concatenate([places, snapshot.positions(np.sort(ids))])
+            size = 0 if places is None else len(places)
+            snapshot.filtered.put(key, (places, newest), size, REMEMBERED_ROWS * len(snapshot.ids))
+        if places is None:
+            return None
+        places = places[: np.searchsorted(places, len(snapshot.ids))]  # a newer snapshot may have added some
         return places[snapshot.alive[places]]

@@ -42,10 +42,12 @@ def undamaged(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `migrations[i]` is a script that upgrades version i to i + 1."""
+    """`application_id` marks files as ours. `script` creates the tables; its statements are separated by an empty line.
+    `version`: of this layout; files of other versions are refused."""
 
     application_id: int
-    migrations: tuple[str, ...]
+    version: int
+    script: str
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection, to register functions."""
     called: str = "the store"
@@ -53,16 +55,12 @@ class Schema:
     remedy: str = "sync again: everything in it can be built anew from the source"
     """Advice to show once a damaged file was moved away."""
 
-    @property
-    def version(self) -> int:
-        return len(self.migrations)
-
 
 class SqliteFile:
-    """Open the file, creating it if absent. Raises StoreCorrupt if it is damaged, not ours, or of a later version.
+    """Open the file, creating it if absent. Raises StoreCorrupt if it is damaged, not ours, or of another version.
 
     A new file is built under a temporary name and then put in place, so an empty or truncated file is damage, never a
-    new store. With `read_only` nothing is created or migrated, `write` fails, and write permission is not needed.
+    new store. With `read_only` nothing is created, `write` fails, and write permission is not needed.
     """
 
     def __init__(self, path: Path, schema: Schema, *, read_only: bool = False) -> None:
@@ -80,9 +78,17 @@ class SqliteFile:
             # Check without opening the file: closing it would release this process's POSIX locks on it, and another
             # process could then remove the log. SQLite itself detects files of other formats.
             if not path.stat().st_size:
-                raise self._corrupt("it is empty")
+                raise self.corrupt("it is empty")
             with self._lent() as connection:
-                self._migrate(connection)
+                (identity,) = connection.execute("PRAGMA application_id").fetchone()
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if identity != schema.application_id:
+                raise self.corrupt("it belongs to another program")
+            if version != schema.version:
+                raise StoreCorrupt(
+                    f"{self._name} was written by another version of owl-sap-connector (layout {version}, this one has "
+                    f"{schema.version}): install that version, or move the file away and {schema.remedy}"
+                )
 
     @property
     def _name(self) -> str:
@@ -187,7 +193,7 @@ class SqliteFile:
         """Build the file under a temporary name and link it into place. If another process was first, use its file."""
         leftovers = [name for name in ("-wal", "-journal") if Path(f"{self.path}{name}").exists()]
         if leftovers:
-            raise self._corrupt(f"the file is gone but its {leftovers[0]} is still there")
+            raise self.corrupt(f"the file is gone but its {leftovers[0]} is still there")
         temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         try:
             temporary.touch()
@@ -195,7 +201,11 @@ class SqliteFile:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA application_id = {self._schema.application_id:d}")
-                self._run_migrations(connection, 0)
+                connection.execute("BEGIN")
+                for statement in self._schema.script.split(";\n\n"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {self._schema.version:d}")
+                connection.execute("COMMIT")
             finally:
                 connection.close()
             try:
@@ -215,33 +225,7 @@ class SqliteFile:
             for name in ("", "-wal", "-shm"):
                 Path(f"{temporary}{name}").unlink(missing_ok=True)
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        (identity,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if identity != self._schema.application_id:
-            raise self._corrupt("it belongs to another program")
-        if version > self._schema.version:
-            raise StoreCorrupt(
-                f"{self._name} was written by a later version of owl-sap-connector (layout {version}, this "
-                f"one knows {self._schema.version}): upgrade, or use another folder"
-            )
-        if version < self._schema.version and not self._read_only:
-            self._run_migrations(connection, version)
-
-    def _run_migrations(self, connection: sqlite3.Connection, version: int) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            for script in self._schema.migrations[version:]:
-                for statement in script.split(";\n\n"):
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {self._schema.version:d}")
-            connection.execute("COMMIT")
-        except BaseException:
-            self._roll_back(connection)
-            raise
-
-    def _corrupt(self, what: str) -> StoreCorrupt:
+    def corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(
             f"{self._name} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and -shm files "
             f"away and {self._schema.remedy}"
@@ -259,21 +243,21 @@ class SqliteFile:
             message = f"{self._name} cannot be used: {error.strerror or type(error).__name__}"
             raise (PermissionRefused if isinstance(error, PermissionError) else DatabaseError)(message) from None
         except Damaged as error:
-            raise self._corrupt(str(error)) from None
+            raise self.corrupt(str(error)) from None
         except UnicodeDecodeError:  # from SQLite's own message, which quotes the damaged data
-            raise self._corrupt("what SQLite says of it is not UTF-8") from None
+            raise self.corrupt("what SQLite says of it is not UTF-8") from None
 
     def _error(self, error: sqlite3.Error) -> ConnectorError:
         # SQLite's messages name no values; one of Python's messages does.
         if str(error).startswith(_UNDECODED):
-            return self._corrupt("a text in it is not UTF-8")
+            return self.corrupt("a text in it is not UTF-8")
         code = getattr(error, "sqlite_errorcode", None)
         primary = code & 0xFF if code is not None else -1
         match primary:
             case sqlite3.SQLITE_NOTADB:
-                return self._corrupt(f"it is no SQLite file, or its first page is damaged: SQLite says {error}")
+                return self.corrupt(f"it is no SQLite file, or its first page is damaged: SQLite says {error}")
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
-                return self._corrupt(f"SQLite says {error}")
+                return self.corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")
             case sqlite3.SQLITE_FULL:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filters, records
-from connector.stores.generations import Collection, changed
 from connector.stores.local import keywords as local_keywords
-from connector.stores.local.search import Indexes, Search, answering
+from connector.stores.local.search import FilterCache, Indexes, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import IN_LIMIT, Records, known
+from connector.stores.local.tables import by_ids, find, only
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.state import Collection, StateTables, changed
 from connector.stores.words import as_key_value
 
 # The statements are built from constants, checked names and parameter places.
@@ -30,8 +30,9 @@ class LocalView:
     """A `View`. `names`: source column to metadata name, None: as stored. The local store has no foreign rows."""
 
     file: SqliteFile
+    tables: StateTables
     indexes: Indexes
-    texts_seen: local_keywords.TextCache
+    texts_seen: FilterCache[Any]
     names: Mapping[str, str] | None
     collection: str
     generation: int | None
@@ -42,7 +43,7 @@ class LocalView:
         self, where: Filter | None = None
     ) -> Iterator[tuple[sqlite3.Connection, Collection, filters.Condition | None]]:
         with self.file.read() as db:
-            found = known(db, self.collection)
+            found = find(db, self.tables, self.collection)
             if self.generation not in (None, found.number):
                 raise changed(self.collection, self.generation, found.number)
             names = found.names if self.names is None else self.names
@@ -65,65 +66,63 @@ class LocalView:
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """Search with SQLite's FTS5. A word counts once per text."""
         with self._read(where) as (db, found, condition), answering(db, condition, where):
-            return local_keywords.KeywordSearch(db, found.id, self.texts_seen)(text, k, condition)
+            return local_keywords.search(db, self.texts_seen, found.id, text, k, condition)
 
     def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
         whole = as_key_value(number)
         with self._read(where) as (db, found, condition), answering(db, condition, where):
-            only, parameters = _only(found, condition)
+            within, parameters = only(condition)
             sql = (
-                f"SELECT document, text, meta, number, id FROM records WHERE instr(document, ?) > 0 AND number = 0 "
-                f"AND {only} ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
+                "SELECT document, text, meta, number, id FROM records WHERE instr(document, ?) > 0 AND number = 0 "
+                f"AND collection = ? AND {within} "
+                f"ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
             )
-            rows = db.execute(sql, (number, *parameters, *whole, count))
+            rows = db.execute(sql, (number, found.id, *parameters, *whole, count))
             return [Hit(id_, 0.0, text, records.metadata_of(meta), *place) for id_, text, meta, *place in rows]
 
     def texts(self, ids: Sequence[str]) -> list[StoredText]:
         with self._read() as (db, found, condition):
-            read = _texts(db, "document", records.asked_ids(ids)[0], _only(found, condition))
-            return records.in_order_of(ids, read)
+            return records.in_order_of(ids, _texts(db, found, "document", records.asked_ids(ids)[0], condition))
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
+        ids = [chunk.record for chunk in chunks]
         with self._read() as (db, found, _):
-            return Records(db).vectors([chunk.record for chunk in chunks], found.stamp.dimension)
+            dimension = found.stamp.dimension
+            stored = dict(by_ids(db, "SELECT record, vector FROM vectors", "record", list(set(ids))))
+        gathered = np.zeros((len(ids), dimension), np.float32)
+        for place, id_ in enumerate(ids):
+            data = stored.get(id_, b"")
+            if len(data) == 4 * dimension:
+                gathered[place] = np.frombuffer(data, dtype="<f4")
+        return gathered
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         """Sample in one pass, because a condition costs about 3 µs per row. Needs 8 bytes per row."""
         with self._read() as (db, found, condition):
-            only = where, parameters = _only(found, condition)
-            statement = f"SELECT id FROM records WHERE number = 0 AND {where}"
-            rows = db.execute(statement, parameters)
-            ids = np.fromiter((id_ for (id_,) in rows), np.int64)
+            within, parameters = only(condition)
+            sql = f"SELECT id FROM records WHERE number = 0 AND collection = ? AND {within}"
+            ids = np.fromiter((id_ for (id_,) in db.execute(sql, (found.id, *parameters))), np.int64)
             spread = ids % SPREAD_MODULUS * SPREAD_FACTOR % SPREAD_MODULUS
             chosen = ids[np.lexsort((ids, spread))[:count]].tolist()
-            read = {text.record: text for text in _texts(db, "id", chosen, only, "text" if texts else "''")}
+            rows = _texts(db, found, "id", chosen, condition, "text" if texts else "''")
+            read = {text.record: text for text in rows}
             return Sample([read[id_] for id_ in chosen], len(ids))
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
         return IndexUse(False, "the local store looks at every row's vector: its search is exact")
 
 
-_Only = tuple[str, tuple[Any, ...]]
-"""A condition in SQL and its parameters."""
-
-
-def _only(found: Collection, condition: filters.Condition | None) -> _Only:
-    """Return the condition that selects the rows of the collection that pass the filter."""
-    if condition is None:
-        return "collection = ?", (found.id,)
-    compiled = filters.to_sqlite(condition)
-    return f"collection = ? AND ({compiled.sql})", (found.id, *compiled.parameters)
-
-
 def _texts(
-    db: sqlite3.Connection, column: str, ids: Sequence[Any], only: _Only, text: str = "text"
+    db: sqlite3.Connection,
+    found: Collection,
+    column: str,
+    ids: Sequence[Any],
+    condition: filters.Condition | None,
+    text: str = "text",
 ) -> list[StoredText]:
-    where, parameters = only
-    found: list[StoredText] = []
-    for start in range(0, len(ids), IN_LIMIT):
-        some = ids[start : start + IN_LIMIT]
-        places = ", ".join("?" * len(some))
-        sql = f"SELECT document, number, {text}, meta, id FROM records WHERE {column} IN ({places}) AND {where}"
-        for id_, number, read, meta, record in db.execute(sql, (*some, *parameters)):
-            found.append(StoredText(id_, number, read, records.metadata_of(meta), record))
-    return found
+    within, parameters = only(condition)
+    select = f"SELECT document, number, {text}, meta, id FROM records"
+    rows = by_ids(db, select, column, ids, (f"collection = ? AND {within}", (found.id, *parameters)))
+    return [
+        StoredText(id_, number, read, records.metadata_of(meta), record) for id_, number, read, meta, record in rows
+    ]

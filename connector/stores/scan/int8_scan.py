@@ -4,7 +4,6 @@ of the memory traffic of float32, with a proven bound on every score's error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,12 +14,10 @@ from numpy.typing import NDArray
 from connector.model import Vectors
 from connector.stores.scan.vector_scan import (
     Blocks,
-    Column,
     NumpyScan,
     Positions,
     Ranking,
     VectorScan,
-    kept_rows,
     kth_largest,
     take,
 )
@@ -32,6 +29,7 @@ from connector.stores.scan.vector_scan import (
 # where |x| <= 1, |t1 d1| <= 1 + |p1| and |t1 d1 + t2 d2| <= 1 + |p2|, up to rounding. The norms |r1| and |r2| are
 # measured and stored per row; products of codes are integers. The scan uses the first plane; both planes rank the rows
 # that remain.
+_Planes = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
 _LEVELS = 127
 _ROUNDING = 4e-6
 """Bounds all rounding errors: lengths off 1 by 5e-7, and ten float32 operations on scores of about 1."""
@@ -46,16 +44,8 @@ _REFINED_AT_ONCE = 16_384
 """Rows refined at a time. Otherwise many ties would need the memory of a full copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantised:
-    """`codes` (2, n, d) int8; `scales` and `errors` (2, n) float32, after the first plane and after both."""
-
-    codes: NDArray[np.int8]
-    scales: NDArray[np.float32]
-    errors: NDArray[np.float32]
-
-
-def _quantised(vectors: Vectors) -> _Quantised:
+def _quantised(vectors: Vectors) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32]]:
+    """Return codes (2, n, d), and scales and errors (2, n): after the first plane and after both."""
     rows, dimension = vectors.shape
     codes = np.empty((2, rows, dimension), np.int8)
     scales, errors = np.empty((2, rows), np.float32), np.empty((2, rows), np.float32)
@@ -71,101 +61,87 @@ def _quantised(vectors: Vectors) -> _Quantised:
             steps *= scale[:, None]
             rest -= steps
             errors[plane, some] = np.sqrt(np.einsum("ij,ij->i", rest, rest)) * np.float32(_WIDER) + np.float32(1e-6)
-    return _Quantised(codes, scales, errors)
+    return codes, scales, errors
 
 
 class _Query:
     """A query in codes (2, d). By plane: the scale, and what the query's quantisation adds to every error."""
 
     def __init__(self, query: NDArray[np.float32]) -> None:
-        coded = _quantised(query[None])
-        self.codes = coded.codes[:, 0]
-        self.scales = coded.scales[:, 0].astype(np.float64)
-        self.errors = coded.errors[:, 0].astype(np.float64) * _WIDER + _ROUNDING
+        codes, scales, errors = _quantised(query[None])
+        self.codes = codes[:, 0]
+        self.scales = scales[:, 0].astype(np.float64)
+        self.errors = errors[:, 0].astype(np.float64) * _WIDER + _ROUNDING
         self.norms = 1 + self.errors
-
-
-@dataclass(frozen=True, slots=True)
-class _Planes:
-    """The rows of a view, by plane: codes in blocks, scales and errors."""
-
-    codes: tuple[tuple[NDArray[np.int8], ...], ...]
-    scales: tuple[NDArray[np.float32], ...]
-    errors: tuple[NDArray[np.float32], ...]
-    coarsest: float
-    """The greatest error of the first plane."""
 
 
 class _Int8Ranking:
     """`lower`: per row, a lower bound of the true score from the first plane, without the query's own error; -inf for
     excluded rows. `rows`: their numbers, None: all."""
 
-    def __init__(self, planes: _Planes, query: _Query, lower: NDArray[np.float32], rows: Positions | None) -> None:
-        self._planes = planes
+    def __init__(self, view: _Int8View, query: _Query, lower: NDArray[np.float32], rows: Positions | None) -> None:
+        self._view = view
         self._query = query
         self._lower = lower
         self._rows = rows
 
     def best(self, count: int) -> tuple[Positions, float]:
-        count = min(count, len(self._lower))
+        lower, query, errors = self._lower, self._query, self._view.errors
+        count = min(count, len(lower))
         if not count:
             return np.empty(0, np.int64), -np.inf
-        error = float(self._query.errors[0])
-        last = min(kth_largest(self._lower, count), _BELOW_ONE)
+        last = min(kth_largest(lower, count), _BELOW_ONE)
         if last == -np.inf:
-            return self._named(np.flatnonzero(self._lower > -np.inf)), -np.inf
-        rows = self._named(self._reaching(last - 2 * error))
-        scores, errors = self._refined(rows)
-        bound = min(kth_largest(scores - errors, min(count, len(scores))), _BELOW_ONE)
-        return rows[scores + errors >= bound], max(last - error, bound)
-
-    def _reaching(self, bound: float) -> Positions:
-        """Return the positions of rows whose true score may reach `bound`, without the query's own error."""
-        twice = 2 * float(self._query.norms[0])
-        places = np.flatnonzero(self._lower >= np.float32(bound - twice * self._planes.coarsest))
-        errors = self._planes.errors[0][self._named(places)]
-        return places[self._lower[places] + np.float32(twice) * errors >= np.float32(bound)]
+            return self._named(np.flatnonzero(lower > -np.inf)), -np.inf
+        # the rows whose true score may reach `last`, by the greatest error first
+        bound, twice = last - 2 * float(query.errors[0]), 2 * float(query.norms[0])
+        places = np.flatnonzero(lower >= np.float32(bound - twice * self._view.coarsest))
+        own = np.float32(twice) * take(errors[0], self._named(places))
+        rows = self._named(places[lower[places] + own >= np.float32(bound)])
+        scores = np.zeros(len(rows))  # by both planes
+        for start in range(0, len(rows), _REFINED_AT_ONCE):
+            some = rows[start : start + _REFINED_AT_ONCE]
+            for codes, scales in zip(self._view.codes, self._view.scales, strict=True):
+                products = query.scales @ _dots(query.codes, take(codes, some))
+                scores[start : start + len(some)] += take(scales, some) * products
+        wrong = query.norms[1] * take(errors[1], rows) + query.errors[1]
+        bound = min(kth_largest(scores - wrong, min(count, len(scores))), _BELOW_ONE)
+        return rows[scores + wrong >= bound], max(last - float(query.errors[0]), bound)
 
     def _named(self, places: Positions) -> Positions:
         return places if self._rows is None else self._rows[places]
 
-    def _refined(self, rows: Positions) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return scores by both planes, and the error bound of each."""
-        query, planes = self._query, self._planes
-        scores = np.zeros(len(rows))
-        for start in range(0, len(rows), _REFINED_AT_ONCE):
-            some = rows[start : start + _REFINED_AT_ONCE]
-            for codes, scales in zip(planes.codes, planes.scales, strict=True):
-                products = query.scales @ _dots(query.codes, take(codes, some))
-                scores[start : start + len(some)] += scales[some] * products
-        return scores, query.norms[1] * planes.errors[1][rows] + query.errors[1]
-
 
 class _Int8View:
-    def __init__(self, planes: _Planes) -> None:
-        self._planes = planes
+    """The rows of a copy in blocks, by plane. `coarsest`: the greatest error of the first plane."""
+
+    def __init__(self, codes: _Planes, scales: _Planes, errors: _Planes, rows: int, coarsest: float) -> None:
+        self.codes, self.scales, self.errors = codes, scales, errors
+        self.coarsest = coarsest
+        self._rows = rows
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
-        planes, asked = self._planes, [_Query(query) for query in queries]
-        lower = np.empty((len(asked), len(planes.scales[0])), np.float32)
+        asked = [_Query(query) for query in queries]
+        lower = np.empty((len(asked), self._rows), np.float32)
         codes = np.stack([query.codes[0] for query in asked])
         start = 0
-        for block in planes.codes[0]:
+        for block, scales, errors in zip(self.codes[0], self.scales[0], self.errors[0], strict=True):
             # Make few calls: after each, this thread waits for the interpreter lock.
-            lower[:, start : start + len(block)] = _dots(codes, block)
+            part = lower[:, start : start + len(block)]
+            part[:] = _dots(codes, block)
+            for query, row in zip(asked, part, strict=True):
+                _bound_below(query, row, scales, errors)
             start += len(block)
-        for query, row in zip(asked, lower, strict=True):
-            _bound_below(query, row, planes.scales[0], planes.errors[0])
         if allowed is not None:
             lower[:, ~allowed] = -np.inf
-        return [_Int8Ranking(planes, query, row, None) for query, row in zip(asked, lower, strict=True)]
+        return [_Int8Ranking(self, query, row, None) for query, row in zip(asked, lower, strict=True)]
 
     def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
-        planes, asked, lower = self._planes, _Query(query), np.empty(len(rows), np.float32)
+        asked, lower = _Query(query), np.empty(len(rows), np.float32)
         if len(rows):
-            lower[:] = _dots(asked.codes[:1], take(planes.codes[0], rows))[0]
-            _bound_below(asked, lower, planes.scales[0][rows], planes.errors[0][rows])
-        return _Int8Ranking(planes, asked, lower, rows)
+            lower[:] = _dots(asked.codes[:1], take(self.codes[0], rows))[0]
+            _bound_below(asked, lower, take(self.scales[0], rows), take(self.errors[0], rows))
+        return _Int8Ranking(self, asked, lower, rows)
 
 
 def _bound_below(
@@ -180,33 +156,32 @@ def _bound_below(
 class _Int8Copy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
-        self._codes = Blocks(dimension, np.int8), Blocks(dimension, np.int8)
-        self._scales = Column(), Column()
-        self._errors = Column(), Column()
+        self._codes = Blocks((dimension,), np.int8), Blocks((dimension,), np.int8)
+        self._scales = Blocks((), np.float32), Blocks((), np.float32)
+        self._errors = Blocks((), np.float32), Blocks((), np.float32)
         self._coarsest = 0.0
 
     def append(self, vectors: Vectors) -> None:
-        coded = _quantised(vectors)
-        for plane in (0, 1):
-            self._codes[plane].append(coded.codes[plane])
-            self._scales[plane].append(coded.scales[plane])
-            self._errors[plane].append(coded.errors[plane])
-        self._coarsest = max(self._coarsest, float(coded.errors[0].max(initial=0.0)))
+        codes, scales, errors = _quantised(vectors)
+        for blocks, rows in zip(self._parts(), (*codes, *scales, *errors), strict=True):
+            blocks.append(rows)
+        self._coarsest = max(self._coarsest, float(errors[0].max(initial=0.0)))
 
     def kept(self, rows: NDArray[np.bool_]) -> _Int8Copy:
         other = _Int8Copy(self._dimension)
-        for plane in (0, 1):
-            for some in kept_rows(self._codes[plane].view(), rows):
-                other._codes[plane].append(some)
-            other._scales[plane].append(self._scales[plane].view()[rows])
-            other._errors[plane].append(self._errors[plane].view()[rows])
+        for theirs, ours in zip(other._parts(), self._parts(), strict=True):
+            theirs.append_kept(ours, rows)
         other._coarsest = self._coarsest
         return other
 
     def view(self) -> _Int8View:
-        codes = tuple(part.view() for part in self._codes)
-        scales, errors = (tuple(part.view() for part in parts) for parts in (self._scales, self._errors))
-        return _Int8View(_Planes(codes, scales, errors, self._coarsest))
+        codes, scales, errors = (
+            (first.view(), second.view()) for first, second in (self._codes, self._scales, self._errors)
+        )
+        return _Int8View(codes, scales, errors, self._codes[0].rows, self._coarsest)
+
+    def _parts(self) -> tuple[Blocks, ...]:
+        return (*self._codes, *self._scales, *self._errors)
 
 
 class Int8Scan:
@@ -219,15 +194,10 @@ class Int8Scan:
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
-@cache
-def _library() -> Any:
-    return import_module("simsimd")
-
-
 def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float32]:
     """Return products (m, n) on one thread, without the interpreter lock. Integers, rounded above 2**24."""
-    # Do not use cdist's `out` argument: it leaks a reference to None (SimSIMD 6.5).
-    return np.asarray(_library().cdist(queries, rows, "dot", out_dtype="f32"))
+    # Import when needed: SimSIMD is optional. Do not use cdist's `out` argument: it leaks a reference to None (6.5).
+    return np.asarray(import_module("simsimd").cdist(queries, rows, "dot", out_dtype="f32"))
 
 
 @cache

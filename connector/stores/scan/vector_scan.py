@@ -6,8 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,6 @@ _GROUP = 32
 """Scores per group; only the greatest of a group takes part in finding a bound on the best scores."""
 
 Positions = NDArray[np.int64]
-Scores = NDArray[np.float32]
 
 
 class Ranking(Protocol):
@@ -81,6 +79,7 @@ class _SingleThreadedBlas:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
+        self._controller: ThreadpoolController | None = None
         self._limit: Any = None
 
     @contextmanager
@@ -88,7 +87,8 @@ class _SingleThreadedBlas:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._limit = _controller().limit(limits=1, user_api="blas")
+                self._controller = self._controller or ThreadpoolController()
+                self._limit = self._controller.limit(limits=1, user_api="blas")
         try:
             yield
         finally:
@@ -98,11 +98,6 @@ class _SingleThreadedBlas:
                     self._limit.restore_original_limits()
 
 
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
 single_threaded = _SingleThreadedBlas()
 
 
@@ -110,11 +105,11 @@ single_threaded = _SingleThreadedBlas()
 
 
 class Blocks:
-    """Rows of one width and type in blocks of BLOCK_ROWS. Appending moves no existing rows."""
+    """Rows of one shape and type in blocks of BLOCK_ROWS. Appending moves no existing rows."""
 
-    def __init__(self, width: int, dtype: type[np.generic]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
         self.rows = 0
-        self._width = width
+        self._shape = shape
         self._dtype = dtype
         self._blocks: list[NDArray[Any]] = []
 
@@ -123,7 +118,7 @@ class Blocks:
         while done < len(rows):
             block, place = divmod(self.rows, BLOCK_ROWS)
             if block == len(self._blocks):  # unused pages take no memory
-                self._blocks.append(np.empty((BLOCK_ROWS, self._width), self._dtype))
+                self._blocks.append(np.empty((BLOCK_ROWS, *self._shape), self._dtype))
             some = rows[done : done + BLOCK_ROWS - place]
             self._blocks[block][place : place + len(some)] = some
             self.rows += len(some)
@@ -134,25 +129,10 @@ class Blocks:
         last = self.rows - BLOCK_ROWS * (len(self._blocks) - 1)
         return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
 
-
-class Column:
-    """One number per row, contiguous. Growing allocates a new array, so earlier views remain valid."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._numbers = np.empty(0, np.float32)
-
-    def append(self, numbers: NDArray[np.float32]) -> None:
-        end = self._rows + len(numbers)
-        if end > len(self._numbers):
-            larger = np.empty(max(1024, end + end // 4), np.float32)
-            larger[: self._rows] = self._numbers[: self._rows]
-            self._numbers = larger
-        self._numbers[self._rows : end] = numbers
-        self._rows = end
-
-    def view(self) -> NDArray[np.float32]:
-        return self._numbers[: self._rows]
+    def append_kept(self, other: Blocks, rows: NDArray[np.bool_]) -> None:
+        """Append the rows of `other` for which `rows` is true."""
+        for place, block in enumerate(other.view()):
+            self.append(block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]])
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
@@ -166,13 +146,7 @@ def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
         for place, (block, start, end) in enumerate(zip(blocks, starts, ends, strict=True))
         if start < end
     ]
-    return np.concatenate(parts) if parts else np.empty((0, 0))
-
-
-def kept_rows(blocks: Sequence[NDArray[Any]], rows: NDArray[np.bool_]) -> Iterator[NDArray[Any]]:
-    """Yield the rows of each block to keep."""
-    for place, block in enumerate(blocks):
-        yield block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]]
+    return np.concatenate(parts or [blocks[0][:0]])
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
@@ -191,17 +165,6 @@ def kth_largest(scores: NDArray[Any], count: int) -> float:
     return float(np.partition(scores, len(scores) - count)[len(scores) - count])
 
 
-def shortlist(scores: Scores, count: int, error: float) -> tuple[Positions, float]:
-    """Return the same as `Ranking.best` if each score is wrong by at most `error`. Excludes rows scored -inf."""
-    count = min(count, len(scores))
-    if not count:
-        return np.empty(0, dtype=np.int64), -np.inf
-    last = kth_largest(scores, count)
-    if last == -np.inf:
-        return np.flatnonzero(scores > -np.inf), -np.inf
-    return np.flatnonzero(scores >= np.float32(last - 2 * error)), last - error
-
-
 def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return cosines of unit vectors in double precision. Unlike a matrix product, gives equal rows equal scores at any
     position."""
@@ -213,22 +176,20 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
 # --------------------------------------------------------------------------------------------------------------- NumPy
 
 
-def scan_error(dimension: int) -> float:
-    """Return the greatest error of a float32 dot product of two unit vectors."""
-    return float(max(dimension, 16) * np.finfo(np.float32).eps)
+class NumpyRanking:
+    """A `Ranking` of `rows` (None: all) by float32 scores, each wrong by at most `error`; -inf for excluded rows."""
 
-
-class _Scored:
-    """A ranking of rows by float32 scores."""
-
-    def __init__(self, scores: Scores, error: float, rows: Positions | None = None) -> None:
+    def __init__(self, scores: NDArray[np.float32], error: float, rows: Positions | None = None) -> None:
         self._scores = scores
         self._error = error
         self._rows = rows
 
     def best(self, count: int) -> tuple[Positions, float]:
-        chosen, floor = shortlist(self._scores, count, self._error)
-        return (chosen if self._rows is None else self._rows[chosen]), floor
+        count = min(count, len(self._scores))
+        last = kth_largest(self._scores, count) if count else -np.inf
+        least = last - 2 * self._error if last > -np.inf else np.finfo(np.float32).min
+        chosen = np.flatnonzero(self._scores >= np.float32(least))
+        return (chosen if self._rows is None else self._rows[chosen]), last - self._error
 
 
 class _NumpyView:
@@ -250,30 +211,31 @@ class _NumpyView:
                     np.matmul(block, queries.T, out=part.T)
         if allowed is not None:
             scores[:, ~allowed] = -np.inf
-        return [_Scored(row, self._error) for row in scores]
+        return [NumpyRanking(row, self._error) for row in scores]
 
     def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
         with single_threaded():
             scores = take(self._blocks, rows) @ query if len(rows) else np.empty(0, np.float32)
-        return _Scored(scores, self._error, rows)
+        return NumpyRanking(scores, self._error, rows)
 
 
 class _NumpyCopy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
-        self._vectors = Blocks(dimension, np.float32)
+        self._vectors = Blocks((dimension,), np.float32)
 
     def append(self, vectors: Vectors) -> None:
         self._vectors.append(vectors)
 
     def kept(self, rows: NDArray[np.bool_]) -> _NumpyCopy:
         other = _NumpyCopy(self._dimension)
-        for some in kept_rows(self._vectors.view(), rows):
-            other.append(some)
+        other._vectors.append_kept(self._vectors, rows)
         return other
 
     def view(self) -> _NumpyView:
-        return _NumpyView(self._vectors.view(), self._vectors.rows, scan_error(self._dimension))
+        # the greatest error of a float32 dot product of two unit vectors
+        error = float(max(self._dimension, 16) * np.finfo(np.float32).eps)
+        return _NumpyView(self._vectors.view(), self._vectors.rows, error)
 
 
 class NumpyScan:
@@ -294,13 +256,7 @@ class _Asked:
     view: ScanView
     query: NDArray[np.float32]
     allowed: NDArray[np.bool_] | None
-    woken: threading.Event = field(default_factory=threading.Event)
-    leads: bool = False
-    ranking: Ranking | None = None
-    error: BaseException | None = None
-
-    def joins(self, other: _Asked) -> bool:
-        return self.view is other.view and self.allowed is other.allowed
+    answer: Ranking | BaseException | None = None
 
 
 class SharedScans:
@@ -308,63 +264,35 @@ class SharedScans:
     run at once, by default one per core. Thread-safe."""
 
     def __init__(self, passes: int | None = None) -> None:
-        self._passes = passes or os.cpu_count() or 1
-        self._lock = threading.Lock()
-        self._running = 0
+        self._free = passes or os.cpu_count() or 1
+        self._changed = threading.Condition()
         self._waiting: list[_Asked] = []
 
     def rank(self, view: ScanView, query: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> Ranking:
-        asked = _Asked(view, query, allowed)
-        with self._lock:
-            asked.leads = self._running < self._passes
-            if asked.leads:
-                self._running += 1
-            else:
-                self._waiting.append(asked)
-        if not asked.leads:
-            self._wait(asked)
-        if asked.leads:
-            self._lead(asked)
-        if asked.error is not None:
-            raise asked.error
-        assert asked.ranking is not None
-        return asked.ranking
-
-    def _wait(self, asked: _Asked) -> None:
-        try:
-            asked.woken.wait()
-        except BaseException:  # for example Ctrl-C: release the waiting searches
-            with self._lock:
-                if asked in self._waiting:
-                    self._waiting.remove(asked)
-                elif asked.leads:
-                    self._hand_over()
-            raise
-
-    def _lead(self, first: _Asked) -> None:
-        """Run one pass for `first` and the searches waiting for the same rows, then hand over to the next one."""
-        with self._lock:
-            joining = [other for other in self._waiting if other.joins(first)][: TOGETHER - 1]
-            self._waiting = [other for other in self._waiting if other not in joining]
-        together = [first, *joining]
-        try:
-            rankings = first.view.rank(np.stack([asked.query for asked in together]), first.allowed)
-            for asked, ranking in zip(together, rankings, strict=True):
-                asked.ranking = ranking
-        except BaseException as error:
-            for asked in together:
-                asked.error = error
-        finally:
-            with self._lock:
-                self._hand_over()
-            for asked in joining:
-                asked.woken.set()
-
-    def _hand_over(self) -> None:
-        """Let the longest-waiting search lead. Call under the lock."""
-        if not self._waiting:
-            self._running -= 1
-            return
-        following = self._waiting.pop(0)
-        following.leads = True
-        following.woken.set()
+        asked, together = _Asked(view, query, allowed), list[_Asked]()
+        with self._changed:
+            self._waiting.append(asked)
+            try:
+                self._changed.wait_for(lambda: asked.answer is not None or (self._free and asked in self._waiting))
+                if asked.answer is None:
+                    alike = [each for each in self._waiting if each.view is view and each.allowed is allowed]
+                    together = [asked, *(each for each in alike if each is not asked)][:TOGETHER]
+                    self._free -= 1
+            finally:  # also after Ctrl-C, unless another search has taken this one along
+                leaving = together or [asked]
+                self._waiting = [each for each in self._waiting if each not in leaving]
+        if together:
+            answers: Sequence[Ranking | BaseException]
+            try:
+                answers = view.rank(np.stack([each.query for each in together]), allowed)
+            except BaseException as error:
+                answers = [error] * len(together)
+            with self._changed:
+                for each, answer in zip(together, answers, strict=True):
+                    each.answer = answer
+                self._free += 1
+                self._changed.notify_all()
+        if isinstance(asked.answer, BaseException):
+            raise asked.answer
+        assert asked.answer is not None
+        return asked.answer

@@ -1,5 +1,6 @@
 // Figures as people read them, beyond those of parts.js: shares, sizes, moments, keys of rows. Knows no page.
 
+import { plain } from "./dom.js";
 import { number } from "./parts.js";
 
 const fine = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 1 });
@@ -44,4 +45,11 @@ export function keyText(key) {
   return Object.entries(key)
     .map(([name, value]) => `${name}=${value === null ? "NULL" : value}`)
     .join(", ");
+}
+
+/** The value of a metadata field. */
+export function fieldText(value) {
+  if (value === null) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return plain(typeof value === "object" ? JSON.stringify(value) : String(value));
 }

@@ -3,9 +3,8 @@
 import { post } from "../api.js";
 import { openDialog } from "../dialogs.js";
 import { fill, h, plain } from "../dom.js";
-import { keyText } from "../figures.js";
+import { fieldText, keyText } from "../figures.js";
 import { failure, loading } from "../parts.js";
-import { fieldText } from "./search/hits.js";
 
 const GONE = "This row no longer exists, or your key may not see it.";
 const FIRST_WORDS = 60;

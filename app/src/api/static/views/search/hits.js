@@ -1,6 +1,7 @@
 // The hits of a search: score, text with the words marked, fields and actions.
 
 import { fill, h, hidden, plain } from "../../dom.js";
+import { fieldText } from "../../figures.js";
 import { ago, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
 import { explained, milliseconds } from "./explain.js";
@@ -118,12 +119,6 @@ function fields(metadata) {
     { class: "fields" },
     entries.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, h("bdi", null, fieldText(value))))),
   );
-}
-
-export function fieldText(value) {
-  if (value === null) return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  return plain(typeof value === "object" ? JSON.stringify(value) : String(value));
 }
 
 function nothing(state) {
