@@ -52,7 +52,6 @@ class Tuning:
                 cache=graph.cache,
                 device=embedding.device,
                 build=graph.build,
-                bar=graph.bar,
                 limits=MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20),
                 threads=embedding.threads,
             )

@@ -239,7 +239,7 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
+        from app.src.core.onnx_export.serving import BuildOptions, GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
@@ -247,7 +247,6 @@ class Parts:
             enabled=tensorrt.enabled,
             algorithm=tensorrt.algorithm,
             build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:

@@ -102,11 +102,6 @@ class TensorRtSettings(Section):
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
     algorithm: Literal["minmax", "entropy", "percentile"] = setting("minmax", "how the ranges of INT8 are found")
-    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
-    # share of the linear layers' products in 8 bits.
-    least_cosine: ClassVar[float] = 0.99
-    least_overlap: ClassVar[float] = 0.90
-    least_int8_share: ClassVar[float] = 0.5
 
 
 class SyncSettings(Section):

@@ -6,14 +6,13 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.src.core.agreement import LEAST_TEXTS, Bar
+from app.src.core.agreement import LEAST_TEXTS
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder
 from app.src.core.device import DeviceProfile
@@ -70,7 +69,7 @@ def options(tmp_path: Path) -> OptimizerOptions:
 
 
 def _engine(folder: Path, options: OptimizerOptions, **changed: Any) -> EmbeddingEngine:
-    graphs = GraphOptions(options.cache, enabled=True, bar=changed.pop("bar", Bar()))
+    graphs = GraphOptions(options.cache, enabled=True)
     return load_engine(EngineOptions(str(folder), device="cpu", onnx=graphs, **changed))
 
 
@@ -124,21 +123,6 @@ def test_a_graph_with_hardly_any_int8_is_refused(folder: Path, options: Optimize
     )
     assert not done.accepted
     assert "20% of the linear layers" in done.reason
-
-
-def test_a_bar_set_later_counts(folder: Path, options: OptimizerOptions) -> None:
-    T4TensorRTOptimizer(options, quantiser=Quantiser(1e-4)).optimize_model_with_calibration(str(folder), "m", TEXTS)
-    with _engine(folder, options, bar=Bar(mean_cosine=1.0, int8_share=0.9)) as engine:
-        assert engine.precision != "int8"
-        assert "70% of the linear layers" in engine.path_reason
-    lower = replace(options, bar=Bar(0.5, 0.1))
-    assert (
-        not T4TensorRTOptimizer(options, quantiser=Quantiser(0.3))
-        .optimize_model_with_calibration(str(folder), "m", TEXTS[:180])
-        .accepted
-    )
-    done = T4TensorRTOptimizer(lower).optimize_model_with_calibration(str(folder), "m", TEXTS[:180])
-    assert (done.accepted, done.cached) == (True, True)
 
 
 def test_nothing_is_calibrated_twice(folder: Path, options: OptimizerOptions) -> None:

@@ -14,13 +14,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..agreement import LEAST_TEXTS, Bar, Verdict, judge
+from ..agreement import LEAST_TEXTS, Verdict, judge
 from ..backends import Backend, EngineError, ModelUnsupported, Vectors
 from ..backends.folder import PACKAGED, Folder, read_folder
 from ..backends.torch.backend import TorchBackend, TorchOptions
@@ -87,12 +87,11 @@ class TooFewTexts(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOptions:
-    """Folder of graphs and engines, device, TensorRT's limits, and the bar of the gate."""
+    """Folder of graphs and engines, device and TensorRT's limits."""
 
     cache: Path = field(default_factory=lambda: Path(".owl-sap") / "tensorrt")
     device: str = "auto"
     build: BuildOptions = field(default_factory=BuildOptions)
-    bar: Bar = field(default_factory=Bar)
     limits: MemoryLimits = field(default_factory=MemoryLimits)
     threads: int | None = None
 
@@ -175,7 +174,7 @@ class T4TensorRTOptimizer:
         graph, engine = self._cache.find(INT8, depends), None
         cached = graph is not None and graph.facts["texts"] == texts and "verdict" in graph.facts
         if graph is not None and cached:
-            verdict = Verdict.from_dict(graph.facts["verdict"]).by(options.bar)
+            verdict = Verdict(**{each.name: graph.facts["verdict"][each.name] for each in fields(Verdict)})
         else:
             made, report = self._quantiser(model.folder, learnt, algorithm)
             facts = {"texts": texts, "report": dict(report)}
@@ -185,7 +184,7 @@ class T4TensorRTOptimizer:
             if site.runtime == "tensorrt":
                 engine = backend.info.path_reason
             exact = self._exact(model, site.profile.torch_name, judges)
-            verdict = judge(exact, found, float(report["int8_share"]), options.bar)
+            verdict = judge(exact, found, float(report["int8_share"]))
             graph = self._cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
         if not verdict.accepted:
             log.warning("%s: INT8 by %s was %s; the float precision stays", name, algorithm, verdict.reason)

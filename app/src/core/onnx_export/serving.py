@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..agreement import Bar as Bar
-from ..agreement import Verdict
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
@@ -67,13 +65,12 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
     """`enabled`: use graphs for all precisions that have them, else only for int8 on a card; `algorithm`: of the
-    calibration that serves; `bar`: for its verdict."""
+    calibration that serves."""
 
     cache: Path
     enabled: bool = False
     algorithm: str = DEFAULT
     build: BuildOptions = field(default_factory=BuildOptions)
-    bar: Bar = field(default_factory=Bar)
 
 
 class NotAsGraph(DeviceUnavailable):
@@ -93,7 +90,7 @@ def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimi
         refusal = f"precision {wanted.precision} was asked for"
         if wanted.precision in ("auto", "int8"):
             try:
-                return serving.int8_backend(serving.accepted(options.algorithm, options.bar), options.algorithm)
+                return serving.int8_backend(serving.accepted(options.algorithm), options.algorithm)
             except NotAsGraph as refused:
                 refusal = f"not in int8: {refused}"
         if site.runtime == "cpu" or not options.enabled:
@@ -132,8 +129,8 @@ class GraphServing:
         """Return the cache key of a calibrated graph and its verdict: machine, model and algorithm."""
         return {**self._model.dependencies(), "algorithm": algorithm, **self._site.card()}
 
-    def accepted(self, algorithm: str, bar: Bar) -> Entry:
-        """Return the calibrated graph if its verdict here passes the bar. Raises NotAsGraph."""
+    def accepted(self, algorithm: str) -> Entry:
+        """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
         if self._site.runtime == "cuda":
             raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self._site.reason}")
         graph = self._cache.find(INT8, self.calibration(algorithm))
@@ -142,9 +139,8 @@ class GraphServing:
                 f"this machine (card, driver, versions) has no calibration of this model by {algorithm}:"
                 " owl-sap calibrate NAME makes one"
             )
-        verdict = Verdict.from_dict(graph.facts["verdict"]).by(bar)
-        if not verdict.accepted:
-            raise NotAsGraph(f"the accuracy gate {verdict.reason}")
+        if not graph.facts["verdict"]["accepted"]:
+            raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
         return graph
 
     def _float(self, precision: GraphPrecision) -> Entry:
