@@ -56,16 +56,37 @@ def emulator(hana_emulator: Emulator) -> Emulator:
     return hana_emulator
 
 
+class Administrator:
+    """One connection for the schemas of all tests: a login takes longer than making a schema."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+        self._connection: Any = None
+
+    def execute(self, sql: str) -> None:
+        if self._connection is None or not self._connection.isconnected():
+            self._connection = self._emulator.connect(autocommit=True)
+        self._connection.cursor().execute(sql)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+@pytest.fixture(scope="session")
+def administrator(emulator: Emulator) -> Iterator[Administrator]:
+    administrator = Administrator(emulator)
+    yield administrator
+    administrator.close()
+
+
 @pytest.fixture
-def hana_schema(emulator: Emulator) -> Iterator[str]:
-    """The name of a new, empty schema in the stand-in, dropped afterwards."""
+def hana_schema(administrator: Administrator) -> Iterator[str]:
+    """The name of a new, empty schema in the emulator, dropped afterwards."""
     name = f"TEST_{next(_schemas)}"
-    connection = emulator.connect(autocommit=True)
-    cursor = connection.cursor()
-    cursor.execute(f'CREATE SCHEMA "{name}"')
+    administrator.execute(f'CREATE SCHEMA "{name}"')
     yield name
-    cursor.execute(f'DROP SCHEMA "{name}" CASCADE')
-    connection.close()
+    administrator.execute(f'DROP SCHEMA "{name}" CASCADE')
 
 
 @pytest.fixture

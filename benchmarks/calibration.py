@@ -3,12 +3,11 @@
     python benchmarks/calibration.py [PART ...] [--rounds 5] [--texts 1000] [--threads 2]
                                      [--out benchmarks/results/calibration.json]
 
-The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ written by each of its calibrators, on ONNX
-Runtime on the CPU. Calibrated on 1,000 texts: half of them paragraphs of the descriptions of the packages that are
-installed here, a quarter rows of the demo's tables, a quarter generated SAP-like texts. Judged on others of the same
-kinds: 1,200 that decide nothing.
+The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ, on ONNX Runtime on the CPU. Calibrated on
+1,000 texts: half of them paragraphs of the descriptions of the packages that are installed here, a quarter rows of the
+demo's tables, a quarter generated SAP-like texts. Judged on others of the same kinds: 1,200 that decide nothing.
 
-    entropy, minmax, percentile     by calibrator
+    minmax
 
       cosine, worst cosine, overlap   to fp32; shared part of ten nearest texts, the least of the three kinds
       INT8 share                      of the operations of the linear layers
@@ -23,7 +22,7 @@ import argparse
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, islice
@@ -38,7 +37,7 @@ from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
-from app.src.core.onnx_export.quantise import ALGORITHMS, quantise
+from app.src.core.onnx_export.quantise import quantise
 from app.src.core.tokens import TokenBatch, plan_batches
 from hana_emulator.sample import all_rows
 from hana_emulator.sample.tables import TABLES
@@ -103,30 +102,27 @@ def _computed(session: Any, tokens: TokenBatch) -> Any:
     return made
 
 
-def calibrated(algorithm: str) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
-    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        learnt, judged = material(given.texts)
-        start, busy = time.perf_counter(), time.process_time()
-        made, found = quantise(folder(), learnt, algorithm)
-        took, busy = time.perf_counter() - start, time.process_time() - busy
-        versions(report)
-        graphs = build_graph(folder()), made
-        plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
-        near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
-        kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
-        mean = sum(each.mean_cosine for each in near.values()) / len(near)
-        yield Figure(f"{algorithm} cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
-        yield Figure(f"{algorithm} worst cosine", [min(each.least_cosine for each in near.values())], "")
-        yield Figure(f"{algorithm} overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
-        yield Figure(f"{algorithm} INT8 share", [found["int8_share"]], "", SHARE)
-        some = RustTokenizer.load(folder()).ids(
-            list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
-        )
-        works = {"fp32": wall(lambda: _computed(plain, some)), "int8": wall(lambda: _computed(int8, some))}
-        yield interleaved(works, given.rounds).ratio(f"{algorithm} speed", "fp32", "int8")
-        yield Figure(f"{algorithm} calibration", [took], "s", SECONDS, more={"cpu_seconds": round(busy, 1)})
-
-    return run
+def minmax(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    learnt, judged = material(given.texts)
+    start, busy = time.perf_counter(), time.process_time()
+    made, found = quantise(folder(), learnt)
+    took, busy = time.perf_counter() - start, time.process_time() - busy
+    versions(report)
+    graphs = build_graph(folder()), made
+    plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
+    near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
+    kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
+    mean = sum(each.mean_cosine for each in near.values()) / len(near)
+    yield Figure("minmax cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
+    yield Figure("minmax worst cosine", [min(each.least_cosine for each in near.values())], "")
+    yield Figure("minmax overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
+    yield Figure("minmax INT8 share", [found["int8_share"]], "", SHARE)
+    some = RustTokenizer.load(folder()).ids(
+        list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
+    )
+    works = {"fp32": wall(lambda: _computed(plain, some)), "int8": wall(lambda: _computed(int8, some))}
+    yield interleaved(works, given.rounds).ratio("minmax speed", "fp32", "int8")
+    yield Figure("minmax calibration", [took], "s", SECONDS, more={"cpu_seconds": round(busy, 1)})
 
 
 def versions(report: Report) -> None:
@@ -136,15 +132,10 @@ def versions(report: Report) -> None:
     report.options |= {"model": MODEL, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], Iterator[Figure]]] = {
-    algorithm: calibrated(algorithm) for algorithm in ALGORITHMS
-}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=int, default=1000, help="to calibrate on")
     parser.add_argument("--threads", type=int, default=2, help="of ONNX Runtime, where speed is measured")
 
 
 if __name__ == "__main__":
-    main("calibration", __doc__ or "", PARTS, add_options)
+    main("calibration", __doc__ or "", {"minmax": minmax}, add_options)

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 NAMES = (
     "after_lease",
@@ -35,55 +34,34 @@ class InjectedFailure(RuntimeError):
     """Raised by a failpoint with action `raise`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failpoint:
-    """Do `action` once, on the `hit`-th visit (from 1) of `name`."""
+def hook(text: str) -> Callable[[str], None]:
+    """Return a hook for `arm` that counts the visits of all threads and acts once. `text`: `after_read`, `after_read:3`
+    (on the third visit) or `after_read:3:stop`; the default action is kill. Raises ValueError with the valid choices.
+    """
+    name, _, rest = text.strip().partition(":")
+    hit, _, action = rest.partition(":")
+    if name not in NAMES:
+        raise ValueError(f"unknown failpoint {name!r}; use one of {', '.join(NAMES)}")
+    if hit and not (hit.isascii() and hit.isdecimal() and int(hit)):
+        raise ValueError(f"invalid visit number {hit!r}; {name}:1 is the first visit")
+    if action and action not in ACTIONS:
+        raise ValueError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
+    lock = threading.Lock()
+    left = int(hit or 1)
 
-    name: str
-    hit: int = 1
-    action: str = "kill"
+    def visit(visited: str) -> None:
+        nonlocal left
+        if visited != name:
+            return
+        with lock:
+            left -= 1
+            struck = left == 0
+        if struck and action == "raise":
+            raise InjectedFailure(f"failpoint {name} was armed to raise")
+        if struck:
+            os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
-    @classmethod
-    def parse(cls, text: str) -> Failpoint:
-        """Parse `after_read`, `after_read:3` or `after_read:3:stop`. Raises ValueError with the valid choices.
-
-        >>> Failpoint.parse("mid_delete:2")
-        Failpoint(name='mid_delete', hit=2, action='kill')
-        """
-        name, _, rest = text.strip().partition(":")
-        hit, _, action = rest.partition(":")
-        if name not in NAMES:
-            raise ValueError(f"unknown failpoint {name!r}; use one of {', '.join(NAMES)}")
-        if hit and not (hit.isascii() and hit.isdecimal() and int(hit)):
-            raise ValueError(f"invalid visit number {hit!r}; {name}:1 is the first visit")
-        if action and action not in ACTIONS:
-            raise ValueError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
-        return cls(name, int(hit or 1), action or "kill")
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.hit}:{self.action}"
-
-    def hook(self) -> Callable[[str], None]:
-        """Return a hook for `arm` that counts the visits of all threads."""
-        lock = threading.Lock()
-        visits = 0
-
-        def visit(name: str) -> None:
-            nonlocal visits
-            if name != self.name:
-                return
-            with lock:
-                visits += 1
-                struck = visits == self.hit
-            if struck:
-                self._act()
-
-        return visit
-
-    def _act(self) -> None:
-        if self.action == "raise":
-            raise InjectedFailure(f"failpoint {self.name} was armed to raise")
-        os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)
+    return visit
 
 
 def arm(hook: Callable[[str], None] | None) -> None:

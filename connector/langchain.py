@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -15,7 +14,6 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict
 
-from connector.model import Filter
 from connector.protocols import Embedder
 from connector.sync.documents import NewDocument
 
@@ -24,46 +22,6 @@ BATCH = 200
 """Documents per write transaction."""
 _IDS = 100
 """Rows per read."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchWith:
-    """Search options. `filter`: the filter language of search. `mode` None: hybrid for a text, vector for a vector.
-    `min_score`: compared with the score in modes vector and keyword, with the cosine in hybrid. `mmr_lambda`: diversity
-    of the hits chosen from the best `depth`, from 0 (different) to 1 (relevant)."""
-
-    filter: Filter | None = None
-    mode: Mode | None = None
-    min_score: float | None = None
-    mmr_lambda: float | None = None
-    depth: int | None = None
-
-
-class Collection(Protocol):
-    """A collection with the rights of one caller. Raises the errors of `errors.py`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def embedder(self) -> Embedder:
-        """Return the model of the collection's vectors."""
-        ...
-
-    def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> Sequence[Any]:
-        """Return hits (id, text, metadata, score), best first; [] for a collection without data. Raises ValueError for
-        an empty text or unknown mode."""
-        ...
-
-    def rows(self, ids: Sequence[str]) -> Sequence[Any]:
-        """Return rows (id, text, metadata) in the order of up to 100 `ids`; omits missing ones."""
-        ...
-
-    def put(self, documents: Sequence[NewDocument]) -> list[str]:
-        """Write all documents or none, replacing existing ids. Raises WrongOrigin if a table is the source."""
-        ...
-
-    def delete(self, ids: Sequence[str]) -> int: ...
 
 
 class OwlEmbeddings(Embeddings):
@@ -85,12 +43,16 @@ class OwlVectorStore(VectorStore):
     """A collection as LangChain's vector store, embedded by its own model. A collection synced from a table is
     read-only: writing raises WrongOrigin.
 
-    Every search also takes the fields of `SearchWith` as keywords. Text searches use mode hybrid. MMR, relevance scores
-    and vector searches use mode vector, whose scores are cosines. Relevance scores are these cosines, at least 0. The
-    asynchronous methods run in threads.
+    Every search also takes these keywords: `filter`, the filter language of search. `mode`; None: hybrid for a text,
+    vector for a vector. `min_score`, compared with the score in modes vector and keyword, with the cosine in hybrid.
+    `mmr_lambda`, the diversity of the hits chosen from the best `depth`, from 0 (different) to 1 (relevant).
+
+    MMR, relevance scores and vector searches use mode vector, whose scores are cosines. Relevance scores are these
+    cosines, at least 0. The asynchronous methods run in threads.
     """
 
-    def __init__(self, collection: Collection) -> None:
+    def __init__(self, collection: Any) -> None:
+        """`collection`: one with the rights of one caller, as `app.src.langchain` opens it."""
         self.collection = collection
 
     @property
@@ -141,7 +103,7 @@ class OwlVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: list[str] | None = None,
-        collection: Collection | None = None,
+        collection: Any = None,
         **kwargs: Any,
     ) -> OwlVectorStore:
         """Store the texts in `collection`, which is required. Raises ValueError unless `embedding` is the collection's
@@ -173,27 +135,22 @@ class OwlVectorStore(VectorStore):
 
     def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
         """Return documents best first; each text is the matching passage."""
-        return self._search(query, k, SearchWith(**kwargs))
+        return [(_document(hit), hit.score) for hit in self.collection.search(query, k, **kwargs)]
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
-        return [document for document, _ in self._search(embedding, k, SearchWith(**kwargs))]
+        return [_document(hit) for hit in self.collection.search(embedding, k, **kwargs)]
 
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        options: dict[str, Any] = {"mode": "vector", "depth": fetch_k} | kwargs
-        how = SearchWith(mmr_lambda=lambda_mult, **options)
-        return [document for document, _ in self._search(query, k, how)]
+        options = {"mode": "vector", "depth": fetch_k, "mmr_lambda": lambda_mult} | kwargs
+        return self.similarity_search(query, k, **options)
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        options: dict[str, Any] = {"depth": fetch_k} | kwargs
-        how = SearchWith(mmr_lambda=lambda_mult, **options)
-        return [document for document, _ in self._search(embedding, k, how)]
-
-    def _search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[tuple[Document, float]]:
-        return [(_document(hit), hit.score) for hit in self.collection.search(query, k, how)]
+        options = {"depth": fetch_k, "mmr_lambda": lambda_mult} | kwargs
+        return self.similarity_search_by_vector(embedding, k, **options)
 
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
@@ -216,7 +173,7 @@ class OwlRetriever(BaseRetriever):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     collection: Any
-    """A `Collection`."""
+    """As in `OwlVectorStore`."""
     k: int = 4
     filter: dict[str, Any] | None = None
     mode: Mode = "hybrid"
@@ -228,7 +185,7 @@ class OwlRetriever(BaseRetriever):
     ) -> list[Document]:
         k = kwargs.pop("k", self.k)
         asked = {"filter": self.filter, "mode": self.mode, "min_score": self.min_score, "mmr_lambda": self.mmr_lambda}
-        return [_document(hit) for hit in self.collection.search(query, k, SearchWith(**asked | kwargs))]
+        return [_document(hit) for hit in self.collection.search(query, k, **asked | kwargs)]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any

@@ -12,7 +12,8 @@ from app.src.service.embedder import EngineEmbedder
 from app.src.service.search import FoundHit, SearchOptions
 from app.src.service.service import Service
 from app.src.settings import load
-from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore, SearchWith
+from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore
+from connector.model import Filter
 from connector.sync.documents import NewDocument
 
 
@@ -66,9 +67,15 @@ class _Opened:
     def embedder(self) -> EngineEmbedder:
         return self._service.generations.embedder_of(self.name)
 
-    def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[FoundHit]:
-        options = SearchOptions(how.mode, how.min_score, how.mmr_lambda, depth=how.depth)
-        return self._service.search.run(self.name, query, k, how.filter, options, principal=self._principal).hits
+    def search(
+        self, query: str | Sequence[float], k: int, filter: Filter | None = None, **options: Any
+    ) -> list[FoundHit]:
+        """Return hits, best first; [] for a collection without data. `options`: of `SearchOptions`. Raises ValueError
+        for an empty text or unknown mode."""
+        found = self._service.search.run(
+            self.name, query, k, filter, SearchOptions(**options), principal=self._principal
+        )
+        return found.hits
 
     def rows(self, ids: Sequence[str]) -> list[Any]:
         return list(self._service.browse.rows(self.name, ids, principal=self._principal))

@@ -37,8 +37,8 @@ def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableR
     and large ones first, empty ones last. Reads only the catalogue, and in a very large schema only the largest and the
     well-known tables. Raises UnknownTable for an unknown schema."""
     listed = catalog.tables(pool, schema, limit=_SMALL + 1)
-    views = [each.ref.name for each in listed if each.is_view]
-    rows = {each.ref.name: each.rows for each in listed}
+    views = [each["name"] for each in listed if each["kind"] == "view"]
+    rows: dict[str, int | None] = {each["name"]: each["rows"] for each in listed}
     if len(listed) > _SMALL:
         views = []
         rows = {name: None for name in catalog.tables_named(pool, schema, TABLES)}

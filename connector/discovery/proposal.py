@@ -249,7 +249,7 @@ class _Choices:
         """Return the change method. Cautious, because changes that do not set a watermark are missed until the next
         full comparison."""
         table, rows = self._table, self._facts.rows
-        column, doubt = stamp_column(table), ""
+        column, doubt, why = stamp_column(table), "", ""
         total, filled, distinct = self._facts.stamps or (0, 0, 0)
         if column is None:
             day = next((each.name for each in table.columns if tells_changes(each)), None)

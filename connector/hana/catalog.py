@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -74,17 +73,6 @@ _TABLES_BY_KEY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TableEntry:
-    """A table or view in a list. `rows`: HANA's own count; None for a view or if the user may not see it."""
-
-    ref: TableRef
-    is_view: bool
-    comment: str
-    columns: int
-    rows: int | None
-
-
 def describe(pool: HanaPool, ref: TableRef) -> Table:
     """Return the table or view with columns, key and comments. Raises UnknownTable with the nearest names."""
     place = (ref.schema, ref.name)
@@ -101,8 +89,10 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
 
 def tables(
     pool: HanaPool, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
-) -> list[TableEntry]:
-    """Return the tables (not temporary ones) and views that this user can see, by schema and name.
+) -> list[dict[str, Any]]:
+    """Return the tables (not temporary ones) and views that this user can see, by schema and name: `schema`, `name`,
+    `kind`, `comment`, number of `columns`, and `rows`, HANA's own count (None for a view or if the user may not see
+    it).
 
     Without `schema`, all but SYS and _SYS_... . Name or comment must contain `text`, in any case. Raises UnknownTable
     for an unknown schema.
@@ -113,18 +103,19 @@ def tables(
     found = pool.read(sql, parameters, doing=_LISTING)
     if schema is not None and not found and (missing := _no_schema(pool, schema)):
         raise UnknownTable(missing)
-    entries: list[TableEntry] = []
+    entries: list[dict[str, Any]] = []
     for place, group in groupby(found, key=itemgetter(0)):
-        listed = [(str(name), kind == "view", comment or "") for _, name, kind, comment in group]
-        of_tables = [name for name, is_view, _ in listed if not is_view]
-        of_views = [name for name, is_view, _ in listed if is_view]
+        listed: list[dict[str, Any]] = [
+            {"schema": place, "name": name, "kind": kind, "comment": comment or ""} for _, name, kind, comment in group
+        ]
+        of_tables = [entry["name"] for entry in listed if entry["kind"] == "table"]
+        of_views = [entry["name"] for entry in listed if entry["kind"] == "view"]
         columns = dict(_look_up(pool, _COUNT_COLUMNS, "TABLE", place, of_tables))
         columns |= dict(_look_up(pool, _COUNT_COLUMNS, "VIEW", place, of_views))
         rows = record_counts(pool, place, of_tables)
-        entries += [
-            TableEntry(TableRef(place, name), is_view, comment, columns.get(name, 0), rows.get(name))
-            for name, is_view, comment in listed
-        ]
+        for entry in listed:
+            entry |= {"columns": columns.get(entry["name"], 0), "rows": rows.get(entry["name"])}
+        entries += listed
     return entries
 
 

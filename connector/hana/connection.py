@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 from connector import cancellation
 from connector.errors import (
@@ -29,7 +29,6 @@ from connector.errors import (
     RowRejected,
     Unavailable,
     UnknownColumn,
-    Unreachable,
     classify,
 )
 from connector.extras import install_command
@@ -53,18 +52,11 @@ def quote(identifier: str) -> str:
 # -------------------------------------------------------------------------------------------------------- the driver
 
 
-class Driver(Protocol):
-    """hdbcli.dbapi (DB-API), or a test double. Its errors carry `errorcode` and `errortext`."""
-
-    Error: type[Exception]
-
-    def connect(self, **properties: Any) -> Any: ...
-
-
-def load_driver() -> Driver:
-    """Import SAP's driver. It is an extra because of SAP's licence."""
+def load_driver() -> Any:
+    """Import SAP's driver (DB-API; its errors carry `errorcode` and `errortext`). It is an extra because of SAP's
+    licence."""
     try:
-        return cast(Driver, importlib.import_module("hdbcli.dbapi"))
+        return importlib.import_module("hdbcli.dbapi")
     except ImportError as error:
         raise ConfigurationError(
             f"SAP's driver hdbcli is not installed (it has SAP's own licence): {install_command('hana')}"
@@ -116,24 +108,26 @@ class ConnectionOptions:
         Always sets encryption and both timeouts: otherwise the driver uses plain text on any port but 443 and waits
         forever. `reconnect` is off, because a silent reconnect loses the transaction.
         """
-        properties: dict[str, str | int] = {
-            "encrypt": str(self.encrypt).lower(),
-            "sslValidateCertificate": str(self.validate_certificate).lower(),
-            "connectTimeout": str(round(self.connect_timeout * 1000)),
-            "communicationTimeout": str(round(self.communication_timeout * 1000)),
-            "reconnect": "false",
-            "vectoroutputtype": "memoryview",
-            "sessionVariable:APPLICATION": self.application,
+        login: dict[str, str | int] = {"userkey": self.userkey}
+        if not self.userkey:
+            login = {"address": self.host, "port": self.port, "user": self.user, "password": self.password}
+        certificate = {
+            "sslTrustStore": self.trust_store,
+            "sslHostNameInCertificate": self.host_name_in_certificate,
         }
-        if self.userkey:
-            properties["userkey"] = self.userkey
-        else:
-            properties |= {"address": self.host, "port": self.port, "user": self.user, "password": self.password}
-        if self.trust_store:
-            properties["sslTrustStore"] = self.trust_store
-        if self.host_name_in_certificate:
-            properties["sslHostNameInCertificate"] = self.host_name_in_certificate
-        return properties
+        return (
+            login
+            | {name: value for name, value in certificate.items() if value}
+            | {
+                "encrypt": str(self.encrypt).lower(),
+                "sslValidateCertificate": str(self.validate_certificate).lower(),
+                "connectTimeout": str(round(self.connect_timeout * 1000)),
+                "communicationTimeout": str(round(self.communication_timeout * 1000)),
+                "reconnect": "false",
+                "vectoroutputtype": "memoryview",
+                "sessionVariable:APPLICATION": self.application,
+            }
+        )
 
     def check_trust_store(self) -> None:
         """Raise ConnectFailed for a missing file, which the driver reports as an untrusted certificate."""
@@ -154,7 +148,7 @@ class Session:
 
     CURSORS = 24
 
-    def __init__(self, driver: Driver, connection: Any, on_statement: Callable[[str], None] | None) -> None:
+    def __init__(self, driver: Any, connection: Any, on_statement: Callable[[str], None] | None) -> None:
         self._driver = driver
         self._connection = connection
         self._on_statement = on_statement
@@ -279,7 +273,7 @@ class HanaPool:
         *,
         retry: RetryPolicy = AS_USUAL,
         on_statement: Callable[[str], None] | None = None,
-        driver: Driver | None = None,
+        driver: Any = None,
         idle_check: float = 30.0,
     ) -> None:
         if size < 1:
@@ -383,18 +377,7 @@ class HanaPool:
             return session.execute(sql, parameters, doing=doing)
 
     def _take(self) -> Session:
-        session = self._idle_or_room()
-        try:
-            if session is not None and not self._alive(session):
-                session.close()
-                session = None
-            return session or self._connect()
-        except BaseException:
-            self._forget()
-            raise
-
-    def _idle_or_room(self) -> Session | None:
-        """Return an idle session; None if the caller may open one."""
+        """Return an idle session that works, else a new one."""
         patience, call = self.options.communication_timeout, cancellation.current()
         with call.calling(self._wake), self._changed:
             free = self._changed.wait_for(
@@ -405,23 +388,25 @@ class HanaPool:
                 raise ConnectionLost("the connection pool is closed")
             if not free:
                 raise Overloaded(f"all {self.size} connections were in use for {patience:g} s: raise `pool_size`")
-            if self._idle:
-                return self._idle.pop()
-            self._open += 1
-            return None
+            session = self._idle.pop() if self._idle else None
+            self._open += session is None
+        try:
+            if session is None:
+                return self._connect()
+            if time.monotonic() - session.last_used >= self._idle_check:
+                try:
+                    session.query("SELECT 1 FROM DUMMY", doing="checking an idle connection")
+                except DatabaseError:
+                    session.close()
+                    return self._connect()
+            return session
+        except BaseException:
+            self._forget()
+            raise
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _alive(self, session: Session) -> bool:
-        if time.monotonic() - session.last_used < self._idle_check:
-            return True
-        try:
-            session.query("SELECT 1 FROM DUMMY", doing="checking an idle connection")
-        except DatabaseError:
-            return False
-        return True
 
     def _give_back(self, session: Session) -> None:
         with self._changed:
@@ -447,33 +432,25 @@ class HanaPool:
             if known:  # raise a copy: two threads must not raise one exception object
                 raise type(known)(str(known), code=known.code)
             try:
-                return self._log_in()
+                self.options.check_trust_store()
+                driver = self._driver = self._driver or load_driver()
+                try:
+                    connection = driver.connect(**self.options.properties())
+                except driver.Error as error:
+                    raise _mapped(error, f"connecting to {self.options.place}") from None
+                session = Session(driver, connection, self.on_statement)
+                if schema := self.options.schema:
+                    try:
+                        session.execute(f"SET SCHEMA {quote(schema)}", doing="setting `schema` as current schema")
+                    except BaseException:
+                        session.close()
+                        raise
+                return session
             except ConnectorError as error:
                 self._failed = (time.monotonic(), error)
                 if isinstance(error, LoginRefused):
                     self._refused = error
                 raise
-
-    def _log_in(self) -> Session:
-        driver = self._driver = self._driver or load_driver()
-        doing = f"connecting to {self.options.place}"
-        self.options.check_trust_store()
-        connection: Any = None
-        failure: ConnectorError | None = None
-        try:
-            connection = driver.connect(**self.options.properties())
-        except driver.Error as error:
-            failure = _mapped(error, doing)
-        if connection is None:
-            raise (failure or Unreachable(f"{doing}: the driver gave no connection")) from None
-        session = Session(driver, connection, self.on_statement)
-        try:
-            if self.options.schema:
-                session.execute(f"SET SCHEMA {quote(self.options.schema)}", doing="setting `schema` as current schema")
-        except BaseException:
-            session.close()
-            raise
-        return session
 
 
 # ------------------------------------------------------------------------------------------------ what HANA can do
@@ -481,26 +458,23 @@ class HanaPool:
 
 @dataclass(frozen=True, slots=True)
 class HanaFeatures:
-    """Capabilities that the server reports. `cloud_version` is None on-premise."""
+    """Capabilities that the server reports. `version`: of HANA Cloud, on-premise of HANA, "" where hidden."""
 
     real_vector: bool
     half_vector: bool
     version: str = ""
-    cloud_version: str | None = None
 
     @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
         """Probe the server. Types decide; a version that the user may not see stays empty."""
         doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
-        versions = []
+        version = ""
         for column in ("CLOUD_VERSION", "VERSION"):
-            try:
+            with suppress(UnknownColumn, PermissionRefused):
                 rows = pool.read(f"SELECT {column} FROM SYS.M_DATABASE", doing=doing)  # noqa: S608 - one of these two
-            except (UnknownColumn, PermissionRefused):
-                rows = []
-            versions.append(str(rows[0][0] or "") if rows else "")
-        return cls("REAL_VECTOR" in types, "HALF_VECTOR" in types, versions[1], versions[0] or None)
+                version = version or str((rows[0][0] if rows else "") or "")
+        return cls("REAL_VECTOR" in types, "HALF_VECTOR" in types, version)
 
 
 def utc_now(pool: HanaPool) -> datetime:

@@ -101,42 +101,29 @@ def searching(schema: str) -> Privilege:
     return Privilege(("SELECT",), schema, "searching vectors of every generation, and reading their state")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One privilege of a user: on a table, a schema, or (None) the system."""
-
-    name: str
-    on: TableRef | str | None = None
+Held = tuple[str, TableRef | str | None]
+"""One privilege of a user: its name, and the table, schema or (None) system that it is for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    user: str
-    held: tuple[Held, ...]
-
-
-def effective(pool: HanaPool) -> Holder:
-    """Return the privileges of the pool's user, including roles and ownership, excluding those of PUBLIC."""
+def effective(pool: HanaPool) -> tuple[str, list[Held]]:
+    """Return the pool's user and its privileges, including roles and ownership, excluding those of PUBLIC."""
     rows = pool.read(EFFECTIVE, (), doing="reading the user's privileges")
-    return Holder(str(rows[0][0]) if rows else "", tuple(_held(*row[1:]) for row in rows))
+    held: list[Held] = []
+    for _, schema, name, privilege in rows:
+        held.append((privilege, TableRef(schema, name) if schema and name else schema or None))
+    return str(rows[0][0]) if rows else "", held
 
 
-def _held(schema: str | None, name: str | None, privilege: str) -> Held:
-    if not schema:
-        return Held(privilege)
-    return Held(privilege, TableRef(schema, name) if name else schema)
-
-
-def excess(holder: Holder, needed: Sequence[Privilege], own: Collection[TableRef | str]) -> list[str]:
-    """Return what `holder` has beyond `needed`, as texts by object. Ignores privileges in the user's own schema, and in
+def excess(user: str, held: Sequence[Held], needed: Sequence[Privilege], own: Collection[TableRef | str]) -> list[str]:
+    """Return what `user` holds beyond `needed`, as texts by object. Ignores privileges in the user's own schema, and in
     or on one of `own`."""
-    found = [f"{holder.user} is an administrator"] if holder.user in _ADMINISTRATORS else []
+    found = [f"{user} is an administrator"] if user in _ADMINISTRATORS else []
     allowed = {(name, privilege.on) for privilege in needed for name in privilege.names}
     beyond: dict[str, list[str]] = {}
-    for each in holder.held:
-        schema = each.on.schema if isinstance(each.on, TableRef) else each.on or ""
-        free = each.on in own or schema in own or schema == holder.user or _SYSTEM_SCHEMA.fullmatch(schema)
-        if not free and (each.name, each.on) not in allowed:
-            place = "" if each.on is None else f" on {'schema ' * isinstance(each.on, str)}{each.on}"
-            beyond.setdefault(place, []).append(each.name)
+    for name, on in held:
+        schema = on.schema if isinstance(on, TableRef) else on or ""
+        free = on in own or schema in own or schema == user or _SYSTEM_SCHEMA.fullmatch(schema)
+        if not free and (name, on) not in allowed:
+            place = "" if on is None else f" on {'schema ' * isinstance(on, str)}{on}"
+            beyond.setdefault(place, []).append(name)
     return found + [", ".join(sorted(names)) + place for place, names in sorted(beyond.items())]

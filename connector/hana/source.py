@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from sys import getsizeof
 from typing import Any
@@ -23,7 +24,7 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import catalog
-from connector.hana.change_log import FIND_TRIGGERS, ID, log_gap
+from connector.hana.change_log import ID, check_log
 from connector.hana.connection import HanaPool, Rows, Session, quote, utc_now
 from connector.hana.privileges import granted, selecting
 from connector.hana.statement import Statement, check_unique, place, with_bytes
@@ -38,19 +39,17 @@ _ROW_BYTES = 1000  # memory of a row besides its values
 _SAMPLE = 16
 _ROWID = '"$rowid$"'
 _TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
-Read = Callable[[Query, str, Sequence[Any], str], Rows]  # query, SQL, parameters, what is being done
 
 
 class HanaSource:
-    """`protocols.Source` over a pool. Thread-safe; holds no connection between pages."""
+    """`protocols.Source` and `protocols.Capture` over a pool. Thread-safe; holds no connection between pages."""
 
     def __init__(self, pool: HanaPool) -> None:
         self._pool = pool
-        self._capture = HanaCapture(pool, self._read)
 
     @property
     def capture(self) -> Capture:
-        return self._capture
+        return self
 
     def describe(self, ref: TableRef) -> Table:
         return catalog.describe(self._pool, ref)
@@ -91,20 +90,15 @@ class HanaSource:
         last = None if within is None else within.after
         count, more = size, True
         while more:
-            try:
-                # Read one more row, to see whether another page follows and whether the key is unique.
-                rows = self._page(query, statement, last, count + 1)
-            except Overloaded:
-                if count <= SMALLEST_PAGE:
-                    raise
-                count = max(count // 2, SMALLEST_PAGE)
-                continue
+            # Read one more row, to see whether another page follows and whether the key is unique.
+            rows, count = _read_fewer(partial(self._page, query, statement, last), count)
             page, more = [statement.row(values) for values in rows[:count]], len(rows) > count
             check_unique(query, last, page, statement.key_of(rows[count]) if more else None)
             if page:
                 yield page
                 last = page[-1].key
-            count = min(size, count * 2, _rows_that_fit(page))
+            fitting = len(page) * PAGE_BYTES // max(1, size_of_rows(page))
+            count = min(size, count * 2, max(SMALLEST_PAGE, fitting))
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)
@@ -117,7 +111,7 @@ class HanaSource:
         condition, parameters = statement.between(last)
         sql = f"{statement.select}{statement.where(condition)}{statement.order} LIMIT ?"
         try:
-            return self._read(query, sql, (*parameters, limit), "reading")
+            return self._read(query, sql, (*parameters, limit + 1), "reading")
         except (UnknownTable, UnknownColumn) as error:
             if last is None:
                 raise
@@ -134,32 +128,11 @@ class HanaSource:
                 raise ConfigurationError(f"HANA does not understand the condition in `where`: {error}") from None
             raise
 
-
-def size_of_rows(rows: Sequence[Row]) -> int:
-    """Return approximate bytes, from a sample."""
-    sample = rows[:: max(1, len(rows) // _SAMPLE)]
-    if not sample:
-        return 0
-    values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
-    return len(rows) * (_ROW_BYTES + values // len(sample))
-
-
-def _rows_that_fit(page: Sequence[Row]) -> int:
-    return max(SMALLEST_PAGE, len(page) * PAGE_BYTES // max(1, size_of_rows(page)))
-
-
-class HanaCapture:
-    """`protocols.Capture` over a pool. Thread-safe; holds no connection between pages."""
-
-    def __init__(self, pool: HanaPool, read: Read) -> None:
-        self._pool = pool
-        self._read = read
-
     def table_id(self, table: TableRef) -> int | None:
-        found = self._table(table)
+        found = self._look_up(table)
         return None if found is None else int(found[0])
 
-    def _table(self, table: TableRef) -> Sequence[Any] | None:
+    def _look_up(self, table: TableRef) -> Sequence[Any] | None:
         found = self._pool.read(_TABLE, (table.schema, table.name), doing=f"looking up {table}")
         return found[0] if found else None
 
@@ -172,11 +145,11 @@ class HanaCapture:
         start = statement.select_with(mark.selected.format(name))
         order = f" ORDER BY {name},{statement.key_list} LIMIT ?"
         upto, after, key = mark.bind(span.upto), span.after, span.key
-        pages = _Pages(size)
-        while not pages.ended:
+        count, more = size, True
+        while more:
             behind, parameters = statement.behind(name, mark.bound, mark.bind(after), key)
             sql = f"{start}{statement.where(f'{behind} AND {name} <= {mark.bound}')}{order}"
-            found = pages.next(self._reading(query, sql, (*parameters, upto), "reading the changes of"))
+            found, count, more = self._next(query, sql, (*parameters, upto), size, count)
             rows = [statement.row(values[:-1]) for values in found]
             places = [
                 (after, key),
@@ -198,16 +171,23 @@ class HanaCapture:
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
         statement = Statement(query if values else Query(query.table, query.key, (), query.where))
-        start = statement.select_with(_tokened(query, token))
+        start = statement.select_with(_token_of(query, token))
         last: Key | None = None
-        pages = _Pages(size)
-        while not pages.ended:
+        count, more = size, True
+        while more:
             condition, parameters = ("", ()) if last is None else statement.after(last)
             sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
             try:
-                found = pages.next(self._reading(query, sql, parameters, "reading tokens of"))
+                found, count, more = self._next(query, sql, parameters, size, count)
             except (UnknownColumn, StatementFailed) as error:
-                raise _no_token(query.table, token, error) from None
+                if token == "rowid" and isinstance(error, UnknownColumn) and "rowid" in str(error):
+                    raise _no_row_ids(query.table) from None
+                if token == "hash" and isinstance(error, StatementFailed):
+                    raise ConfigurationError(
+                        f"`changes.hash`: HANA cannot hash the rows of {query.table}; "
+                        f'use hash = "client", the default. {error}'
+                    ) from None
+                raise
             rows = [_with_token(statement.row(row[:-1]), row[-1], values) for row in found]
             check_unique(query, last, rows, None)
             if rows:
@@ -217,13 +197,13 @@ class HanaCapture:
     def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)
         found: list[Row] = []
-        for sql, parameters in statement.lookups(statement.select_with(_tokened(query, token)), keys):
+        for sql, parameters in statement.lookups(statement.select_with(_token_of(query, token)), keys):
             rows = self._read(query, sql, parameters, "reading rows of")
             found += [_with_token(statement.row(row[:-1]), row[-1], values=True) for row in rows]
         return found
 
     def row_ids(self, query: Query) -> RowIds:
-        found = self._table(query.table)
+        found = self._look_up(query.table)
         if found is None or found[1] != "TRUE":
             raise _no_row_ids(query.table)
         statement = Statement(Query(query.table, query.key, ()))
@@ -237,11 +217,7 @@ class HanaCapture:
     # -------------------------------------------------------------------------------------------------------- log
 
     def check_log(self, query: Query, log: TableRef) -> None:
-        columns = self._pool.read(catalog.FIND_COLUMNS, (log.schema, log.name), doing=f"looking up {log}")
-        doing = f"looking up the triggers of {query.table}"
-        triggers = self._pool.read(FIND_TRIGGERS, (query.table.schema, query.table.name), doing=doing)
-        if gap := log_gap(query, log, {str(row[0]) for row in columns}, triggers):
-            raise LogMissing(gap)
+        check_log(self._pool, query, log)
 
     def log_length(self, log: TableRef) -> int:
         sql = f"SELECT COUNT(*) FROM {place(log)}"  # noqa: S608 - the name is quoted
@@ -266,8 +242,30 @@ class HanaCapture:
             with _there():
                 self._pool.in_transaction(delete, doing=f"taking entries off {log}")
 
-    def _reading(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Callable[[int], Rows]:
-        return lambda limit: self._read(query, sql, (*parameters, limit), doing)
+    def _next(self, query: Query, sql: str, parameters: Sequence[Any], size: int, count: int) -> tuple[Rows, int, bool]:
+        """Return the next page, how many rows to read then, and whether more may follow."""
+        rows, read = _read_fewer(lambda n: self._read(query, sql, (*parameters, n), "reading the changes of"), count)
+        return rows, min(size, read * 2), len(rows) == read
+
+
+def _read_fewer(read: Callable[[int], Rows], count: int) -> tuple[Rows, int]:
+    """Read `count` rows, fewer if HANA is short of memory, and return the count that worked."""
+    while True:
+        try:
+            return read(count), count
+        except Overloaded:
+            if count <= SMALLEST_PAGE:
+                raise
+            count = max(count // 2, SMALLEST_PAGE)
+
+
+def size_of_rows(rows: Sequence[Row]) -> int:
+    """Return approximate bytes, from a sample."""
+    sample = rows[:: max(1, len(rows) // _SAMPLE)]
+    if not sample:
+        return 0
+    values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
+    return len(rows) * (_ROW_BYTES + values // len(sample))
 
 
 @contextmanager
@@ -279,34 +277,11 @@ def _there() -> Iterator[None]:
         raise LogMissing(f"the change log disappeared while it was read: {error}") from None
 
 
-class _Pages:
-    """Read pages; use smaller ones while HANA is short of memory."""
-
-    def __init__(self, size: int) -> None:
-        self._size = self._count = size
-        self.ended = False
-
-    def next(self, read: Callable[[int], Rows]) -> Rows:
-        while True:
-            try:
-                rows = read(self._count)
-            except Overloaded:
-                if self._count <= SMALLEST_PAGE:
-                    raise
-                self._count = max(self._count // 2, SMALLEST_PAGE)
-                continue
-            self.ended = len(rows) < self._count
-            self._count = min(self._size, self._count * 2)
-            return rows
-
-
-def _tokened(query: Query, token: Token) -> str:
-    return _ROWID if token == "rowid" else hashed(query)
-
-
-def hashed(query: Query) -> str:
-    """Return SQL for one SHA-256 over the query's columns without its key. Each column adds length and text, and NULL
-    has its own length, so different rows never give the same bytes."""
+def _token_of(query: Query, token: Token) -> str:
+    """Return SQL for the token. A hash is one SHA-256 over the query's columns without its key. Each column adds length
+    and text, and NULL has its own length, so different rows never give the same bytes."""
+    if token == "rowid":
+        return _ROWID
     parts: list[str] = []
     for column in dict.fromkeys(query.columns):
         text = f"TO_NVARCHAR({quote(column)})"
@@ -318,16 +293,6 @@ def hashed(query: Query) -> str:
 def _with_token(row: Row, token: Any, values: bool) -> Row:
     data = token.to_bytes(8, "big") if isinstance(token, int) else bytes(token or b"")
     return Row(row.key, row.values if values else {}, data)
-
-
-def _no_token(table: TableRef, token: Token, error: Exception) -> Exception:
-    if token == "rowid" and isinstance(error, UnknownColumn) and "rowid" in str(error):
-        return _no_row_ids(table)
-    if token == "hash" and isinstance(error, StatementFailed):
-        return ConfigurationError(
-            f'`changes.hash`: HANA cannot hash the rows of {table}; use hash = "client", the default. {error}'
-        )
-    return error
 
 
 def _no_row_ids(table: TableRef) -> ConfigurationError:

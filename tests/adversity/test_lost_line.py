@@ -185,6 +185,7 @@ def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureReque
         def restart() -> None:
             emulator.process.kill()
             emulator.process.wait(60)
+            scene.disconnect()
             stack.enter_context(running("--port", str(emulator.port), *data))
 
         yield scene, restart

@@ -27,6 +27,7 @@ from connector.errors import ConfigurationError
 from connector.extras import install_command
 from tests.agents.conftest import HOSTILE, Ground, said, serving_with
 from tests.api.conftest import serving, settings_in
+from tests.forked import owl_sap
 from tests.surface.conftest import environment
 
 SEARCH = {"collection": "materials", "query": "bearing"}
@@ -545,10 +546,9 @@ def test_a_service_with_tools_ends_with_0(tmp_path: Path) -> None:
     }
     block = '[mcp]\nhttp = true\n[[collections]]\nname = "a"\nsource = "S.T"\ntemplate = "{X}"\n'
     (tmp_path / "owl-sap.toml").write_text(block)
-    command = [sys.executable, "-m", "app", "serve", "--port", "0"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(**variables), stdout=pipe, stderr=pipe, text=True
+    with owl_sap(
+        "serve", "--port", "0", cwd=tmp_path, env=environment(**variables), stdout=pipe, stderr=pipe, text=True
     ) as process:
         try:
             assert process.stdout is not None

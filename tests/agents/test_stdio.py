@@ -27,6 +27,7 @@ from connector.extras import install_command
 from tests.adversity.scene import NAME, Scene
 from tests.agents.conftest import offering, rows, said
 from tests.api.conftest import TableSource
+from tests.forked import owl_sap
 from tests.surface.conftest import ROOT, Cli, environment
 from tests.surface.test_torch_free import BLOCK
 
@@ -78,9 +79,8 @@ SEARCH = {"collection": "materials", "query": "bearing number 3", "k": 20}
 @contextmanager
 def piped(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "app", "mcp", *arguments]
-    with subprocess.Popen(
-        command, cwd=folder, env=environment(**variables), stdin=pipe, stdout=pipe, stderr=pipe
+    with owl_sap(
+        "mcp", *arguments, cwd=folder, env=environment(**variables), stdin=pipe, stdout=pipe, stderr=pipe
     ) as process:
         try:
             yield process

@@ -10,7 +10,6 @@ import logging
 import ssl
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from app.src.api import server
 from app.src.observe import Fault, checks
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
+from tests.forked import owl_sap
 from tests.surface.test_serve import VARIABLES
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -54,8 +54,10 @@ def served(folder: Path, api: ApiSettings) -> Iterator[str]:
         "OWL_SAP_API__TLS_KEY": str(api.tls_key),
         "OWL_SAP_API__HSTS": "true",
     }
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--port", "0"],
+    with owl_sap(
+        "serve",
+        "--port",
+        "0",
         cwd=folder,
         env=VARIABLES | files,
         stdout=subprocess.PIPE,

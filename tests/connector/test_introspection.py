@@ -197,11 +197,12 @@ def test_hostile_names_over_the_wire(pool, schema, tmp_path):
 
 
 def test_tables_and_views_with_their_sizes(pool, schema):
-    found = {entry.ref.name: entry for entry in tables(pool, schema)}
+    found = {entry["name"]: entry for entry in tables(pool, schema)}
     assert list(found) == ["MAKT", "MARA", "MARC", "NOTES", "V_TEXTS"]
     mara, view = found["MARA"], found["V_TEXTS"]
-    assert (mara.is_view, mara.comment, mara.columns, mara.rows) == (False, "General material data", 3, 1)
-    assert (view.is_view, view.columns, view.rows) == (True, 5, None)
+    assert mara == {"schema": schema, "name": "MARA", "kind": "table", "comment": "General material data",
+                    "columns": 3, "rows": 1}  # fmt: skip
+    assert (view["kind"], view["columns"], view["rows"]) == ("view", 5, None)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +218,13 @@ def test_tables_and_views_with_their_sizes(pool, schema):
     ],
 )
 def test_what_is_searched_for_is_taken_literally(pool, schema, text, names):
-    assert [entry.ref.name for entry in tables(pool, schema, text)] == names
+    assert [entry["name"] for entry in tables(pool, schema, text)] == names
 
 
 def test_pages_of_the_list(pool, schema):
-    names = [entry.ref.name for entry in tables(pool, schema)]
+    names = [entry["name"] for entry in tables(pool, schema)]
     assert [
-        entry.ref.name for offset in range(0, 6, 2) for entry in tables(pool, schema, limit=2, offset=offset)
+        entry["name"] for offset in range(0, 6, 2) for entry in tables(pool, schema, limit=2, offset=offset)
     ] == names
 
 
@@ -232,17 +233,17 @@ def test_more_tables_than_one_look_up_takes(pool, schema):
         pool.execute(f'CREATE TABLE "{schema}"."T{number:03}" ("A" INTEGER, "B" INTEGER)')
     found = tables(pool, schema, "T0")
     assert len(found) == 70
-    assert {(entry.columns, entry.rows) for entry in found} == {(2, 0)}
+    assert {(entry["columns"], entry["rows"]) for entry in found} == {(2, 0)}
 
 
 def test_schemas_of_the_system_are_left_out_unless_named(pool, schema):
     pool.execute('CREATE SCHEMA "_SYS_OWL"')
     try:
         pool.execute('CREATE TABLE "_SYS_OWL"."T" ("A" INTEGER)')
-        everywhere = {entry.ref.schema for entry in tables(pool, limit=1000)}
+        everywhere = {entry["schema"] for entry in tables(pool, limit=1000)}
         assert schema in everywhere
         assert not {name for name in everywhere if name == "SYS" or name.startswith("_SYS_")}
-        assert [entry.ref.name for entry in tables(pool, "_SYS_OWL")] == ["T"]
+        assert [entry["name"] for entry in tables(pool, "_SYS_OWL")] == ["T"]
     finally:
         pool.execute('DROP SCHEMA "_SYS_OWL" CASCADE')
 
@@ -262,7 +263,7 @@ def test_row_counts_that_may_not_be_seen_are_unknown(pool, schema, monkeypatch):
         return read(sql, *rest, **more)
 
     monkeypatch.setattr(pool, "read", refusing)
-    assert {entry.rows for entry in tables(pool, schema)} == {None}
+    assert {entry["rows"] for entry in tables(pool, schema)} == {None}
     assert introspect(pool, TableRef(schema, "MAKT")).rows is None
 
 

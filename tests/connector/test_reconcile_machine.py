@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from connector import failpoints
 from connector.document.document import Renderer, document_id
 from connector.errors import LeaseLost
-from connector.failpoints import Failpoint, InjectedFailure
+from connector.failpoints import InjectedFailure
 from connector.model import ChunkSpec, CollectionSpec, Key, Row
 from connector.sync.feeds.feed import Batch
 from connector.sync.feeds.full import FullFeed
@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
     @rule(script=STEPS, name=st.sampled_from(PASSED), hit=st.integers(1, 3), complete=st.booleans())
     def crash(self, script: list[dict[str, Any]], name: str, hit: int, complete: bool) -> None:
         feed = self._full() if complete else self._scripted(script)
-        with armed(Failpoint(name, hit, "raise").hook()), suppress(InjectedFailure):
+        with armed(failpoints.hook(f"{name}:{hit}:raise")), suppress(InjectedFailure):
             self._run(feed)
 
     @rule(script=STEPS, name=st.sampled_from(OUTSIDE), hit=st.integers(1, 3), complete=st.booleans())

@@ -220,7 +220,7 @@ class HanaTable:
         columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(100), "GRP" NVARCHAR(3), "AT" TIMESTAMP'
         self.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
         setup = installation(self.spec("log"), self.source.describe(self.ref))
-        for sql in (piece.create for piece in setup):
+        for _, sql, _ in setup:
             self.run(sql)
 
     def close(self) -> None:

@@ -384,7 +384,7 @@ def _plug_in(table: Changing) -> None:
     else:
         from connector.hana.change_log import install
 
-        done = [piece.name for piece in install(table.pool, table.spec("log"), "X").pieces if piece.done]
+        done = [piece["name"] for piece in install(table.pool, table.spec("log"), "X")["pieces"] if piece["done"]]
         assert done == ["OWL_LOG_C_U", "OWL_LOG_C_D"]
         table.run('ALTER TABLE "ROWS" ENABLE TRIGGER "OWL_LOG_C_I"')
 

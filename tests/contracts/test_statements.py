@@ -108,7 +108,7 @@ def recorded(emulator, hana_schema, hana) -> list[str]:
 
 def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> None:
     """Everything that the connector can do to a HANA, once."""
-    assert effective(pool).user
+    assert effective(pool)[0]
     source, store = HanaSource(pool), HanaStore(pool, schema, index_from=5)
     spec = CollectionSpec(
         "statements", TableRef(schema, "SRC"), "{TXT}", metadata=("A", "B", "F", "D"), where='"B" >= 0'

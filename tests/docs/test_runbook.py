@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from app.src.cli import app
 from hana_emulator.testing import Emulator
+from tests.forked import owl_sap
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
@@ -84,9 +85,9 @@ class Deployment:
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        command = [sys.executable, "-m", "app", "serve", "--port", "0"]
-        with subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        pipe = subprocess.PIPE
+        with owl_sap(
+            "serve", "--port", "0", cwd=self.folder, env=self.environment, stdout=pipe, stderr=pipe, text=True
         ) as process:
             assert process.stdout is not None
             try:

@@ -192,9 +192,9 @@ def test_from_texts_takes_the_collections_own_embeddings_only(open_local: Open) 
 async def test_asynchronous_methods_leave_the_loop_free(local: OwlVectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
     release, search = threading.Event(), local.collection.search
 
-    def waits(*args: Any) -> Any:
+    def waits(*args: Any, **options: Any) -> Any:
         assert release.wait(60)
-        return search(*args)
+        return search(*args, **options)
 
     monkeypatch.setattr(local.collection, "search", waits)
     searches = asyncio.gather(

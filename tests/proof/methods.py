@@ -25,7 +25,7 @@ def _nothing(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
 
 
 def _log(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
-    assert change_log.install(pool, spec, user).complete
+    assert change_log.install(pool, spec, user)["complete"]
 
 
 def _everything(ground: Ground, checkpoint: Checkpoint) -> set[str]:

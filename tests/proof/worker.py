@@ -5,7 +5,6 @@ nothing, so that hundreds can be killed in a minute.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,10 +22,10 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector import failpoints
 from connector.errors import ConnectorError, TextsNotEmbeddable
-from connector.failpoints import Failpoint
 from connector.hana.source import HanaSource
 from connector.model import Vectors
 from connector.sync.run import Ends, SyncOptions, sync
+from tests.forked import processes
 from tests.proof.ground import PAGE, POISON, Plan
 
 PATIENCE = 60.0
@@ -60,7 +59,7 @@ class Order:
 def main(order: Order, answer: str) -> None:
     """Writes the report, or the error, into the file `answer`."""
     if order.failpoint:
-        failpoints.arm(Failpoint.parse(order.failpoint).hook())
+        failpoints.arm(failpoints.hook(order.failpoint))
     with order.plan.pool(order.port) as pool, closing(order.plan.store(pool)) as store:
         options = SyncOptions(
             page_rows=PAGE, window=PAGE, lease_wait=30, max_deletes=1.0, full=order.full, owner=f"worker {os.getpid()}"
@@ -78,10 +77,8 @@ class Worker:
     """A run under way."""
 
     def __init__(self, order: Order, folder: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", __name__])
         self._answer = folder / f"answer-{time.monotonic_ns()}.json"
-        self._process: ForkServerProcess = context.Process(target=main, args=(order, str(self._answer)), daemon=True)
+        self._process: ForkServerProcess = processes.Process(target=main, args=(order, str(self._answer)), daemon=True)
         self._process.start()
 
     @property

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from app.src.settings import load
 from connector.errors import ConnectorError
 from hana_emulator.testing import Emulator
 from tests.api.conftest import serving
+from tests.forked import owl_sap as start_owl_sap
 from tests.security.canaries import Canary
 
 pytestmark = pytest.mark.xdist_group("canary")  # one worker makes the outputs
@@ -396,7 +396,7 @@ def _tool(client: httpx.Client, tool: str, arguments: dict[str, Any]) -> httpx.R
 def over_pipes(ground: Ground) -> None:
     """`owl-sap mcp` with a key, and lines that are no messages."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OWL_SAP_MCP__KEY": bearer("aaaa")}
-    command = [sys.executable, "-m", "app", "mcp"]
+    pipe = subprocess.PIPE
     opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": opening}
     search: dict[str, Any] = {"collection": "materials", "query": QUERY.text}
@@ -410,9 +410,7 @@ def over_pipes(ground: Ground) -> None:
     ]
     with (
         (ground.folder / "agent.log").open("wb") as log,
-        subprocess.Popen(
-            command, cwd=ground.folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-        ) as process,
+        start_owl_sap("mcp", cwd=ground.folder, env=environment, stdin=pipe, stdout=pipe, stderr=log) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None

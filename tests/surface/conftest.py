@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import Scene
-from tests.surface import forked
+from tests.forked import owl_sap
 
 ROOT = Path(__file__).parents[2]
 CLEAN = {
@@ -24,9 +23,6 @@ CLEAN = {
     for name, value in os.environ.items()
     if not name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_")) and name not in ("USE_GPU", "GPU_DEVICE_ID")
 }
-
-# A process that sets these is started anew: Python and torch read them before our code runs.
-READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "CUDA", "OMP_", "OWL_FAIL")
 
 
 class Run:
@@ -49,29 +45,28 @@ def environment(**more: str) -> dict[str, str]:
     return CLEAN | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
 
 
+def completed(
+    *arguments: str, cwd: Path, env: dict[str, str], stdin: str = "", timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of `owl-sap ARGUMENTS`."""
+    pipe = subprocess.PIPE
+    with owl_sap(*arguments, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, errors = process.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+
+
 @pytest.fixture
-def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+def cli(tmp_path: Path) -> Cli:
     """`cli("verb", ..., NAME="value")` runs owl-sap in an empty folder; keyword arguments are its environment."""
 
     def run(*arguments: str, stdin: str = "", traceback: bool = False, **variables: str) -> Run:
-        if any(name.startswith(READ_AT_THE_START) for name in variables):
-            completed = subprocess.run(
-                [sys.executable, "-m", "app", *arguments],
-                cwd=tmp_path,
-                env=environment(**variables),
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        else:
-            scratch = tmp_path_factory.mktemp("streams")
-            completed = forked.run(
-                arguments, folder=tmp_path, environment=environment(**variables), stdin=stdin, scratch=scratch
-            )
-        assert traceback or "Traceback" not in completed.stderr, completed.stderr
-        return Run(completed)
+        ended = completed(*arguments, cwd=tmp_path, env=environment(**variables), stdin=stdin)
+        assert traceback or "Traceback" not in ended.stderr, ended.stderr
+        return Run(ended)
 
     return run
 

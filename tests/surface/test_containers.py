@@ -32,7 +32,9 @@ from app.src.observe import Fault, gpu, health
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
+from tests.forked import owl_sap
 from tests.ports import free_port
+from tests.surface.conftest import completed
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile.t4").read_text(encoding="utf-8")
@@ -50,8 +52,9 @@ def command(word: str) -> list[str]:
 
 
 def here(words: list[str]) -> list[str]:
-    assert words[0] == "python"
-    return [sys.executable, *words[1:]]
+    """The arguments of `owl-sap` in a command of the image."""
+    assert words[:3] == ["python", "-m", "app"]
+    return words[3:]
 
 
 HEALTHCHECK = command("HEALTHCHECK")
@@ -61,9 +64,7 @@ WORKER_HEALTH = SERVICES["worker"]["healthcheck"]["test"][1:]
 
 
 def run(words: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        here(words), cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
-    )
+    return completed(*here(words), cwd=folder, env=variables)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
 @contextmanager
 def started(words: list[str], folder: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
-    with subprocess.Popen(here(words), cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True) as process:
+    with owl_sap(*here(words), cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:

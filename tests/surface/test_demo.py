@@ -20,13 +20,12 @@ from app.src import demo
 from app.src.api.openapi import BASE
 from app.src.cli.demo import sync_all
 from app.src.cli.interrupts import interruptible
-from app.src.demo import Demo, demo_settings
+from app.src.demo import Demo
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import emulator_command
 
 ROOT = Path(__file__).parents[2]
-GREETING = {"host": "127.0.0.1", "port": 1, "user": "U", "password": "P", "schema": "S"}
 
 
 def alive(pid: int) -> bool:
@@ -35,13 +34,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_settings_of_the_demo_replace_the_database_and_keep_the_engine() -> None:
-    wanted = Settings.model_validate({"hana": {"host": "real"}, "embedding": {"precision": "fp32"}})
-    settings = demo_settings(wanted, GREETING, ())
-    assert (settings.hana.host, settings.hana.encrypt, settings.store_schema) == ("127.0.0.1", False, "S")
-    assert settings.embedding.precision == "fp32"
 
 
 def test_the_demo_asks_eight_queries_of_two_collections() -> None:

@@ -412,7 +412,7 @@ LOGIN = {"host": "db.example", "port": 30015, "user": "tech", "password": "canar
 def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> Checks:
     settings = Settings.model_validate({"hana": LOGIN, "embedding": {"model": "hash:8"}} | document)
     monkeypatch.setattr(Parts, "pool", lambda self, section: pool)
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, True, "4.00.000.00", "2025.15.0"))
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, True, "2025.15.0"))
     return Checks(Parts(settings))
 
 
@@ -460,7 +460,7 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch, seconds: int, side: str | None)
 def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = probes(monkeypatch, Pool())
     assert examined.probe_vector_types() == "REAL_VECTOR, HALF_VECTOR"
-    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "4.00.000.00", "2024.2.0"))
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "2024.2.0"))
     assert "no HALF_VECTOR" in examined.probe_vector_types()
     monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(Fault, match="no REAL_VECTOR") as caught:

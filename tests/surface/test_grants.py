@@ -21,7 +21,7 @@ from app.src.api.server import create_app
 from app.src.cli import app
 from app.src.service.service import Service
 from app.src.settings import load
-from connector.hana.privileges import Held, Holder, excess
+from connector.hana.privileges import excess
 from connector.model import TableRef
 from hana_emulator.testing import Emulator, running
 
@@ -281,8 +281,8 @@ def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
 def test_only_hanas_own_schemas_are_passed_over() -> None:
     """Their names begin like those of other people's."""
     places = ("SYS", "_SYS_BIC", "SYSTEM", "SYS_SALES", "SYSPROD")
-    held = tuple(Held("SELECT", on) for place in places for on in (place, TableRef(place, "T")))
-    assert excess(Holder("TECH", held), [], ()) == [
+    held = tuple(("SELECT", on) for place in places for on in (place, TableRef(place, "T")))
+    assert excess("TECH", held, [], ()) == [
         *("SELECT on SYSPROD.T", "SELECT on SYSTEM.T", "SELECT on SYS_SALES.T"),
         *("SELECT on schema SYSPROD", "SELECT on schema SYSTEM", "SELECT on schema SYS_SALES"),
     ]

@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import termios
 import time
 import tomllib
@@ -26,6 +25,7 @@ from app.src.cli import app
 from app.src.cli.application import guarded
 from app.src.settings import load
 from hana_emulator.testing import Emulator, running
+from tests.forked import owl_sap
 from tests.surface.conftest import Cli, Run, environment
 
 FILE, VARIABLES = "owl-sap.toml", ".env.example"
@@ -226,8 +226,8 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
     """Exit code and screen of a run on a terminal; each answer is given once its question stands there, and a hidden
     one once the terminal shows no more what is typed: until then it would be thrown away."""
     leader, follower = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments],
+    child = owl_sap(
+        *arguments,
         cwd=folder,
         env=environment(**variables),
         stdin=follower,

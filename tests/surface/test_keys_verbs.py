@@ -8,7 +8,6 @@ import json
 import re
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from app.src.access.files import write_private
 from app.src.access.principal import AccessUnusable
 from app.src.cli import app
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
+from tests.forked import owl_sap
 from tests.surface.conftest import environment
 
 Cli = Callable[..., Any]
@@ -38,8 +38,11 @@ SERVICE = {
 @contextmanager
 def served(folder: Path, *flags: str, **variables: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """The address, and what it wrote once it has ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--port", "0", *flags],
+    process = owl_sap(
+        "serve",
+        "--port",
+        "0",
+        *flags,
         cwd=folder,
         env=environment(**SERVICE | variables),
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from hana_emulator.testing import Emulator, running
+from tests.forked import owl_sap
 from tests.surface.conftest import ROOT, environment
 
 pytest.importorskip("hdbcli")
@@ -112,8 +112,10 @@ def test_the_right_password_is_counted_too(cli: Cli, tmp_path: Path, house: Emul
 
 @contextmanager
 def served(folder: Path, settings: dict[str, str]) -> Iterator[str]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--port", "0"],
+    with owl_sap(
+        "serve",
+        "--port",
+        "0",
         cwd=folder,
         env=environment(**settings) | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

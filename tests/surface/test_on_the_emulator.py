@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.adversity.proxy import AUTHENTICATE, CONNECT, Proxy
+from tests.forked import owl_sap
 
 dbapi = pytest.importorskip("hdbcli.dbapi")
 
@@ -40,8 +40,8 @@ Cli = Callable[..., Any]
 @contextmanager
 def start_emulator(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Started as a person starts it; SIGTERM reaches it and ends it with 0."""
-    command = [sys.executable, "-m", "app", "emulator", "--port", "0", "--data", str(folder / "data"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
+    command = ["emulator", "--port", "0", "--data", str(folder / "data"), *options]
+    process = owl_sap(*command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
     try:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())
@@ -343,8 +343,10 @@ def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(
     tmp_path: Path, hana: dict[str, str], cli: Cli, number: signal.Signals, code: int
 ) -> None:
     configure(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "sync", "materials", "--json"],
+    process = owl_sap(
+        "sync",
+        "materials",
+        "--json",
         cwd=tmp_path,
         env=hana | {"PYTHONPATH": str(ROOT), "OWL_SAP_SYNC__PAGE_ROWS": "1"},
         stdout=subprocess.PIPE,

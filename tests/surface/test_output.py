@@ -18,6 +18,7 @@ from app.src.cli import output
 from app.src.jobs.journal import JobOptions
 from app.src.jobs.runner import Jobs, Run
 from connector.errors import RowRejected
+from tests.forked import owl_sap
 from tests.surface.conftest import Cli, environment
 
 ROWS = [
@@ -90,8 +91,8 @@ COLLECTIONS = "".join(f'[[collections]]\nname = "{name}"\nsource = "S.T"\ntempla
 def on_a_terminal(folder: Path, *arguments: str, **variables: str) -> str:
     """What a person sees: stdout and stderr are a pseudo-terminal of 200 columns."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments],
+    with owl_sap(
+        *arguments,
         cwd=folder,
         env=environment(TERM="xterm-256color", **LOCAL) | variables,
         stdin=subprocess.DEVNULL,

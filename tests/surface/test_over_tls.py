@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import owl_sap
 from tests.surface.conftest import ROOT, environment
 
 pytest.importorskip("hdbcli")
@@ -28,9 +28,11 @@ template = "{MAKTX}"
 
 
 def started(*options: str) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, "-m", "app", "emulator", "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=environment() | {"PYTHONPATH": str(ROOT)}, text=True
+    with owl_sap(
+        *("emulator", "--port", "0", *options),
+        stdout=subprocess.PIPE,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 
 from app.src.api.server import refuse_public
 from connector.errors import ConfigurationError
+from tests.forked import owl_sap
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = {
@@ -30,8 +30,10 @@ VARIABLES = {
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--port", "0"],
+    process = owl_sap(
+        "serve",
+        "--port",
+        "0",
         cwd=folder,
         env=VARIABLES,
         stdout=subprocess.PIPE,

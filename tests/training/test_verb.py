@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,8 @@ from app.src.core.finetune.recipe import last_checkpoint
 from app.src.service.service import Service
 from app.src.settings import load
 from hana_emulator.testing import Emulator
-from tests.surface.conftest import Run, environment
+from tests.forked import owl_sap
+from tests.surface.conftest import Run, completed, environment
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs, write_pairs
 
 pytest.importorskip("accelerate")
@@ -63,17 +63,9 @@ def configured(tmp_path: Path, base: Path, emulator: Emulator) -> Callable[[str]
         (tmp_path / "owl-sap.toml").write_text(TOML.format(model=base, schema=schema), encoding="utf-8")
 
         def run(*arguments: str) -> Run:
-            completed = subprocess.run(
-                [sys.executable, "-m", "app", *arguments],
-                cwd=tmp_path,
-                env=environment(**login(emulator)),
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert "Traceback" not in completed.stderr, completed.stderr
-            return Run(completed)
+            ended = completed(*arguments, cwd=tmp_path, env=environment(**login(emulator)))
+            assert "Traceback" not in ended.stderr, ended.stderr
+            return Run(ended)
 
         return run
 
@@ -170,8 +162,8 @@ def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb]
 
 def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
     """Ctrl-C as soon as the first step is told of."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments],
+    process = owl_sap(
+        *arguments,
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -277,8 +269,9 @@ def test_after_kill_9_it_comes_to_the_same_model(configured: Callable[[], Verb],
     write_pairs(tmp_path / "pairs.jsonl", toy_pairs(120))
     arguments = ["finetune", "rows", "--pairs", "pairs.jsonl", *LEARN, "--no-generation", "--json", "--out"]
     whole = cli(*arguments, "whole").json
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments, "cut"],
+    process = owl_sap(
+        *arguments,
+        "cut",
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

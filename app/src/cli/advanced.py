@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -111,7 +111,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 _GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
-_CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
+_CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 
 @verb(app, "calibrate")
@@ -120,10 +120,6 @@ def calibrate(
     texts: Annotated[
         int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
     ] = 1000,
-    algorithm: Annotated[
-        Literal["minmax", "entropy", "percentile"] | None,
-        typer.Option(help="How ranges are found; default: [tensorrt] algorithm."),
-    ] = None,
     stored: Annotated[
         bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
     ] = False,
@@ -132,7 +128,7 @@ def calibrate(
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.tuning.calibrate(name, texts, algorithm, stored=stored)
+        found = service.tuning.calibrate(name, texts, stored=stored)
     verdict = found["verdict"]
     figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
     shown = {**found, "judged_on": verdict["texts"], **figures}

@@ -187,9 +187,9 @@ def opened(loaded: Loaded | None = None) -> Iterator[Service]:
     from app.src.service.service import Service
 
     loaded = loaded or read_settings()
-    if loaded.failpoint is not None:
+    if loaded.failpoint:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
-        failpoints.arm(loaded.failpoint.hook())
+        failpoints.arm(failpoints.hook(loaded.failpoint))
     service = Service(loaded.settings, file=loaded.file)
     try:
         yield service

@@ -14,9 +14,9 @@ import typer
 
 from app.src.cli import output
 from app.src.cli.application import GLOBAL_OPTIONS, JsonFlag, guarded, read_settings, subcommands, verb
-from app.src.cli.exits import OK, UNAVAILABLE, USAGE, UsageFault, exit_code
+from app.src.cli.exits import OK, UNAVAILABLE, USAGE, UsageFault
 from app.src.settings import is_loopback
-from connector.errors import ConnectorError
+from connector.errors import ConnectFailed, ConnectorError, LoginRefused, PermissionRefused
 from connector.extras import emulator_command
 
 if TYPE_CHECKING:
@@ -71,35 +71,27 @@ def sql(
     json: JsonFlag = False,
 ) -> int:
     """Run SQL in an emulator. Takes statements from the arguments or from stdin."""
-    from connector.hana.prompt import Prompt, StatementRefused, is_blank, split
+    from connector.hana.prompt import run, split
 
     if not statements and sys.stdin.isatty():
         raise UsageFault("give statements, or pipe them: owl-sap emulator sql < statements.sql")
-    prompt = Prompt(_options(data, port))
+    options, code = _options(data, port), OK
     documents: list[dict[str, Any]] = []
-    code = OK
+    wanted = (statement for text in statements or [sys.stdin.read()] for statement in split(text))
     try:
-        for text in statements or [sys.stdin.read()]:
-            found, rest = split(text)
-            for statement in (*found, *([] if is_blank(rest) else [rest.strip()])):
-                answer = prompt.run(statement, _MOST_ROWS)
-                rows = [list(map(_plain, row)) for row in answer.rows]
-                documents.append({"columns": answer.columns, "rows": rows, "affected": answer.affected})
-                if answer.more:
-                    output.say(f"only the first {_MOST_ROWS} rows")
-                if answer.columns and not json:
-                    records = [dict(zip(_numbered(answer.columns), row, strict=True)) for row in rows]
-                    shown = [{name: _brief(value) for name, value in record.items()} for record in records]
-                    output.data(records, f"rows: {len(rows)}", json=False, rows=shown, whole=False)
-    except (ConnectorError, StatementRefused) as error:
+        for columns, found, affected, more in run(options, wanted, _MOST_ROWS):
+            rows = [list(map(_plain, row)) for row in found]
+            documents.append({"columns": columns, "rows": rows, "affected": affected})
+            if more:
+                output.say(f"only the first {_MOST_ROWS} rows")
+            if columns and not json:
+                records = [dict(zip(_numbered(columns), row, strict=True)) for row in rows]
+                shown = [{name: _brief(value) for name, value in record.items()} for record in records]
+                output.data(records, f"rows: {len(rows)}", json=False, rows=shown, whole=False)
+    except ConnectorError as error:
         output.fail(str(error))
-        if isinstance(error, StatementRefused):
-            unavailable = error.kind.retryable or error.kind.__name__ in ("PermissionRefused", "LoginRefused")
-            code = UNAVAILABLE if unavailable else USAGE
-        else:
-            code = exit_code(error)
-    finally:
-        prompt.close()
+        unavailable = error.retryable or isinstance(error, PermissionRefused | LoginRefused | ConnectFailed)
+        code = UNAVAILABLE if unavailable else USAGE
     if json:
         output.write_json(documents)
     elif changed := [document["affected"] for document in documents if not document["columns"]]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, changes_app, opened, read_settings, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
-
-if TYPE_CHECKING:
-    from connector.hana.change_log import Setup
-
 
 _HEAD = (
     "The least rights that the technical user needs, made by owl-sap grants. Run all lines as the owner of the tables "
@@ -69,21 +65,20 @@ def changes_install(
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
     changes = { method = "log" } needs."""
     with opened() as service:
-        changes = service.changes
-        setup = changes.look(name) if not apply else changes.remove(name) if drop else changes.install(name)
+        setup = service.catalog.change_log(name, "look" if not apply else "remove" if drop else "install")
     if json:
-        output.write_json(setup.as_dict())
+        output.write_json(setup)
     elif apply:
-        done = ", ".join(piece.name for piece in setup.pieces if piece.done)
+        done = ", ".join(piece["name"] for piece in setup["pieces"] if piece["done"])
         output.say(f"{name}: {'dropped' if drop else 'created'} {done}" if done else f"{name}: nothing to do")
         if not drop:
-            output.say(f"note: {setup.warning}")
+            output.say(f"note: {setup['warning']}")
             output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {name}")
     else:
         typer.echo(_script(setup, drop=drop), nl=False)
         flags = "--apply --drop" if drop else "--apply"
         output.say(f"run it as the owner of the table, or here: owl-sap changes install {name} {flags}")
-    if apply and setup.complete == drop:
+    if apply and setup["complete"] == drop:
         raise UsageFault(
             f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap changes status {name}"
         )
@@ -93,26 +88,26 @@ def changes_install(
 def changes_status(name: Name, json: JsonFlag = False) -> int:
     """Check that the change log and its triggers exist. Exit 1 when one is missing."""
     with opened() as service:
-        setup = service.changes.look(name)
+        setup = service.catalog.change_log(name)
     if json:
-        output.write_json(setup.as_dict())
+        output.write_json(setup)
     else:
-        pieces = [{"name": piece.name, "present": piece.present} for piece in setup.pieces]
-        output.data(pieces, f"{name}: the change log {setup.log}", json=False, whole=False)
-        if not setup.complete:
+        pieces = [{"name": piece["name"], "present": piece["present"]} for piece in setup["pieces"]]
+        output.data(pieces, f"{name}: the change log {setup['log']}", json=False, whole=False)
+        if not setup["complete"]:
             output.say(f"install the missing parts: owl-sap changes install {name} --apply")
-    return OK if setup.complete else FAILED
+    return OK if setup["complete"] else FAILED
 
 
-def _script(setup: Setup, *, drop: bool) -> str:
+def _script(setup: dict[str, Any], *, drop: bool) -> str:
     """Return SQL to read and run; each statement ends with a semicolon on its own line, as hdbsql requires."""
-    lines = [] if drop else _commented(setup.warning)
-    for piece in reversed(setup.pieces) if drop else setup.pieces:
-        if piece.present != drop:
-            lines.append(f"-- {piece.name} {'does not exist' if drop else 'exists already'}")
-        lines += [piece.drop if drop else piece.create, ";"]
+    lines = [] if drop else _commented(setup["warning"])
+    for piece in reversed(setup["pieces"]) if drop else setup["pieces"]:
+        if piece["present"] != drop:
+            lines.append(f"-- {piece['name']} {'does not exist' if drop else 'exists already'}")
+        lines += [piece["drop"] if drop else piece["create"], ";"]
     if not drop:
-        lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup.grants)]
+        lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup["grants"])]
         lines.append("-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.")
         lines.append(
             "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns it."

@@ -90,6 +90,9 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault(
             "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
         )
+    from connector.hana.catalog import schemas
+    from connector.hana.connection import HanaFeatures
+
     with opened(loaded) as service:
         named_ = [_ref(name, schema) for name in table or ()]
         refs = named_ or _chosen(service, schema or _schema(service, ask), ask, yes)
@@ -97,12 +100,12 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         why = {}
         kind = store or (settings.store.kind if ("store", "kind") in loaded.origins else None)
         if kind is None:
-            kind = "hana" if service.catalog.has_vectors() else "local"
+            kind = "hana" if HanaFeatures.probe(service.parts.pool("hana")).real_vector else "local"
             why["store.kind"] = "this HANA has REAL_VECTOR" if kind == "hana" else "this HANA has no vector type"
         values = _values(settings, kind)
         if kind == "hana" and not settings.store_schema:
             home, reason = (settings.hana.user or "").upper(), "the user's own; make one where others search them too"
-            if home not in service.catalog.schemas():
+            if home not in schemas(service.parts.pool("hana")):
                 home = TableRef.parse(blocks[0]["source"]).schema
                 reason = "GUESS: where the first table is; better one of its own: CREATE SCHEMA, see owl-sap grants"
             values["store"]["schema"], why["store.schema"] = home, reason
@@ -129,7 +132,11 @@ def _asked(settings: Settings, flags: Flags) -> Flags:
 
 def _schema(service: Service, ask: bool) -> str:
     """Return the only schema with texts, else ask the user."""
-    names = [name for name in service.catalog.schemas() if service.catalog.candidates(name, 1)]
+    from connector.discovery.introspection import candidates
+    from connector.hana.catalog import schemas
+
+    pool = service.parts.pool("hana")
+    names = [name for name in schemas(pool) if candidates(pool, name, 1)]
     if len(names) == 1:
         return names[0]
     if not names:
@@ -144,7 +151,9 @@ def _schema(service: Service, ask: bool) -> str:
 
 def _chosen(service: Service, schema: str, ask: bool, accept: bool) -> list[TableRef]:
     """Return the tables that the user chooses, or with --yes the most likely ones."""
-    found = service.catalog.candidates(schema)
+    from connector.discovery.introspection import candidates
+
+    found = candidates(service.parts.pool("hana"), schema)
     if not found:
         raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if not ask and accept:

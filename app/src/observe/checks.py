@@ -335,7 +335,7 @@ class Checks:
         except DatabaseError as error:
             raise Fault(str(error), "see the message and the lines above") from None
         features = HanaFeatures.probe(pool)
-        return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
+        return f"logged in; HANA {features.version or 'of unknown version'}"
 
     def probe_rights(self, hana: HanaSettings) -> str:
         """Compare the user's rights with the required ones. Excess is reported, not failed."""
@@ -343,12 +343,12 @@ class Checks:
 
         system = self._section(hana)
         try:
-            holder = effective(self._parts.pool(system))
+            user, held = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
             return f"cannot read this user's rights: {error}"
-        beyond = excess(holder, needed(self.settings, system), own_places(self.settings, system))
+        beyond = excess(user, held, needed(self.settings, system), own_places(self.settings, system))
         if not beyond:
-            return f"{_named(holder.user)} has the required rights and no others"
+            return f"{_named(user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
         return (
             f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "

@@ -233,5 +233,5 @@ def gpu_samples(found: Mapping[str, Any]) -> Iterator[Sample]:
         for name, (field, scale, _) in GPU_FIGURES.items():
             value = device[field]
             yield name, card, None if value is None else value * scale
-        for reason in device["throttle_reasons"] or ():
-            yield "owl_sap_gpu_throttle", (*card, reason), 1.0
+        for held in device["throttle"] or ():
+            yield "owl_sap_gpu_throttle", (*card, held["reason"]), 1.0

@@ -239,14 +239,14 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import BuildOptions, GraphOptions
+        from app.src.core.onnx_export.serving import GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
             cache=self.graphs_folder,
             enabled=tensorrt.enabled,
-            algorithm=tensorrt.algorithm,
-            build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+            workspace_mb=tensorrt.workspace_mb,
+            optimization_level=tensorrt.optimization_level,
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:

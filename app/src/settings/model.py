@@ -101,7 +101,6 @@ class TensorRtSettings(Section):
     enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
-    algorithm: Literal["minmax", "entropy", "percentile"] = setting("minmax", "how the ranges of INT8 are found")
 
 
 class SyncSettings(Section):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from app.src.settings.model import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-from connector.failpoints import Failpoint
+from connector import failpoints
 
 DEFAULT_FILE = "owl-sap.toml"
 PREFIX = "OWL_SAP_"
@@ -43,7 +43,7 @@ class Loaded:
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
     inert: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
-    failpoint: Failpoint | None = None
+    failpoint: str = ""
 
 
 def load(
@@ -79,13 +79,14 @@ def load(
     if text and not origin.startswith("environment "):
         raise SettingsError(f"{origin}: only the environment, not a file, may arm a failpoint")
     try:
-        failpoint = Failpoint.parse(text) if text else None
+        if text:
+            failpoints.hook(text)  # checks it
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(error, tree, origins))) from None
     except ValueError as error:
         raise SettingsError(f"{origin}: {error}") from None
-    return Loaded(settings, origins, inert, file if file.is_file() else None, failpoint)
+    return Loaded(settings, origins, inert, file if file.is_file() else None, text)
 
 
 def no_collections(file: Path | None) -> str:
