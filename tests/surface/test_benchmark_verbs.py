@@ -115,7 +115,7 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
             ("search", "--against", "faiss", "--peers", "nowhere"),
             "owl-sap benchmark peers faiss --make --peers nowhere",
         ),
-        (("sync", "--against", "numpy"), "use engine"),
+        (("sync", "--against", "numpy"), "is not one of"),
         (("embed",), "the test embedder, which sentence-transformers cannot load"),
     ],
 )

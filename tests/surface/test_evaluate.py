@@ -152,7 +152,7 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (("rows", "queries.jsonl", "--recall"), "give a FILE of labelled queries, or --recall"),
         (("rows", "none.jsonl"), "none.jsonl cannot be read"),
         (("rows", "wrong.jsonl"), "line 1: "),
-        (("rows", "queries.jsonl", "--mode", "fuzzy"), "--mode fuzzy: use vector, keyword, hybrid or all"),
+        (("rows", "queries.jsonl", "--mode", "fuzzy"), "'fuzzy' is not one of"),
         (("rows", "queries.jsonl", "--against", "no-report.json"), "not a report of"),
         (("rows", "queries.jsonl", "--against", "short.json"), "the output of --json is shorter"),
         (("rows", "queries.jsonl", "--against", "other-k.json"), "made with -k 3, this one with -k 10"),

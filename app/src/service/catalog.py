@@ -13,7 +13,11 @@ from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
+from connector.document.template import Template
 from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
+from connector.hana import change_log
+from connector.hana.catalog import tables
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 
 if TYPE_CHECKING:
@@ -39,8 +43,6 @@ class Catalog:
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
     ) -> list[dict[str, Any]]:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
-        from connector.hana.catalog import tables
-
         return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
 
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
@@ -80,8 +82,6 @@ class Catalog:
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Render rows by `template` (None: the proposed one). `source`: the table of these rows, which is a text table
         if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
-        from connector.document.template import Template
-        from connector.hana.source import HanaSource
         from connector.sync.sampling import preview
 
         found = self._introspect(ref, look_at_rows=True)
@@ -102,8 +102,6 @@ class Catalog:
         """Return the change log of a collection with method `log` from HANA's catalogue, having installed or removed
         it. It is also removed if the method is no longer `log`: triggers may remain. Raises as
         `connector.hana.change_log`, and UnknownCollection."""
-        from connector.hana import change_log
-
         spec = self._collections.spec(name)
         if what != "remove" and spec.changes.method != "log":
             raise ConfigurationError(

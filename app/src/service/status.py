@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.src.core.nvml import snapshot_within
 from app.src.jobs.journal import StateUnusable
 from app.src.observe.checks import choices
 from app.src.observe.gpu import gpu_missing
@@ -23,6 +24,7 @@ from app.src.service.wiring import Parts
 from connector.model import CollectionStatus
 from connector.stores.records import in_utc
 from connector.stores.store import VectorStore
+from connector.sync.feeds.watermark import behind
 from connector.sync.schema import WRITTEN
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ def version() -> str:
 def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float | None, float | None, float | None]:
     """Return seconds since the last complete sync, the same plus the lag of its watermark behind the source, and
     seconds since the last complete comparison began; None: unknown. By this machine's clock."""
-    from connector.sync.feeds.watermark import behind
-
     now, checkpoint = now or datetime.now(UTC), status.checkpoint
     last, full = in_utc(status.last_sync), in_utc(checkpoint.last_full)
     age = None if last is None else max(0.0, (now - last).total_seconds())
@@ -201,8 +201,6 @@ class Status:
 
     def gpu(self) -> dict[str, Any]:
         """Return what NVIDIA's driver reports now, within GPU_WITHIN. Loads no engine."""
-        from app.src.core.nvml import snapshot_within
-
         return snapshot_within(GPU_WITHIN).as_dict()
 
     # -------------------------------------------------------------------------------------------------------- metrics
@@ -225,8 +223,6 @@ class Status:
         for labels, found in sums.items():
             yield "owl_sap_engine_token_budget", labels, found.pop("token_budget")
             yield "owl_sap_engine_planned_tokens", labels, found.pop("planned_tokens")
-            ratio = found["padded_tokens"] / found["tokens"] if found["tokens"] else 1.0
-            yield "owl_sap_engine_padding_ratio", labels, ratio
             found["recomputed_rows"] = found.pop("recomputed")
             for name, value in found.items():
                 yield f"owl_sap_engine_{name}_total", labels, value

@@ -11,6 +11,7 @@ from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 from connector.model import ModelSource
+from connector.sync.generations import sample_texts as stored_texts
 
 if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
@@ -30,7 +31,6 @@ class Tuning:
         """Calibrate the model on sampled texts of the source (or of the store), judge it, and store the result for the
         engine. `texts`: about how many calibrate. Return the figures and whether the gate accepted it. Raises
         UnknownCollection, WrongOrigin, and the engine's errors."""
-        from connector.sync.generations import sample_texts as stored_texts
         from connector.sync.sampling import sample_texts
 
         spec, parts = self._collections.spec_of_table(name), self._parts
