@@ -38,12 +38,20 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
     from app.src.core.finetune.recipe import TrainingObserver
-    from app.src.training.run import Request
     from connector.model import ModelSource
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
-    request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
+    options = {
+        "file": pairs and str(pairs.absolute()),
+        "columns": columns and list(columns),
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "most_pairs": max_pairs,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
     shown_at = 0.0
 
     def step(done: int, steps: int, loss: float | None) -> None:
@@ -58,7 +66,8 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
             output.line_on_stderr({"collection": name, "step": done, "steps": steps, "loss": loss})
 
     with opened() as service, interruptible(_STOPPING) as interrupted:
-        report = service.tuning.finetune(name, request, out, TrainingObserver(output.say, step, interrupted))
+        training = TrainingObserver(output.say, step, interrupted)
+        report = service.tuning.finetune(name, given, out, training, resume=resume)
         whole = not report.stopped
         if generation and whole and not report.worse:  # build a generation beside the active one
             precision = service.settings.embedding.precision
@@ -249,12 +258,10 @@ def benchmark_peers(
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
-    """Print the report. Return 1 if a peer failed; the other figures are valid."""
     document = report.as_dict()
-    code = FAILED if report.failed else OK
     if json:
         output.write_json(document)
-        return code
+        return OK
     figures = document["figures"]
     rows = [figure | {"figure": figure["name"]} for figure in figures]
     output.data(figures, f"Benchmark: {report.benchmark}", _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
@@ -267,4 +274,4 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:
         output.say("DISTURBED: other load made the rounds scatter, so the figure is not valid")
-    return code
+    return OK

@@ -233,7 +233,7 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, GraphOptions
+        from app.src.core.onnx_export.serving import GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
@@ -241,7 +241,6 @@ class Parts:
             enabled=tensorrt.enabled,
             workspace_mb=tensorrt.workspace_mb,
             optimization_level=tensorrt.optimization_level,
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:

@@ -96,11 +96,6 @@ class TensorRtSettings(Section):
     enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
-    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
-    # share of the linear layers' products in 8 bits.
-    least_cosine: ClassVar[float] = 0.99
-    least_overlap: ClassVar[float] = 0.90
-    least_int8_share: ClassVar[float] = 0.5
 
 
 class SyncSettings(Section):
