@@ -3,12 +3,11 @@
     python benchmarks/calibration.py [PART ...] [--rounds 5] [--texts 1000] [--threads 2]
                                      [--out benchmarks/results/calibration.json]
 
-The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ written by each of its calibrators, on ONNX
-Runtime on the CPU. Calibrated on 1,000 texts: half of them paragraphs of the descriptions of the packages that are
-installed here, a quarter rows of the demo's tables, a quarter generated SAP-like texts. Judged on others of the same
-kinds: 1,200 that decide nothing.
+The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ, on ONNX Runtime on the CPU. Calibrated on
+1,000 texts: half of them paragraphs of the descriptions of the packages that are installed here, a quarter rows of the
+demo's tables, a quarter generated SAP-like texts. Judged on others of the same kinds: 1,200 that decide nothing.
 
-    entropy, minmax, percentile     by calibrator
+    minmax
 
       cosine, worst cosine, overlap   to fp32; shared part of ten nearest texts, the least of the three kinds
       INT8 share                      of the operations of the linear layers
@@ -23,7 +22,7 @@ import argparse
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import distributions
 from itertools import chain, islice
@@ -38,7 +37,7 @@ from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
-from app.src.core.onnx_export.quantise import ALGORITHMS, quantise
+from app.src.core.onnx_export.quantise import quantise
 from app.src.core.tokens import TokenBatch, plan_batches
 from hana_emulator.sample import all_rows
 from hana_emulator.sample.tables import TABLES
@@ -50,35 +49,6 @@ SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
 
-def descriptions() -> list[str]:
-    """Return paragraphs of installed packages' descriptions, shuffled with a fixed seed."""
-    found: dict[str, None] = {}
-    for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
-        about: Any = package.metadata  # an email.message.Message, but typed differently
-        whole = about.get_payload() or about.get("Description") or ""
-        for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
-            text = " ".join(part.split())
-            if 40 < len(text) < 800 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(text):
-                found[text] = None
-    texts = list(found)
-    random.Random(1).shuffle(texts)
-    return texts
-
-
-def demo_rows(count: int) -> list[str]:
-    """Return rows of the emulator's sample tables as the demo renders them, numbered to reach `count`."""
-    fields = {table.name: list(table.fields) for table in TABLES}
-    rows = {
-        name: [dict(zip(fields[name], row, strict=True)) for row in found] for name, found in all_rows().tables.items()
-    }
-    long = {(row["MATNR"], row["SPRAS"]): row["LTEXT"] or "" for row in rows["MATERIAL_TEXT"]}
-    found = [f"{row['MAKTX']}. {long.get((row['MATNR'], row['SPRAS']), '')}" for row in rows["MAKT"]]
-    found += [f"{row['QMTXT']}. {row['LTEXT'] or ''} (reported {row['QMDAT']})" for row in rows["QMEL"]]
-    distinct = list(dict.fromkeys(text.strip() for text in found))
-    more = (f"{text} No. {number}" for number in range(1, count) for text in distinct)
-    return random.Random(5).sample([*distinct, *islice(more, max(0, count - len(distinct)))], count)
-
-
 @cache
 def folder() -> Folder:
     return read_folder(find_folder(MODEL), MODEL)
@@ -86,18 +56,38 @@ def folder() -> Folder:
 
 @cache
 def material(texts: int) -> tuple[list[str], dict[str, list[str]]]:
-    """Return texts to calibrate on, and texts to judge by, of each kind."""
+    """Return texts to calibrate on, and texts to judge by, of each kind: paragraphs of installed packages'
+    descriptions, rows of the emulator's sample tables as the demo renders them, and generated ones."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
+    described: dict[str, None] = {}
+    for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
+        about: Any = package.metadata  # an email.message.Message, but typed differently
+        whole = about.get_payload() or about.get("Description") or ""
+        for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
+            text = " ".join(part.split())
+            if 40 < len(text) < 800 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(text):
+                described[text] = None
+    paragraphs = list(described)
+    random.Random(1).shuffle(paragraphs)
+    fields = {table.name: list(table.fields) for table in TABLES}
+    rows = {
+        name: [dict(zip(fields[name], row, strict=True)) for row in found] for name, found in all_rows().tables.items()
+    }
+    long = {(row["MATNR"], row["SPRAS"]): row["LTEXT"] or "" for row in rows["MATERIAL_TEXT"]}
+    found = [f"{row['MAKTX']}. {long.get((row['MATNR'], row['SPRAS']), '')}" for row in rows["MAKT"]]
+    found += [f"{row['QMTXT']}. {row['LTEXT'] or ''} (reported {row['QMDAT']})" for row in rows["QMEL"]]
+    distinct, count = list(dict.fromkeys(text.strip() for text in found)), wanted["demo"] + JUDGED
+    numbered = (f"{text} No. {number}" for number in range(1, count) for text in distinct)
     kinds = {
-        "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + JUDGED),
+        "descriptions": paragraphs,
+        "demo": random.Random(5).sample([*distinct, *islice(numbered, max(0, count - len(distinct)))], count),
         "generated": sap_like_texts(random.Random(3), wanted["generated"] + JUDGED, 2.8, 0.6, (5, 60)),
     }
-    for name, found in kinds.items():
-        if len(found) < wanted[name] + JUDGED:
-            raise SystemExit(f"{name}: {len(found)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
-    learnt = [text for name, found in kinds.items() for text in found[JUDGED : JUDGED + wanted[name]]]
-    return learnt, {name: list(found[:JUDGED]) for name, found in kinds.items()}
+    for name, some in kinds.items():
+        if len(some) < wanted[name] + JUDGED:
+            raise SystemExit(f"{name}: {len(some)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
+    learnt = [text for name, some in kinds.items() for text in some[JUDGED : JUDGED + wanted[name]]]
+    return learnt, {name: some[:JUDGED] for name, some in kinds.items()}
 
 
 def vectors(session: Any, texts: Sequence[str]) -> Any:
@@ -112,30 +102,27 @@ def _computed(session: Any, tokens: TokenBatch) -> Any:
     return made
 
 
-def calibrated(algorithm: str) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
-    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        learnt, judged = material(given.texts)
-        start, busy = time.perf_counter(), time.process_time()
-        made, found = quantise(folder(), learnt, algorithm)
-        took, busy = time.perf_counter() - start, time.process_time() - busy
-        versions(report)
-        graphs = build_graph(folder()), made
-        plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
-        near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
-        kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
-        mean = sum(each.mean_cosine for each in near.values()) / len(near)
-        yield Figure(f"{algorithm} cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
-        yield Figure(f"{algorithm} worst cosine", [min(each.least_cosine for each in near.values())], "")
-        yield Figure(f"{algorithm} overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
-        yield Figure(f"{algorithm} INT8 share", [found["int8_share"]], "", SHARE)
-        some = RustTokenizer.load(folder()).ids(
-            list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
-        )
-        works = {"fp32": wall(lambda: _computed(plain, some)), "int8": wall(lambda: _computed(int8, some))}
-        yield interleaved(works, given.rounds).ratio(f"{algorithm} speed", "fp32", "int8")
-        yield Figure(f"{algorithm} calibration", [took], "s", SECONDS, more={"cpu_seconds": round(busy, 1)})
-
-    return run
+def minmax(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    learnt, judged = material(given.texts)
+    start, busy = time.perf_counter(), time.process_time()
+    made, found = quantise(folder(), learnt)
+    took, busy = time.perf_counter() - start, time.process_time() - busy
+    versions(report)
+    graphs = build_graph(folder()), made
+    plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
+    near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
+    kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
+    mean = sum(each.mean_cosine for each in near.values()) / len(near)
+    yield Figure("minmax cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
+    yield Figure("minmax worst cosine", [min(each.least_cosine for each in near.values())], "")
+    yield Figure("minmax overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
+    yield Figure("minmax INT8 share", [found["int8_share"]], "", SHARE)
+    some = RustTokenizer.load(folder()).ids(
+        list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))
+    )
+    works = {"fp32": wall(lambda: _computed(plain, some)), "int8": wall(lambda: _computed(int8, some))}
+    yield interleaved(works, given.rounds).ratio("minmax speed", "fp32", "int8")
+    yield Figure("minmax calibration", [took], "s", SECONDS, more={"cpu_seconds": round(busy, 1)})
 
 
 def versions(report: Report) -> None:
@@ -145,15 +132,10 @@ def versions(report: Report) -> None:
     report.options |= {"model": MODEL, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], Iterator[Figure]]] = {
-    algorithm: calibrated(algorithm) for algorithm in ALGORITHMS
-}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=int, default=1000, help="to calibrate on")
     parser.add_argument("--threads", type=int, default=2, help="of ONNX Runtime, where speed is measured")
 
 
 if __name__ == "__main__":
-    main("calibration", __doc__ or "", PARTS, add_options)
+    main("calibration", __doc__ or "", {"minmax": minmax}, add_options)

@@ -47,46 +47,27 @@ readonly fields=(
   "driver_version driver_version text"
   "memory_total_bytes memory.total mebibytes"
   "memory_used_bytes memory.used mebibytes"
-  "memory_free_bytes memory.free mebibytes"
   "utilization_percent utilization.gpu number"
   "memory_utilization_percent utilization.memory number"
   "temperature_celsius temperature.gpu number"
   "power_watts power.draw number"
   "power_limit_watts enforced.power.limit number"
-  "power_limit_default_watts power.default_limit number"
-  "power_limit_min_watts power.min_limit number"
-  "power_limit_max_watts power.max_limit number"
-  "fan_percent fan.speed number"
-  "persistence_mode persistence_mode flag"
   "sm_clock_mhz clocks.current.sm number"
   "sm_clock_max_mhz clocks.max.sm number"
-  "memory_clock_mhz clocks.current.memory number"
-  "memory_clock_max_mhz clocks.max.memory number"
-  "performance_state pstate state"
   "pcie_generation pcie.link.gen.current number"
   "pcie_generation_max pcie.link.gen.max number"
   "pcie_width pcie.link.width.current number"
-  "pcie_width_max pcie.link.width.max number"
-  "ecc_enabled ecc.mode.current flag"
-  "ecc_corrected_errors ecc.errors.corrected.volatile.total number"
   "ecc_uncorrected_errors ecc.errors.uncorrected.volatile.total number"
-  "ecc_corrected_errors_lifetime ecc.errors.corrected.aggregate.total number"
-  "ecc_uncorrected_errors_lifetime ecc.errors.uncorrected.aggregate.total number"
-  "retired_single retired_pages.single_bit_ecc.count number"
-  "retired_double retired_pages.double_bit.count number"
   "retired_pages_pending retired_pages.pending flag"
   "held_by clocks_event_reasons.active text"
 )
 # In this order they are written; what is not among the fields comes from elsewhere, or nvidia-smi does not tell it.
 readonly written=(
-  index name uuid memory_total_bytes memory_used_bytes memory_free_bytes utilization_percent memory_utilization_percent
-  temperature_celsius power_watts power_limit_watts sm_clock_mhz memory_clock_mhz throttle_reasons compute_processes
-  compute_capability temperature_slowdown_celsius power_limit_default_watts power_limit_min_watts power_limit_max_watts
-  sm_clock_max_mhz memory_clock_max_mhz pcie_generation pcie_generation_max pcie_width pcie_width_max
-  pcie_sent_bytes_per_second pcie_received_bytes_per_second throttle throttled_abnormally performance_state ecc_enabled
-  ecc_corrected_errors ecc_uncorrected_errors ecc_corrected_errors_lifetime ecc_uncorrected_errors_lifetime
-  retired_pages retired_pages_pending remapped_rows remapped_rows_pending energy_joules fan_percent persistence_mode
-  processes reason
+  index name uuid memory_total_bytes memory_used_bytes utilization_percent temperature_celsius power_watts
+  power_limit_watts sm_clock_mhz memory_utilization_percent compute_capability temperature_slowdown_celsius
+  sm_clock_max_mhz pcie_generation pcie_generation_max pcie_width pcie_sent_bytes_per_second
+  pcie_received_bytes_per_second throttle throttled_abnormally ecc_uncorrected_errors retired_pages_pending
+  remapped_rows_pending processes reason
 )
 # Bits of NVML's nvmlClocksEventReasons: bit, name, normal, words. Heat and the power supply are not normal.
 readonly reasons=(
@@ -143,7 +124,8 @@ read_gpus() {
   return 1
 }
 
-declare -A sent=() received=() remapped=() pending=() processes=() counted=() running=()
+declare -A sent=() received=() pending=() processes=() running=()
+counted=no
 
 # MB/s by the number of the card. The columns of dmon differ between drivers, so they are found by their headings.
 read_throughput() {
@@ -164,30 +146,26 @@ read_throughput() {
   done <<<"$said"
 }
 
-# By the card's UUID: rows of memory that were replaced (Ampere and later).
+# By the card's UUID: whether rows of memory wait to be replaced (Ampere and later).
 read_remapped() {
-  local uuid corrected uncorrected waiting _
-  remapped=() pending=()
-  smi --query-remapped-rows=gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending \
-    --format=csv,noheader,nounits || return 0
-  while IFS=', ' read -r uuid corrected uncorrected waiting _; do
-    [[ $corrected =~ ^[0-9]+$ && $uncorrected =~ ^[0-9]+$ ]] || continue
-    remapped[$uuid]=$((corrected + uncorrected))
-    pending[$uuid]=$([[ $waiting == 0 || $waiting == No ]] && echo false || echo true)
+  local uuid waiting _
+  pending=()
+  smi --query-remapped-rows=gpu_uuid,remapped_rows.pending --format=csv,noheader,nounits || return 0
+  while IFS=', ' read -r uuid waiting _; do
+    case $waiting in 0 | No) pending[$uuid]=false ;; 1 | Yes) pending[$uuid]=true ;; esac
   done <<<"$said"
 }
 
 # By the card's UUID: which processes compute on it, and their memory; no names, no command lines.
 read_processes() {
   local uuid pid memory
-  processes=() counted=() running=()
+  processes=() counted=no running=()
   smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits || return 0
-  counted[asked]=yes
+  counted=yes
   while IFS=', ' read -r uuid pid memory; do
     [[ $pid =~ ^[0-9]+$ ]] || continue
     processes[$uuid]+="${processes[$uuid]+,}{\"pid\":$pid,\"memory_bytes\":$(json_value mebibytes "$memory")}"
     running[$uuid]+="${running[$uuid]+, }$pid ($memory MiB)"
-    counted[$uuid]=$((${counted[$uuid]:-0} + 1))
   done <<<"$said"
 }
 
@@ -214,14 +192,13 @@ json_value() {
     number) if [[ $2 =~ ^-?[0-9]+(\.[0-9]+)?$ ]]; then printf '%s' "$2"; else printf null; fi ;;
     mebibytes) if [[ $2 =~ ^[0-9]+$ ]]; then printf '%s' $(($2 * 1048576)); else printf null; fi ;;
     megabytes) if [[ $2 =~ ^[0-9]+$ ]]; then printf '%s' $(($2 * 1000000)); else printf null; fi ;;
-    state) if [[ $2 =~ ^P([0-9]+)$ ]]; then printf '%s' "${BASH_REMATCH[1]}"; else printf null; fi ;;
     flag) case $2 in Enabled | Yes) printf true ;; Disabled | No) printf false ;; *) printf null ;; esac ;;
   esac
 }
 
-# What holds the clock back: sets throttle, throttle_reasons, throttled_abnormally in `out`, and `clock` for people.
+# What holds the clock back: sets throttle, throttled_abnormally in `out`, and `clock` for people.
 explain() {
-  local each bit name normal words separator="" names="" all="" abnormal=false
+  local each bit name normal words separator="" all="" abnormal=false
   clock=""
   [[ $1 =~ ^0x[0-9A-Fa-f]+$ ]] || return 0
   local -i bits=$1 known=0
@@ -235,13 +212,12 @@ explain() {
       printf -v name 'unknown_0x%x' $((bits & ~known))
       normal=null words="a reason that this version does not know"
     fi
-    names+="$separator\"$name\""
     all+="$separator{\"reason\":\"$name\",\"words\":\"$words\",\"normal\":$normal}"
     clock+="${separator:+; }$([[ $normal == false ]] && echo 'NOT NORMAL: ')$words"
     separator=,
     [[ $normal == false ]] && abnormal=true
   done
-  out[throttle]="[$all]" out[throttle_reasons]="[$names]" out[throttled_abnormally]=$abnormal
+  out[throttle]="[$all]" out[throttled_abnormally]=$abnormal
   clock=${clock:-nothing holds it back}
 }
 
@@ -262,16 +238,11 @@ describe() {
     out[$ours]=$(json_value "$kind" "${raw[$ours]}")
   done
   explain "${raw[held_by]}"
-  if [[ ${out[retired_single]} != null && ${out[retired_double]} != null ]]; then
-    out[retired_pages]=$((out[retired_single] + out[retired_double]))
-  fi
   local uuid=${raw[uuid]:-none} index=${raw[index]:-none}
   out[pcie_sent_bytes_per_second]=$(json_value megabytes "${sent[$index]-}")
   out[pcie_received_bytes_per_second]=$(json_value megabytes "${received[$index]-}")
-  out[remapped_rows]=${remapped[$uuid]-null} out[remapped_rows_pending]=${pending[$uuid]-null}
-  if [[ -n ${counted[asked]-} ]]; then
-    out[processes]="[${processes[$uuid]-}]" out[compute_processes]=${counted[$uuid]:-0}
-  fi
+  out[remapped_rows_pending]=${pending[$uuid]-null}
+  [[ $counted == no ]] || out[processes]="[${processes[$uuid]-}]"
 }
 
 json_gpu() {
@@ -285,10 +256,10 @@ json_gpu() {
 
 text_gpu() {
   local uuid=${raw[uuid]:-none} index=${raw[index]:-none}
-  printf 'GPU %s %s: %s C, load %s %%, memory %s of %s MiB, power %s of %s W, clock %s of %s MHz, %s' \
+  printf 'GPU %s %s: %s C, load %s %%, memory %s of %s MiB, power %s of %s W, clock %s of %s MHz' \
     "$index" "${raw[name]}" "${raw[temperature_celsius]}" "${raw[utilization_percent]}" "${raw[memory_used_bytes]}" \
     "${raw[memory_total_bytes]}" "${raw[power_watts]}" "${raw[power_limit_watts]}" "${raw[sm_clock_mhz]}" \
-    "${raw[sm_clock_max_mhz]}" "${raw[performance_state]}"
+    "${raw[sm_clock_max_mhz]}"
   printf ', PCIe %s x%s' "${raw[pcie_generation]}" "${raw[pcie_width]}"
   [[ -n ${sent[$index]-} ]] && printf ' (sent %s, received %s MB/s)' "${sent[$index]}" "${received[$index]}"
   printf '\n  clock: %s\n' "${clock:-not told}"

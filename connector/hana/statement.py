@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from connector.errors import NoKey
@@ -89,29 +90,22 @@ class Statement:
         condition, parameters = self.after(last)
         return f"({name} > {bound} OR ({name} = {bound} AND {condition}))", (value, value, *parameters)
 
-    def any_of(self, keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
-        """Return the condition for exactly these keys."""
-        terms: list[str] = []
-        parameters: list[Any] = []
-        for key in keys:
-            parts = [_equal(name, value) for name, value in zip(self._key, key, strict=True)]
-            terms.append("(" + " AND ".join(sql for sql, _ in parts) + ")")
-            parameters += [value for _, values in parts for value in values]
-        return f"({' OR '.join(terms)})", tuple(parameters)
-
     def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Return statements that start with `start` and together find exactly these keys; each key with NULL alone."""
+        """Yield statements that start with `start` and together find exactly these keys; each key with NULL alone."""
         whole = [key for key in keys if None not in key]
-        parts: list[tuple[list[Key], int]] = []
-        begin = 0
-        while begin < len(whole):
-            size = next((n for n in LOOKUP_SIZES if n >= len(whole) - begin), LOOKUP_SIZES[-1])
-            parts.append((whole[begin : begin + size], size))
-            begin += size
-        parts += [([key], 1) for key in keys if None in key]
-        for some, size in parts:
-            condition, parameters = self.any_of([*some, *[some[-1]] * (size - len(some))])
-            yield f"{start}{self.where(condition)}", parameters
+        parts = [[key] for key in keys if None in key]
+        while whole:
+            size = next((n for n in LOOKUP_SIZES if n >= len(whole)), LOOKUP_SIZES[-1])
+            part, whole = whole[:size], whole[size:]
+            parts.append(part + part[-1:] * (size - len(part)))
+        for part in parts:
+            terms: list[str] = []
+            parameters: list[Any] = []
+            for key in part:
+                same = [_equal(name, value) for name, value in zip(self._key, key, strict=True)]
+                terms.append("(" + " AND ".join(sql for sql, _ in same) + ")")
+                parameters += [value for _, values in same for value in values]
+            yield start + self.where(f"({' OR '.join(terms)})"), tuple(parameters)
 
     def key_of(self, values: Sequence[Any]) -> Key:
         return tuple(values[: self._width])
@@ -147,17 +141,9 @@ def _equal(name: str, value: Any) -> tuple[str, list[Any]]:
 
 
 def check_unique(query: Query, last: Key | None, page: Sequence[Row], following: Key | None) -> None:
-    previous = last
-    for row in page:
-        if row.key == previous:
-            raise NoKey(_not_unique(query))
-        previous = row.key
-    if following is not None and following == previous:
-        raise NoKey(_not_unique(query))
-
-
-def _not_unique(query: Query) -> str:
-    return (
-        f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two rows share one key. "
-        "Add columns to `key` (two TIMESTAMPs within one microsecond count as equal)"
-    )
+    keys = [last, *(row.key for row in page), following]
+    if any(one is not None and one == other for one, other in pairwise(keys)):
+        raise NoKey(
+            f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two rows share one key. "
+            "Add columns to `key` (two TIMESTAMPs within one microsecond count as equal)"
+        )

@@ -7,10 +7,11 @@ forever at a page border.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from connector.errors import ConfigurationError
@@ -102,45 +103,24 @@ def moment(text: str) -> datetime:
 
 def _known(column: Column) -> Watermark | None:
     kind, length, scale = column.type_name, column.length, column.scale
+
+    def timed(step: Step, form: str, bind: Callable[[str], Any] = str, text: Callable[[Any], str] = str) -> Watermark:
+        return Watermark(step, "{}", "?", lambda when: when.astimezone(UTC).strftime(form), bind, text)
+
     if kind == "TIMESTAMP":
-        selected, bound = f"TO_NVARCHAR({{}}, {_TIMESTAMP})", f"TO_TIMESTAMP(?, {_TIMESTAMP})"
-        return _of_time(Step.MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0", sql=(selected, bound))
+        found = timed(Step.MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0")
+        return replace(found, selected=f"TO_NVARCHAR({{}}, {_TIMESTAMP})", bound=f"TO_TIMESTAMP(?, {_TIMESTAMP})")
     if kind == "SECONDDATE":
-        return _of_time(Step.SECOND, "%Y-%m-%d %H:%M:%S", bind=datetime.fromisoformat, text=_seconds)
+        as_text = partial(datetime.isoformat, sep=" ", timespec="seconds")
+        return timed(Step.SECOND, "%Y-%m-%d %H:%M:%S", datetime.fromisoformat, as_text)
     if kind == "DATE":
-        return _of_time(Step.DAY, "%Y-%m-%d", bind=date.fromisoformat, text=str)
+        return timed(Step.DAY, "%Y-%m-%d", date.fromisoformat)
     if kind in _TEXTS and length in (8, 14):
-        return _of_time(*((Step.DAY, "%Y%m%d") if length == 8 else (Step.SECOND, "%Y%m%d%H%M%S")))
+        return timed(Step.DAY, "%Y%m%d") if length == 8 else timed(Step.SECOND, "%Y%m%d%H%M%S")
     if kind == "DECIMAL" and (length, scale) == (15, 0):
-        return _of_time(Step.SECOND, "%Y%m%d%H%M%S", bind=_decimal, text=lambda value: f"{value:f}")
+        return timed(Step.SECOND, "%Y%m%d%H%M%S", Decimal, "{:f}".format)
     if kind == "DECIMAL" and (length, scale) == (21, 7):
-        return _of_time(Step.MICROSECOND, "%Y%m%d%H%M%S.%f0", bind=_decimal, text=lambda value: f"{value:f}")
+        return timed(Step.MICROSECOND, "%Y%m%d%H%M%S.%f0", Decimal, "{:f}".format)
     if kind in _INTEGERS or (kind == "DECIMAL" and scale == 0 and 0 < length < 34):
-        return Watermark(Step.NUMBER, "{}", "?", _no_moment, int, lambda value: str(int(value)))
+        return Watermark(Step.NUMBER, "{}", "?", str, int, lambda value: str(int(value)))
     return None
-
-
-def _of_time(
-    step: Step,
-    form: str,
-    *,
-    sql: tuple[str, str] = ("{}", "?"),
-    bind: Callable[[str], Any] = str,
-    text: Callable[[Any], str] = str,
-) -> Watermark:
-    return Watermark(step, *sql, lambda when: when.astimezone(UTC).strftime(form), bind, text)
-
-
-def _seconds(value: datetime) -> str:
-    return value.isoformat(sep=" ", timespec="seconds")
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is no number") from None
-
-
-def _no_moment(when: datetime) -> str:
-    raise TypeError("a number has no time")

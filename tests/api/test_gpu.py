@@ -18,22 +18,17 @@ STATE = nvml.GpuState(
     "GPU-1",
     16,
     1,
-    15,
     37,
-    12,
     61,
     69.5,
     70.0,
     1_350,
-    5_000,
-    ["sw_power_cap"],
-    1,
+    memory_utilization_percent=12,
     compute_capability="7.5",
     throttle=nvml.throttles(0x4),
     throttled_abnormally=False,
-    energy_joules=12.5,
     pcie_sent_bytes_per_second=1_500,
-    processes=[nvml.GpuProcess(4711, None)],
+    processes=[{"pid": 4711, "memory_bytes": None}],
 )
 
 
@@ -42,14 +37,14 @@ def test_a_card(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = client.get("/v1/gpu").json()
     assert (answer["driver_version"], answer["cuda_version"], answer["reason"]) == ("580.95", "13.0", None)
     device = answer["devices"][0]
-    assert (device["name"], device["throttle_reasons"]) == ("Tesla T4", ["sw_power_cap"])
-    assert (device["throttle"][0]["normal"], device["throttled_abnormally"]) == (True, False)
+    assert (device["name"], device["throttled_abnormally"]) == ("Tesla T4", False)
+    assert (device["throttle"][0]["reason"], device["throttle"][0]["normal"]) == ("sw_power_cap", True)
     assert device["processes"] == [{"pid": 4711, "memory_bytes": None}]
     assert "DCGM" in answer["note"]
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["GpuSnapshot"]["properties"]) == set(answer)
     assert set(shapes["GpuState"]["properties"]) == set(device)
-    assert shapes["GpuState"]["properties"]["fan_percent"]["description"].startswith("None on a card")
+    assert shapes["GpuState"]["properties"]["throttled_abnormally"]["description"].startswith("Held back by heat")
     TypeAdapter(nvml.GpuSnapshot).validate_python(answer)
 
 

@@ -127,9 +127,14 @@ def test_both_conditions_hold():
 
 
 def test_single_rows_are_asked_for_by_whole_keys():
-    sql, parameters = Statement(query("A", "B")).any_of([(1, 2), (3, None)])
-    assert sql == '(("A" = ? AND "B" = ?) OR ("A" = ? AND "B" IS NULL))'
-    assert parameters == (1, 2, 3)
+    statement = Statement(query("A", "B"))
+    assert dict(statement.lookups("", [(1, 2), (3, None)])) == {
+        ' WHERE (("A" = ? AND "B" = ?))': (1, 2),
+        ' WHERE (("A" = ? AND "B" IS NULL))': (3,),
+    }
+    ((sql, parameters),) = statement.lookups("", [(1, 2), (3, 4)])
+    assert sql.count('("A" = ? AND "B" = ?)') == 8
+    assert parameters == (1, 2, *(3, 4) * 7)
 
 
 def test_a_query_without_key_is_refused():

@@ -64,17 +64,13 @@ def fake_card() -> dict[str, Any]:
         uuid="GPU-own",
         memory_total_bytes=16_106_127_360,
         memory_used_bytes=9_563_013_120,
-        memory_free_bytes=6_543_114_240,
         utilization_percent=97,
         memory_utilization_percent=41,
         temperature_celsius=71,
         power_watts=69.8,
         power_limit_watts=70.0,
         sm_clock_mhz=1005,
-        memory_clock_mhz=5000,
-        throttle_reasons=["sw_power_cap"],
-        performance_state=0,
-        compute_processes=2,
+        throttle=nvml.throttles(0x4),
         temperature_slowdown_celsius=93,
         ecc_uncorrected_errors=0,
         throttled_abnormally=False,
@@ -203,7 +199,7 @@ def monitored(
         guarded = {"OWL_SAP_ACCESS__KEYS": str(folder / "keys.json")}
         alone = {"OWL_SAP_API__JOB_WORKERS": "0", "OWL_SAP_API__RUN_SCHEDULES": "false"}
         api = stack.enter_context(ended(scene.spawn("serve", "--port", "0", env=guarded | alone)))
-        worker = stack.enter_context(ended(scene.spawn("worker", "--metrics-port", "0", env=guarded)))
+        worker = stack.enter_context(ended(scene.spawn("worker", env=guarded | {"OWL_SAP_WORKER__METRICS_PORT": "0"})))
         dcgm = stack.enter_context(answering(RECORDED.read_bytes))
         card = stack.enter_context(answering(own.render))
         url, scraped = first_line(api)["url"], first_line(worker)["metrics"]

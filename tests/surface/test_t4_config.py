@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from app.src.core.onnx_export.optimizer import T4GPUConfig
 from app.src.settings import Settings
@@ -37,36 +34,6 @@ def test_defaults_are_the_guides() -> None:
 def test_the_cache_lies_with_the_state(tmp_path: Path) -> None:
     settings = Settings.model_validate({"state": {"path": tmp_path / "state"}})
     assert settings.tensorrt_cache(None) == tmp_path / "state" / "tensorrt"
-
-
-@pytest.mark.parametrize(
-    ("given", "asks_for"),
-    [
-        ({}, "auto"),
-        ({"fp16_mode": False}, "fp32"),
-        ({"enable_tensor_cores": False}, "fp32"),
-        ({"precision": "bf16", "fp16_mode": False}, "bf16"),
-        ({"precision": "int8", "int8_mode": True}, "int8"),
-    ],
-)
-def test_precision_that_it_asks_for(given: dict[str, Any], asks_for: str) -> None:
-    assert T4GPUConfig(**given).embedding_precision == asks_for
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("memory_fraction", 0, "above 0"),
-        ("memory_fraction", 1.5, "at most 1"),
-        ("max_batch_size", 0, "at least 1"),
-        ("optimization_level", 6, "0 to 5"),
-        ("max_workspace_size", 4096, "bytes"),
-        ("precision", "half", "one of auto"),
-    ],
-)
-def test_a_wrong_value_is_named(field: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"T4GPUConfig.{field} must be .*{says}.* not {value!r}"):
-        T4GPUConfig(**{field: value})
 
 
 def test_settings_have_the_same_bounds() -> None:

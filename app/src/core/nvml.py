@@ -9,8 +9,8 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any
 
 # CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
@@ -20,14 +20,6 @@ NOTE = (
     "utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes "
     "only from DCGM (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, compute capability 7.0 and up), not from NVML"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """One process that computes on a card: no name and no command line, for it may be another user's."""
-
-    pid: int
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,54 +65,37 @@ class GpuState:
     uuid: str | None
     memory_total_bytes: int | None
     memory_used_bytes: int | None
-    memory_free_bytes: int | None
-    utilization_percent: int | None
-    memory_utilization_percent: int | None = field(
-        metadata={"description": "Share of the time in which memory was read or written; not how full it is."}
-    )
+    utilization_percent: int | None = field(metadata={"description": "Share of the time in which a kernel ran."})
     temperature_celsius: int | None
     power_watts: float | None
     power_limit_watts: float | None = field(metadata={"description": "In force now."})
     sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    throttle_reasons: list[str] | None
-    compute_processes: int | None
 
+    memory_utilization_percent: int | None = field(
+        default=None,
+        metadata={"description": "Share of the time in which memory was read or written; not how full it is."},
+    )
     compute_capability: str | None = None
     temperature_slowdown_celsius: int | None = field(
         default=None, metadata={"description": "From here on the clock is lowered."}
     )
-    power_limit_default_watts: float | None = None
-    power_limit_min_watts: float | None = None
-    power_limit_max_watts: float | None = None
     sm_clock_max_mhz: int | None = None
-    memory_clock_max_mhz: int | None = None
     pcie_generation: int | None = field(default=None, metadata={"description": "Now: an idle link falls back to 1."})
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
-    pcie_width_max: int | None = None
     pcie_sent_bytes_per_second: int | None = field(default=None, metadata={"description": "By the card, over 20 ms."})
     pcie_received_bytes_per_second: int | None = None
     throttle: list[Throttle] | None = None
     throttled_abnormally: bool | None = field(
         default=None, metadata={"description": "Held back by heat or by the power supply; a power limit is normal."}
     )
-    performance_state: int | None = field(default=None, metadata={"description": "0 is the fastest, 15 the slowest."})
-    ecc_enabled: bool | None = None
-    ecc_corrected_errors: int | None = field(default=None, metadata={"description": "Since the driver was loaded."})
-    ecc_uncorrected_errors: int | None = None
-    ecc_corrected_errors_lifetime: int | None = None
-    ecc_uncorrected_errors_lifetime: int | None = None
-    retired_pages: int | None = field(default=None, metadata={"description": "Up to Turing; later cards remap rows."})
-    retired_pages_pending: bool | None = None
-    remapped_rows: int | None = None
-    remapped_rows_pending: bool | None = None
-    energy_joules: float | None = field(
-        default=None, metadata={"description": "Since the driver was loaded; compute capability 7.0 and up."}
+    ecc_uncorrected_errors: int | None = field(default=None, metadata={"description": "Since the driver was loaded."})
+    retired_pages_pending: bool | None = field(default=None, metadata={"description": "Up to Turing."})
+    remapped_rows_pending: bool | None = field(default=None, metadata={"description": "From Ampere on."})
+    processes: list[dict[str, int | None]] | None = field(
+        default=None,
+        metadata={"description": "Those that compute, with `pid` and `memory_bytes`: no name, for it may be private."},
     )
-    fan_percent: int | None = field(default=None, metadata={"description": "None on a card without a fan, as a T4 is."})
-    persistence_mode: bool | None = None
-    processes: list[GpuProcess] | None = None
     reason: str | None = field(
         default=None, metadata={"description": "Why this card tells nothing, such as one that has fallen off the bus."}
     )
@@ -143,11 +118,9 @@ class GpuSnapshot:
         return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
 
 
-def snapshot(*, throughput: bool = True) -> GpuSnapshot:
-    """Return the state of all cards. Never raises: unknown values are None, and `reason` says why.
-
-    Takes some milliseconds per card, and 40 ms more with `throughput`: PCIe is sampled for 20 ms in each direction.
-    """
+def snapshot() -> GpuSnapshot:
+    """Return the state of all cards, in about 50 ms each. Never raises: unknown values are None, and `reason` says
+    why."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -155,14 +128,20 @@ def snapshot(*, throughput: bool = True) -> GpuSnapshot:
     with _ASKING:  # NVML counts initialisations for the whole process
         try:
             nvml.nvmlInit()
+            try:
+                devices = tuple(_state(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+                return GpuSnapshot(
+                    devices,
+                    driver_version=_told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+                    cuda_version=_told(
+                        lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
+                    ),
+                    reason=None if devices else "the NVIDIA driver sees no card",
+                )
+            finally:
+                _told(nvml.nvmlShutdown)
         except Exception as error:
             return GpuSnapshot(reason=_why(error))
-        try:
-            return _asked(nvml, throughput)
-        except Exception as error:
-            return GpuSnapshot(reason=_why(error))
-        finally:
-            _told(nvml.nvmlShutdown)
 
 
 def _why(error: Exception) -> str:
@@ -175,101 +154,61 @@ def _why(error: Exception) -> str:
     return known.get(getattr(error, "value", None) or 0, f"NVML: {error}")
 
 
-def _asked(nvml: Any, throughput: bool) -> GpuSnapshot:
-    devices = tuple(_state(nvml, index, throughput) for index in range(nvml.nvmlDeviceGetCount()))
-    return GpuSnapshot(
-        devices,
-        driver_version=_told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        cuda_version=_told(lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))),
-        reason=None if devices else "the NVIDIA driver sees no card",
-    )
-
-
 def _text(value: Any) -> Any:
     """Decode bytes, which older versions of the package return."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _thousandths(value: int) -> float:
-    return value / 1000
-
-
-# Field -> what it makes of the answer, and the query nvmlDeviceGet... with its arguments, values of enumerations in
-# nvml.h (the sensor of the GPU 0; clocks: SM 1, memory 2; errors: corrected 0, uncorrected 1, of now 0, of ever 1).
+# Field -> what it makes of the answer (None: the answer), and the query nvmlDeviceGet... with its arguments, values of
+# enumerations in nvml.h (the sensor of the GPU 0; clock: SM 1; uncorrected errors 1 since the driver was loaded 0).
 _QUERIES: Mapping[str, tuple[Any, ...]] = {
     "uuid": (_text, "UUID"),
     "compute_capability": (lambda version: ".".join(map(str, version)), "CudaComputeCapability"),
     "memory_total_bytes": (lambda memory: memory.total, "MemoryInfo"),
     "memory_used_bytes": (lambda memory: memory.used, "MemoryInfo"),
-    "memory_free_bytes": (lambda memory: memory.free, "MemoryInfo"),
     "utilization_percent": (lambda busy: busy.gpu, "UtilizationRates"),
     "memory_utilization_percent": (lambda busy: busy.memory, "UtilizationRates"),
-    "temperature_celsius": (_same, "Temperature", 0),
-    "temperature_slowdown_celsius": (_same, "TemperatureThreshold", 1),
-    "power_watts": (_thousandths, "PowerUsage"),
-    "power_limit_watts": (_thousandths, "EnforcedPowerLimit"),
-    "power_limit_default_watts": (_thousandths, "PowerManagementDefaultLimit"),
-    "power_limit_min_watts": (lambda limits: limits[0] / 1000, "PowerManagementLimitConstraints"),
-    "power_limit_max_watts": (lambda limits: limits[1] / 1000, "PowerManagementLimitConstraints"),
-    "energy_joules": (_thousandths, "TotalEnergyConsumption"),
-    "fan_percent": (_same, "FanSpeed"),
-    "persistence_mode": (bool, "PersistenceMode"),
-    "sm_clock_mhz": (_same, "ClockInfo", 1),
-    "sm_clock_max_mhz": (_same, "MaxClockInfo", 1),
-    "memory_clock_mhz": (_same, "ClockInfo", 2),
-    "memory_clock_max_mhz": (_same, "MaxClockInfo", 2),
-    "performance_state": (lambda state: None if state == 32 else state, "PerformanceState"),  # 32: unknown
-    "pcie_generation": (_same, "CurrPcieLinkGeneration"),
-    "pcie_generation_max": (_same, "MaxPcieLinkGeneration"),
-    "pcie_width": (_same, "CurrPcieLinkWidth"),
-    "pcie_width_max": (_same, "MaxPcieLinkWidth"),
+    "temperature_celsius": (None, "Temperature", 0),
+    "temperature_slowdown_celsius": (None, "TemperatureThreshold", 1),
+    "power_watts": (lambda milliwatts: milliwatts / 1000, "PowerUsage"),
+    "power_limit_watts": (lambda milliwatts: milliwatts / 1000, "EnforcedPowerLimit"),
+    "sm_clock_mhz": (None, "ClockInfo", 1),
+    "sm_clock_max_mhz": (None, "MaxClockInfo", 1),
+    "pcie_generation": (None, "CurrPcieLinkGeneration"),
+    "pcie_generation_max": (None, "MaxPcieLinkGeneration"),
+    "pcie_width": (None, "CurrPcieLinkWidth"),
     "pcie_sent_bytes_per_second": (lambda rate: rate * 1000, "PcieThroughput", 0),  # NVML counts in KB
     "pcie_received_bytes_per_second": (lambda rate: rate * 1000, "PcieThroughput", 1),
-    "ecc_enabled": (lambda mode: bool(mode[0]), "EccMode"),
-    "ecc_corrected_errors": (_same, "TotalEccErrors", 0, 0),
-    "ecc_uncorrected_errors": (_same, "TotalEccErrors", 1, 0),
-    "ecc_corrected_errors_lifetime": (_same, "TotalEccErrors", 0, 1),
-    "ecc_uncorrected_errors_lifetime": (_same, "TotalEccErrors", 1, 1),
+    "ecc_uncorrected_errors": (None, "TotalEccErrors", 1, 0),
     "retired_pages_pending": (bool, "RetiredPagesPendingStatus"),
-    "remapped_rows": (lambda rows: rows[0] + rows[1], "RemappedRows"),
     "remapped_rows_pending": (lambda rows: bool(rows[2]), "RemappedRows"),
 }
 
 
-def _state(nvml: Any, index: int, throughput: bool) -> GpuState:
-    nothing: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__) | {"index": index, "name": "unknown"}
+def _state(nvml: Any, index: int) -> GpuState:
+    found: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__) | {"index": index, "name": "unknown"}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except Exception as error:
-        return GpuState(**nothing | {"reason": _why(error)})
+        return GpuState(**found | {"reason": _why(error)})
 
-    @cache
     def ask(name: str, *more: int) -> Any:
         """Return the result of nvmlDeviceGet`name`; None if card, driver or package does not support it."""
         return _told(lambda: getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more))
 
-    found = nothing | {"name": _text(ask("Name")) or "unknown"}
+    found["name"] = _text(ask("Name")) or "unknown"
     for place, (convert, name, *more) in _QUERIES.items():
-        if throughput or name != "PcieThroughput":
-            answer = ask(name, *more)
-            found[place] = None if answer is None else convert(answer)
-    retired = [ask("RetiredPages", cause) for cause in (0, 1)]  # several single-bit errors; one double-bit error
-    found["retired_pages"] = None if None in retired else sum(map(len, retired))
+        answer = ask(name, *more)
+        found[place] = answer if answer is None or convert is None else convert(answer)
     # Older drivers and packages know these two by older names.
     bits = ask("CurrentClocksEventReasons")
     found["throttle"] = held = throttles(ask("CurrentClocksThrottleReasons") if bits is None else bits)
     if held is not None:
-        found["throttle_reasons"] = [each.reason for each in held]
         found["throttled_abnormally"] = any(each.normal is False for each in held)
     running = ask("ComputeRunningProcesses")
     running = ask("ComputeRunningProcesses_v2") if running is None else running
     if running is not None:
-        found["processes"] = [GpuProcess(each.pid, getattr(each, "usedGpuMemory", None)) for each in running]
-        found["compute_processes"] = len(running)
+        found["processes"] = [{"pid": each.pid, "memory_bytes": each.usedGpuMemory} for each in running]
     return GpuState(**found)
 
 
@@ -303,32 +242,8 @@ def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
 
 
 KEPT = 60.0  # seconds for which a late result may answer the next call
-
-
-class _Asked:
-    """One snapshot on a thread, shared by concurrent callers. `late`: a caller timed out, and none has the result."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.found = GpuSnapshot()
-        self.ended = 0.0
-        self.late = False
-        threading.Thread(target=self._read, name="owl-sap-nvml", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            self.found = snapshot()
-        finally:
-            self.ended = time.monotonic()
-            self.done.set()
-
-    @property
-    def counts(self) -> bool:
-        return self.late and self.done.is_set() and time.monotonic() - self.ended < KEPT
-
-
 _SHARING = threading.Lock()
-_READINGS: list[_Asked] = []  # only the newest, in progress or done
+_READINGS: list[Future[tuple[float, GpuSnapshot]]] = []  # only the newest, in progress or late, with its time
 
 
 def snapshot_within(seconds: float) -> GpuSnapshot:
@@ -338,19 +253,25 @@ def snapshot_within(seconds: float) -> GpuSnapshot:
     result (slow cards without persistence mode) answers the next call, which also starts a new query.
     """
     with _SHARING:
-        before = next((each.found for each in _READINGS if each.counts), None)
-        if not _READINGS or _READINGS[0].done.is_set():
-            _READINGS[:] = [_Asked()]
+        late = _READINGS.pop() if _READINGS and _READINGS[0].done() else None
+        if not _READINGS:
+            # A daemon thread: one that hangs in the driver must not keep the process from ending.
+            _READINGS.append(Future())
+            answer = _READINGS[0].set_result
+            threading.Thread(
+                target=lambda: answer((time.monotonic(), snapshot())), name="owl-sap-nvml", daemon=True
+            ).start()
         reading = _READINGS[0]
-        reading.late = reading.late or before is not None
-    if before is not None:
-        return before
-    if reading.done.wait(seconds):
-        reading.late = False
-        return reading.found
-    reading.late = True
-    why = f"the NVIDIA driver has not answered within {seconds:g} s: see nvidia-smi and dmesg"
-    return GpuSnapshot(reason=why, answered=False)
+    if late is not None and time.monotonic() - late.result()[0] < KEPT:
+        return late.result()[1]
+    try:
+        _, found = reading.result(seconds)
+    except TimeoutError:
+        why = f"the NVIDIA driver has not answered within {seconds:g} s: see nvidia-smi and dmesg"
+        return GpuSnapshot(reason=why, answered=False)
+    with _SHARING:
+        _READINGS[:] = [each for each in _READINGS if each is not reading]
+    return found
 
 
 def summary(device: GpuState) -> str:

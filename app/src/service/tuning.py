@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 from connector.model import ModelSource
+from connector.sync.generations import sample_texts as stored_texts
 
 if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
-    from app.src.training.run import Report, Request
+    from app.src.training.run import Report
 
 HELD_BACK_TOO = 1.25  # texts sampled for each one that calibrates: one in five judges the result
 
@@ -25,67 +27,67 @@ class Tuning:
         self._collections = collections
         self._file = file
 
-    def calibrate(
-        self, name: str, texts: int = 1000, algorithm: str | None = None, *, stored: bool = False
-    ) -> dict[str, Any]:
+    def calibrate(self, name: str, texts: int = 1000, *, stored: bool = False) -> dict[str, Any]:
         """Calibrate the model on sampled texts of the source (or of the store), judge it, and store the result for the
-        engine. `texts`: about how many calibrate; `algorithm` None: as configured. Return the figures and whether the
-        gate accepted it. Raises UnknownCollection, WrongOrigin, and the engine's errors."""
-        from connector.sync.generations import sample_texts as stored_texts
+        engine. `texts`: about how many calibrate. Return the figures and whether the gate accepted it. Raises
+        UnknownCollection, WrongOrigin, and the engine's errors."""
         from connector.sync.sampling import sample_texts
 
         spec, parts = self._collections.spec_of_table(name), self._parts
-        embedding, wanted = parts.settings.embedding_of(name), parts.settings.tensorrt
+        embedding = parts.settings.embedding_of(name)
         count = int(texts * HELD_BACK_TOO)
         if stored:
             found = stored_texts(parts.store, name, count)
         else:
             found = sample_texts(spec, parts.source, parts.embedder_for(name), count)
         try:
+            from app.src.core.backends.torch.backend import TorchOptions
             from app.src.core.memory import MemoryLimits
-            from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, divided
-            from app.src.core.onnx_export.serving import Model
+            from app.src.core.onnx_export.optimizer import calibrate
 
-            graph = parts.graph_options()
-            options = OptimizerOptions(
-                cache=graph.cache,
+            wanted = TorchOptions(
+                model=embedding.model,
+                revision=embedding.revision,
+                weights_sha256=embedding.weights_sha256,
                 device=embedding.device,
-                build=graph.build,
-                bar=graph.bar,
-                limits=MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20),
                 threads=embedding.threads,
             )
-            divided(found)  # raises TooFewTexts before a model is loaded
-            model = Model.find(embedding.model, embedding.revision, embedding.weights_sha256)
-            done = T4TensorRTOptimizer(options).optimize_model_with_calibration(
-                model, name, found, algorithm or wanted.algorithm
-            )
+            limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
+            done = calibrate(wanted, parts.graph_options(), limits, name, found)
         except ImportError as error:
             raise ConfigurationError(
                 f"calibration needs the package {error.name or 'torch'}, which cannot be imported: "
                 f"{install_command('engine', 'onnx')}"
             ) from error
-        notes = []
-        if done.accepted and not wanted.enabled:
-            notes.append('it serves with [tensorrt] enabled = true (precision = "int8" is enough)')
-        if done.accepted and done.algorithm != wanted.algorithm:
-            notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
-        return {"collection": name, "model": embedding.model, **done.as_dict(), "notes": notes}
+        unused = done["accepted"] and not parts.settings.tensorrt.enabled
+        notes = ['it serves with [tensorrt] enabled = true (precision = "int8" is enough)'] if unused else []
+        return {"collection": name, "model": embedding.model, **done, "notes": notes}
 
     def finetune(
-        self, name: str, request: Request, out: Path | None = None, observer: TrainingObserver | None = None
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        out: Path | None = None,
+        observer: TrainingObserver | None = None,
+        *,
+        resume: bool = False,
     ) -> Report:
-        """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to create;
-        default: the next free one among the models beside the job records. Raises UnknownCollection, WrongOrigin."""
+        """Train the collection's model on pairs of texts, with the options of `Finetuning.run`. `out`: the folder to
+        create; default: the next free one among the models beside the job records. Raises UnknownCollection,
+        WrongOrigin."""
         from app.src.core.finetune.recipe import TrainingObserver
-        from app.src.training.run import Resources, finetune
-        from app.src.training.work import Work, next_folder
+        from app.src.training.run import Finetuning, next_folder
 
-        spec, settings = self._collections.spec_of_table(name), self._parts.settings
-        embedding = settings.embedding_of(name)
-        source = ModelSource(embedding.model, embedding.revision, embedding.weights_sha256, embedding.precision)
-        folder = out or next_folder(settings.state_folder(self._file) / "models", name)
-        resources = Resources(
-            lambda: self._parts.source, self._parts.load, settings.embedding.device, settings.sync.page_rows
+        spec, parts = self._collections.spec_of_table(name), self._parts
+        settings, embedding = parts.settings, parts.settings.embedding_of(name)
+        training = Finetuning(
+            spec,
+            ModelSource(embedding.model, embedding.revision, embedding.weights_sha256, embedding.precision),
+            (out or next_folder(settings.state_folder(self._file) / "models", name)).absolute(),
+            lambda: parts.source,
+            parts.load,
+            settings.embedding.device,
+            settings.sync.page_rows,
+            observer or TrainingObserver(),
         )
-        return finetune(spec, source, request, Work(folder.absolute()), resources, observer or TrainingObserver())
+        return training.run(options, resume=resume)

@@ -16,7 +16,7 @@ from app.src.core.onnx_export.cache import FLOAT, GRAPH, INT8, KEPT, MANIFEST, A
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 
-DEPENDS = {"model": "a" * 64, "algorithm": "entropy", "onnxruntime": "1.31.1", "gpu": None, "level": 3}
+DEPENDS = {"model": "a" * 64, "precision": "fp16", "onnxruntime": "1.31.1", "gpu": None, "level": 3}
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""TensorRT's engine files, through a session that writes files as TensorRT does. A real card is not tested here."""
+"""TensorRT and CUDA through sessions that write files as TensorRT does: options letter by letter, engine files, and
+what is said of versions that do not fit. A real card is not tested here."""
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,17 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable
+from app.src.core.backends.torch.backend import TorchOptions
 from app.src.core.device import DeviceProfile
-from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, BuildOptions, Installed, Site
-from app.src.core.onnx_export.serving import GraphServing, Model
+from app.src.core.memory import MemoryLimits
+from app.src.core.onnx_export import serving
+from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing, choose_runtime
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
-INSTALLED = Installed("1.31.1", "1.23.2", "10.16.1", "580.95", (TENSORRT, CUDA, CPU))
+T4 = DeviceProfile.of_card("Tesla T4")
+ALL = (TENSORRT, CUDA, CPU)
 
 
 class FakeTensorRT:
@@ -27,75 +31,173 @@ class FakeTensorRT:
 
     def __init__(self) -> None:
         self.built = 0
+        self.asked: list[dict[str, Any]] = []
         self.ran: list[tuple[int, ...]] = []
 
     def __call__(self, graph: object, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: object) -> Any:
-        file = Path(str(dict(providers)[TENSORRT]["trt_engine_cache_path"])) / "graph_sm75.engine"
-        if not file.exists():
-            self.built += 1
-            file.write_text("engine")
-        if file.read_text() != "engine":
-            raise DeviceUnavailable("TensorRT does not load the engine")
+        self.asked.append(dict(providers))
+        if TENSORRT in self.asked[-1]:
+            file = Path(str(self.asked[-1][TENSORRT]["trt_engine_cache_path"])) / "graph_sm75.engine"
+            if not file.exists():
+                self.built += 1
+                file.write_text("engine")
+            if file.read_text() != "engine":
+                raise DeviceUnavailable("TensorRT does not load the engine")
         return self
 
     def run(self, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> Sequence[Any]:
         self.ran.append(feeds["input_ids"].shape)
         return [np.zeros((len(feeds["input_ids"]), 3), np.float32)]
 
-    def get_providers(self) -> Sequence[str]:
-        return []
+
+Start = Callable[..., str]
+
+
+@pytest.fixture
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRT:
+    fake = FakeTensorRT()
+    monkeypatch.setattr(serving, "preload", lambda runtime: None)
+    monkeypatch.setattr(serving, "make_session", fake)
+    return fake
 
 
 @pytest.fixture
 def start(
-    make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str]]:
-    """Load a float graph; returns the engines that were built until then, and the reason that the backend gives."""
-    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda runtime: None)
-    maker, model = FakeTensorRT(), Model.find(str(make_folder()))
+    tensorrt: FakeTensorRT, make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Start:
+    """Load a float graph, and return the reason that the backend gives."""
+    folder = str(make_folder())
 
-    def load(precision: str = "fp16", **changed: Any) -> tuple[int, str]:
-        given = {"profile": DeviceProfile.of_card("Tesla T4"), "installed": INSTALLED, **changed}
-        site = Site(runtime="tensorrt", make=maker, **given)
-        maker.ran.clear()
-        backend = GraphServing(site, model, ArtifactCache(tmp_path / "cache")).float_backend(precision)
-        assert maker.ran[0] == (1, 1)
-        assert len(maker.ran) == 3  # the least and the largest batch, and the backend's first
-        return maker.built, backend.info.path_reason
+    def load(precision: str = "fp16", card: DeviceProfile = T4, versions: str = "10.16.1", **options: Any) -> str:
+        monkeypatch.setattr(serving, "detect", lambda _device: card)
+        monkeypatch.setattr(serving, "_version", lambda *_names: versions)
+        monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ALL)
+        tensorrt.ran.clear()
+        tensorrt.asked.clear()
+        graphs = GraphServing(TorchOptions(folder), GraphOptions(tmp_path / "cache", **options), MemoryLimits())
+        return graphs.float_backend(precision, "for a test").info.path_reason
 
     return load
 
 
-def test_an_engine_is_built_once(start: Callable[..., tuple[int, str]]) -> None:
-    assert "was built" in start()[1]
+def test_an_engine_is_built_once(start: Start, tensorrt: FakeTensorRT) -> None:
+    assert "was built" in start()
     for _ in range(2):
-        built, reason = start()
-        assert built == 1
-        assert "came from the cache" in reason
+        assert "came from the cache" in start()
+        assert tensorrt.built == 1
+        assert tensorrt.ran[0] == (1, 1)
+        assert len(tensorrt.ran) == 3  # the least and the largest batch, and the backend's first
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"profile": DeviceProfile.of_card("NVIDIA L4")},
-        {"installed": replace(INSTALLED, onnxruntime="1.31.2")},
-        {"installed": replace(INSTALLED, tensorrt="10.16.2")},
-        {"installed": replace(INSTALLED, driver="581.00")},
-        {"build": BuildOptions(workspace_mb=1024)},
-        {"build": BuildOptions(optimization_level=5)},
+        {"card": DeviceProfile.of_card("NVIDIA L4")},
+        {"versions": "10.16.2"},
+        {"workspace_mb": 1024},
+        {"optimization_level": 5},
         {"precision": "fp32"},
     ],
-    ids=["card", "onnxruntime", "tensorrt", "driver", "workspace", "level", "precision"],
+    ids=["card", "versions", "workspace", "level", "precision"],
 )
-def test_anything_else_builds_another(start: Callable[..., tuple[int, str]], changed: dict[str, Any]) -> None:
+def test_anything_else_builds_another(start: Start, tensorrt: FakeTensorRT, changed: dict[str, Any]) -> None:
     start()
-    assert start(**changed)[0] == 2
+    start(**changed)
+    assert tensorrt.built == 2
 
 
-def test_a_damaged_engine_is_built_again(start: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_a_damaged_engine_is_built_again(start: Start, tensorrt: FakeTensorRT, tmp_path: Path) -> None:
     start()
     (engine,) = (tmp_path / "cache").glob("engine-*/*.engine")
     engine.write_text("half an eng")
-    built, reason = start()
-    assert built == 2
-    assert "was built" in reason
+    assert "was built" in start()
+    assert tensorrt.built == 2
+
+
+def test_the_options_letter_by_letter(start: Start, tensorrt: FakeTensorRT, tmp_path: Path) -> None:
+    start("fp16", workspace_mb=512, optimization_level=5)
+    (asked,) = tensorrt.asked
+    assert list(asked) == [TENSORRT, CUDA, CPU]
+    engine = asked[TENSORRT].pop("trt_engine_cache_path")
+    assert Path(engine).parent == tmp_path / "cache"
+    texts = tensorrt.ran[1][0]
+    assert asked == {
+        TENSORRT: {
+            "device_id": 0,
+            "trt_fp16_enable": True,
+            "trt_int8_enable": False,
+            "trt_layer_norm_fp32_fallback": True,
+            "trt_max_workspace_size": 512 << 20,
+            "trt_builder_optimization_level": 5,
+            "trt_engine_cache_enable": True,
+            "trt_timing_cache_enable": True,
+            "trt_timing_cache_path": str(tmp_path / "cache"),
+            "trt_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
+            "trt_profile_opt_shapes": f"input_ids:{texts}x48,attention_mask:{texts}x48",
+            "trt_profile_max_shapes": f"input_ids:{texts}x48,attention_mask:{texts}x48",
+        },
+        CUDA: {
+            "device_id": 0,
+            "arena_extend_strategy": "kSameAsRequested",
+            "use_tf32": 0,
+            "gpu_mem_limit": int(0.8 * (16 << 30)),
+        },
+        CPU: {},
+    }
+    start("fp32")
+    assert tensorrt.asked[0][TENSORRT]["trt_fp16_enable"] is False
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "through_tensorrt"),
+    [
+        ("Tesla T4", "fp32", True),
+        ("Tesla T4", "fp16", True),
+        ("NVIDIA A100", "fp16", True),
+        ("NVIDIA A100", "fp32", False),
+    ],
+)
+def test_fp32_does_not_become_tf32(
+    start: Start, tensorrt: FakeTensorRT, card: str, precision: str, through_tensorrt: bool
+) -> None:
+    """TensorRT takes TF32 where a card has it, and ONNX Runtime has no option against it, as it has for CUDA."""
+    reason = start(precision, DeviceProfile.of_card(card))
+    assert [list(each) for each in tensorrt.asked] == [[TENSORRT, CUDA, CPU] if through_tensorrt else [CUDA, CPU]]
+    assert ("TF32" in reason) is not through_tensorrt
+
+
+@pytest.mark.parametrize(
+    ("tensorrt", "available", "card", "runtime", "said"),
+    [
+        ("10.16.1.11", ALL, T4, "tensorrt", "TensorRT 10.16.1.11"),
+        ("10.16.1.11", ALL, DeviceProfile.cpu(), "cpu", "on the CPU"),
+        (None, (CPU,), T4, "cpu", "the build for CPUs: uninstall it"),
+        (None, ALL, T4, "cuda", "TensorRT, which is not installed"),
+        ("10.16", (CUDA, CPU), T4, "cuda", "TensorRT, which is not installed"),
+        ("11.4.0.106", ALL, T4, "cuda", "11.4.0.106 is installed; pip install 'tensorrt-cu13==10.16"),
+        (
+            "10.16",
+            ALL,
+            DeviceProfile.of_card("Tesla V100"),
+            "cpu",
+            "capability 7.0; onnxruntime-gpu and TensorRT",
+        ),
+        ("10.16", ALL, DeviceProfile.of_card("NVIDIA H200", 141), "tensorrt", "TensorRT 10.16"),
+    ],
+)
+def test_what_is_installed_decides_and_is_said(
+    tensorrt: str | None, available: Sequence[str], card: DeviceProfile, runtime: str, said: str
+) -> None:
+    chosen, reason = choose_runtime(card, tensorrt, available)
+    assert chosen == runtime
+    assert said in reason
+
+
+def test_libraries_are_loaded_before_a_session_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    runtime = types.SimpleNamespace(preload_dlls=lambda: loaded.append("cuda"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # not importable: the session will say so
+    for which, wanted in (("cpu", []), ("cuda", ["cuda"]), ("tensorrt", ["cuda", "cuda"])):
+        serving.preload(which)  # type: ignore[arg-type]
+        assert loaded == wanted

@@ -11,10 +11,9 @@ import pytest
 from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.onnx_export.cache import ArtifactCache
-from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, _embedded
-from app.src.core.onnx_export.runtime import CUDA, TENSORRT, Site, find_site
-from app.src.core.onnx_export.serving import GraphOptions, GraphServing, Model
+from app.src.core.memory import MemoryLimits
+from app.src.core.onnx_export.optimizer import calibrate, embedded
+from app.src.core.onnx_export.serving import CUDA, TENSORRT, GraphOptions, GraphServing
 from tests.core.test_pytorch import ODD, mixed_lengths
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -24,16 +23,16 @@ TEXTS = [text for text in dict.fromkeys([*ODD, *mixed_lengths(200)]) if text.str
 
 
 @pytest.fixture
-def found() -> Site:
+def found(tmp_path: Path) -> GraphServing:
     pytest.importorskip("onnxruntime", reason="needs the extra tensorrt")
-    found = find_site("cuda")
+    found = GraphServing(TorchOptions(MINILM, device="cuda"), GraphOptions(tmp_path), MemoryLimits())
     if found.runtime == "cpu":
         pytest.skip(found.reason)
     return found
 
 
 @pytest.fixture
-def with_tensorrt(found: Site) -> Site:
+def with_tensorrt(found: GraphServing) -> GraphServing:
     if found.runtime != "tensorrt":
         pytest.skip(found.reason)
     return found
@@ -45,43 +44,36 @@ def _least_cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.fixture
-def exact(found: Site) -> np.ndarray:
-    backend = TorchBackend.load(TorchOptions(MINILM, "fp32", "cuda"))
-    return _embedded(backend, TEXTS)
+def exact(found: GraphServing) -> np.ndarray:
+    return embedded(TorchBackend.load(TorchOptions(MINILM, "fp32", "cuda")), TEXTS)
 
 
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 0.9999), ("fp16", 0.999)])
 def test_float_graphs_give_the_vectors_of_torch(
-    found: Site, tmp_path: Path, exact: np.ndarray, precision: str, least: float
+    found: GraphServing, exact: np.ndarray, precision: str, least: float
 ) -> None:
-    serving = GraphServing(found, Model.find(MINILM), ArtifactCache(tmp_path))
-    backend = serving.float_backend(precision, found.reason)
+    backend = found.float_backend(precision, found.reason)
     assert _least_cosine(backend.forward(backend.tokenize(TEXTS[:4]), exact=True), exact[:4]) >= 0.9999
-    assert _least_cosine(_embedded(backend, TEXTS), exact) >= least
+    assert _least_cosine(embedded(backend, TEXTS), exact) >= least
 
 
-def test_the_second_start_takes_the_engine_from_the_cache(with_tensorrt: Site, tmp_path: Path) -> None:
-    serving = GraphServing(with_tensorrt, Model.find(MINILM), ArtifactCache(tmp_path))
-    first, again = (serving.float_backend("fp16", "").info.path_reason for _ in range(2))
-    assert "was built" in first
-    assert "came from the cache" in again
+def test_the_second_start_takes_the_engine_from_the_cache(with_tensorrt: GraphServing) -> None:
+    first, again = (with_tensorrt.float_backend("fp16", "") for _ in range(2))
+    assert "was built" in first.info.path_reason
+    assert "came from the cache" in again.info.path_reason
+    assert again._loaded is not None
+    assert list(again._loaded.usual.get_providers()[:2]) == [TENSORRT, CUDA]
 
 
-def test_sessions_run_on_what_was_asked_for(with_tensorrt: Site, tmp_path: Path) -> None:
-    serving = GraphServing(with_tensorrt, Model.find(MINILM), ArtifactCache(tmp_path))
-    backend = serving.float_backend("fp16", "")
-    assert list(backend._open().usual.get_providers()[:2]) == [TENSORRT, CUDA]
-
-
-def test_int8_is_judged_on_the_card_and_serves_if_it_passes(with_tensorrt: Site, tmp_path: Path) -> None:
-    options = OptimizerOptions(tmp_path, device="cuda")
-    done = T4TensorRTOptimizer(options).optimize_model_with_calibration(MINILM, "texts", TEXTS, "minmax")
-    assert done.runtime == "tensorrt"
-    assert done.engine is not None
-    assert done.verdict.mean_cosine is not None
-    graphs = GraphOptions(tmp_path, algorithm="minmax")
+@pytest.mark.usefixtures("with_tensorrt")
+def test_int8_is_judged_on_the_card_and_serves_if_it_passes(tmp_path: Path) -> None:
+    graphs = GraphOptions(tmp_path)
+    done = calibrate(TorchOptions(MINILM, device="cuda"), graphs, MemoryLimits(), "texts", TEXTS)
+    assert done["runtime"] == "tensorrt"
+    assert done["engine"] is not None
+    assert done["verdict"]["mean_cosine"] is not None
     with load_engine(EngineOptions(MINILM, precision="int8", device="cuda", onnx=graphs)) as engine:
-        assert (engine.precision == "int8") is done.accepted
-        assert engine.path == ("onnx-runtime" if done.accepted else "packed")
+        assert (engine.precision == "int8") is done["accepted"]
+        assert engine.path == ("onnx-runtime" if done["accepted"] else "packed")
         assert isinstance(engine, EmbeddingEngine)
         assert np.isfinite(engine.embed(TEXTS)).all()

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, OutOfMemory
-from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
+from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, make_session
+from app.src.core.backends.torch.backend import TorchOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.onnx_export.cache import GRAPH, ArtifactCache
-from app.src.core.onnx_export.runtime import CPU, CUDA, TENSORRT, Installed, Site, find_site
-from app.src.core.onnx_export.serving import GraphServing, Model
+from app.src.core.memory import MemoryLimits
+from app.src.core.onnx_export.cache import GRAPH
+from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing
 from app.src.core.tokens import TokenBatch
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -33,7 +34,7 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def serving(folder: Path, tmp_path: Path) -> GraphServing:
-    return GraphServing(find_site("cpu"), Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
+    return GraphServing(TorchOptions(str(folder), device="cpu"), GraphOptions(tmp_path / "cache"), MemoryLimits())
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_the_engine_over_it_gives_the_vectors_of_the_engine_over_torch(
 class Recording:
     """A session around another one; `change` is what it does to the vectors."""
 
-    def __init__(self, inner: Session, change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors) -> None:
+    def __init__(self, inner: Any, change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors) -> None:
         self._inner = inner
         self._change = change
         self.shapes: list[tuple[int, ...]] = []
@@ -77,51 +78,45 @@ class Recording:
 
 
 @pytest.fixture
-def plain(folder: Path, tmp_path: Path) -> tuple[Loaded, Session]:
-    model = Model.find(str(folder))
-    GraphServing(find_site("cpu"), model, ArtifactCache(tmp_path / "cache")).float_backend("fp32")
+def plain(serving: GraphServing, tmp_path: Path) -> Loaded:
+    serving.float_backend("fp32")
     (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
     session = make_session(graph, [(CPU, {})], 1)
-    return Loaded(model.folder, model.weights, DeviceProfile.cpu(), "fp32", "for a test"), session
+    return Loaded(serving.folder, "0" * 64, DeviceProfile.cpu(), "fp32", "for a test", session, lambda: session)
 
 
-def test_more_texts_than_a_session_was_built_for_go_in_parts(plain: tuple[Loaded, Session]) -> None:
-    loaded, session = plain
-    recording = Recording(session)
-    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: session, "", most_texts=4))
-    whole = OnnxRuntimeBackend(loaded, Sessions(session, lambda: session, ""))
+def test_more_texts_than_a_session_was_built_for_go_in_parts(plain: Loaded) -> None:
+    recording = Recording(plain.usual)
+    backend = OnnxRuntimeBackend(replace(plain, usual=recording, most_texts=4))
     tokens = backend.tokenize(ODD[:10])
     recording.shapes.clear()
-    np.testing.assert_allclose(backend.forward(tokens), whole.forward(tokens), atol=2e-6)
+    np.testing.assert_allclose(backend.forward(tokens), OnnxRuntimeBackend(plain).forward(tokens), atol=2e-6)
     assert [shape[0] for shape in recording.shapes] == [4, 4, 2]
 
 
-def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain: tuple[Loaded, Session]) -> None:
-    loaded, session = plain
-    card = replace(loaded, profile=DeviceProfile.of_card("Tesla T4"), precision="int8")
-    recording = Recording(session)
-    backend = OnnxRuntimeBackend(card, Sessions(recording, lambda: session, ""))
+def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain: Loaded) -> None:
+    recording = Recording(plain.usual)
+    card = replace(plain, profile=DeviceProfile.of_card("Tesla T4"), precision="int8", usual=recording)
+    backend = OnnxRuntimeBackend(card)
     for words, width in ((3, 16), (40, 48), (200, 48)):
         recording.shapes.clear()
         backend.forward(backend.tokenize([" ".join(["pump"] * words)]))
         assert recording.shapes == [(1, width)]
 
 
-def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: tuple[Loaded, Session]) -> None:
-    loaded, session = plain
-    made: list[Session] = []
+def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: Loaded) -> None:
+    made: list[Any] = []
 
-    def exact() -> Session:
-        made.append(Recording(session))
+    def exact() -> Any:
+        made.append(Recording(plain.usual))
         return made[-1]
 
     def spoil(vectors: np.ndarray) -> np.ndarray:
         vectors[0] = np.nan
         return vectors
 
-    backend = OnnxRuntimeBackend(loaded, Sessions(Recording(session, spoil), exact, ""))
-    reference = OnnxRuntimeBackend(loaded, Sessions(session, lambda: session, ""))
-    with EmbeddingEngine(backend) as engine, EmbeddingEngine(reference) as right:
+    backend = OnnxRuntimeBackend(replace(plain, usual=Recording(plain.usual, spoil), exact=exact))
+    with EmbeddingEngine(backend) as engine, EmbeddingEngine(OnnxRuntimeBackend(plain)) as right:
         np.testing.assert_allclose(engine.embed(ODD), right.embed(ODD), atol=2e-6)
         engine.embed(["again"])
         assert engine.stats().recomputed >= 2
@@ -148,10 +143,10 @@ def _greedy() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_exhausted_memory_is_known(plain: tuple[Loaded, Session]) -> None:
-    loaded, session = plain
-    recording = Recording(session)
-    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: make_session(_greedy(), [(CPU, {})]), ""))
+def test_exhausted_memory_is_known(plain: Loaded) -> None:
+    recording = Recording(plain.usual)
+    greedy = replace(plain, usual=recording, exact=lambda: make_session(_greedy(), [(CPU, {})]))
+    backend = OnnxRuntimeBackend(greedy)
     with pytest.raises(OutOfMemory):
         backend.forward(TokenBatch.of([[101, 102]]), exact=True)
     for error in (MemoryError(), RuntimeError("CUDA failure 2: out of memory"), RuntimeError("std::bad_alloc")):
@@ -169,7 +164,7 @@ def test_a_closed_backend_computes_nothing(backend: OnnxRuntimeBackend) -> None:
         backend.forward(TokenBatch.of([[101, 102]]))
 
 
-def test_a_session_without_the_provider_asked_for_is_refused(plain: tuple[Loaded, Session], tmp_path: Path) -> None:
+def test_a_session_without_the_provider_asked_for_is_refused(plain: Loaded, tmp_path: Path) -> None:
     """ONNX Runtime itself only warns and goes on with the CPU."""
     (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
     for provider in (CUDA, TENSORRT):
@@ -190,41 +185,9 @@ def test_a_float_graph_is_written_once(serving: GraphServing, tmp_path: Path) ->
     assert graph.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp16"])
-def test_precisions_that_onnx_runtime_has_not_on_a_cpu(serving: GraphServing, precision: str) -> None:
-    with pytest.raises(DeviceUnavailable, match=f"precision {precision}"):
-        serving.float_backend(precision, "")
-
-
 @pytest.mark.parametrize(
-    ("card", "precision", "through_tensorrt"),
-    [
-        ("Tesla T4", "fp32", True),
-        ("Tesla T4", "fp16", True),
-        ("NVIDIA A100", "fp16", True),
-        ("NVIDIA A100", "fp32", False),
-    ],
+    ("precision", "said"), [("bf16", "graphs compute in"), ("tf32", "graphs compute in"), ("fp16", "precision fp16")]
 )
-def test_fp32_does_not_become_tf32(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, precision: str, through_tensorrt: bool
-) -> None:
-    """TensorRT takes TF32 where a card has it, and ONNX Runtime has no option against it, as it has for CUDA."""
-    asked: list[list[str]] = []
-
-    class Zeros:
-        def run(self, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> Sequence[Any]:
-            return [np.zeros((len(feeds["input_ids"]), 3), np.float32)]
-
-        def get_providers(self) -> Sequence[str]:
-            return asked[-1]
-
-    def make(graph: object, providers: Sequence[tuple[str, Any]], threads: object) -> Zeros:
-        asked.append([name for name, _ in providers])
-        return Zeros()
-
-    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda _: None)
-    site = Site(DeviceProfile.of_card(card), "tensorrt", Installed("1", "1", "10.16", "580"), make=make)
-    serving = GraphServing(site, Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
-    backend = serving.float_backend(precision, "for a test")
-    assert asked == [[TENSORRT, CUDA, CPU] if through_tensorrt else [CUDA, CPU]]
-    assert ("TF32" in backend.info.path_reason) is not through_tensorrt
+def test_precisions_that_graphs_have_not_on_a_cpu(serving: GraphServing, precision: str, said: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=said):
+        serving.float_backend(precision, "")

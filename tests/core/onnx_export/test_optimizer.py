@@ -4,34 +4,36 @@ then does. The quantiser is replaced where only the verdict matters."""
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.src.core.agreement import LEAST_TEXTS, Bar
+from app.src.core.agreement import LEAST_TEXTS
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder
+from app.src.core.backends.torch.backend import TorchOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.memory import MemoryLimits
+from app.src.core.onnx_export import optimizer, serving
+from app.src.core.onnx_export.cache import GRAPH
 from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.optimizer import (
     HELD_BACK,
     MOST_JUDGES,
-    OptimizerOptions,
     T4GPUConfig,
     T4TensorRTOptimizer,
     TooFewTexts,
+    calibrate,
     divided,
 )
-from app.src.core.onnx_export.runtime import CPU, CUDA, Installed, Site
-from app.src.core.onnx_export.serving import GraphOptions
-from app.src.settings import Settings
+from app.src.core.onnx_export.serving import CPU, CUDA, GraphOptions
 from connector.extras import install_command
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -43,20 +45,28 @@ TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}, valve {chr(97 + numb
 class Quantiser:
     """The float graph with noise on its weights: as good or as bad as a test wants."""
 
-    def __init__(self, noise: float = 0.0, share: float = 0.7) -> None:
-        self.noise = noise
-        self.share = share
-        self.calls: list[tuple[str, Sequence[str]]] = []
+    noise = 1e-4
+    share = 0.7
 
-    def __call__(self, folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[Any, Mapping[str, Any]]:
-        self.calls.append((algorithm, texts))
+    def __init__(self) -> None:
+        self.calls: list[Sequence[str]] = []
+
+    def __call__(self, folder: Folder, texts: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
+        self.calls.append(texts)
         model, random = build_graph(folder), np.random.default_rng(3)
         for constant in model.graph.initializer:
             if "/" in constant.name and constant.name.endswith(".weight"):
                 numbers = onnx.numpy_helper.to_array(constant)
                 spoilt = numbers + self.noise * numbers.std() * random.standard_normal(numbers.shape)
                 constant.CopyFrom(onnx.numpy_helper.from_array(spoilt.astype(np.float32), constant.name))
-        return model, {"int8_share": self.share, "excluded": []}
+        return model, {"int8_share": self.share}
+
+
+@pytest.fixture
+def quantiser(monkeypatch: pytest.MonkeyPatch) -> Quantiser:
+    quantiser = Quantiser()
+    monkeypatch.setattr(optimizer, "quantise", quantiser)
+    return quantiser
 
 
 @pytest.fixture
@@ -65,49 +75,45 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> OptimizerOptions:
-    return OptimizerOptions(tmp_path / "cache", device="cpu")
+def options(tmp_path: Path) -> GraphOptions:
+    return GraphOptions(tmp_path / "cache", enabled=True)
 
 
-def _engine(folder: Path, options: OptimizerOptions, **changed: Any) -> EmbeddingEngine:
-    graphs = GraphOptions(options.cache, enabled=True, bar=changed.pop("bar", Bar()))
-    return load_engine(EngineOptions(str(folder), device="cpu", onnx=graphs, **changed))
+def _calibrated(folder: Path | str, options: GraphOptions, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
+    return calibrate(TorchOptions(str(folder), device="cpu"), options, MemoryLimits(), "materials", texts)
 
 
-def test_a_good_graph_is_accepted_and_serves(folder: Path, options: OptimizerOptions) -> None:
-    quantiser = Quantiser(1e-4)
-    done = T4TensorRTOptimizer(options, quantiser=quantiser).optimize_model_with_calibration(
-        str(folder), "materials", TEXTS
-    )
-    assert done.accepted
-    assert done.path.is_file()
-    assert (done.algorithm, done.runtime, done.engine, done.cached) == ("minmax", "cpu", None, False)
-    assert done.report["int8_share"] == 0.7
-    assert done.verdict.mean_cosine is not None
-    assert 0.999 < done.verdict.mean_cosine < 1
-    assert "path" not in done.as_dict()
+def _engine(folder: Path, options: GraphOptions, **changed: Any) -> EmbeddingEngine:
+    return load_engine(EngineOptions(str(folder), device="cpu", onnx=options, **changed))
 
-    (algorithm, learnt), judged = quantiser.calls[0], done.verdict.texts
-    assert algorithm == "minmax" == Settings().tensorrt.algorithm
+
+def test_a_good_graph_is_accepted_and_serves(folder: Path, options: GraphOptions, quantiser: Quantiser) -> None:
+    done = _calibrated(folder, options)
+    assert done["accepted"]
+    assert (done["runtime"], done["engine"], done["cached"]) == ("cpu", None, False)
+    assert done["report"]["int8_share"] == 0.7
+    assert 0.999 < done["verdict"]["mean_cosine"] < 1
+    assert str(options.cache) not in json.dumps(done)
+
+    (learnt,), judged = quantiser.calls, done["verdict"]["texts"]
     assert len(learnt) + judged == len(TEXTS)  # none does both
     for precision in ("auto", "int8"):
         with _engine(folder, options, precision=precision) as engine:
             assert (engine.path, engine.precision) == ("onnx-runtime", "int8")
-            assert "calibrated by minmax" in engine.path_reason
+            assert "calibrated" in engine.path_reason
             assert np.isfinite(engine.embed(TEXTS[:9])).all()
             assert "/int8-" in engine.fingerprint
 
 
 def test_a_poor_graph_is_refused_and_the_engine_says_so(
-    folder: Path, options: OptimizerOptions, caplog: pytest.LogCaptureFixture
+    folder: Path, options: GraphOptions, quantiser: Quantiser, caplog: pytest.LogCaptureFixture
 ) -> None:
+    quantiser.noise = 0.8
     with caplog.at_level(logging.WARNING):
-        done = T4TensorRTOptimizer(options, quantiser=Quantiser(0.8)).optimize_model_with_calibration(
-            str(folder), "materials", TEXTS
-        )
-    assert not done.accepted
-    assert done.reason.startswith("refused: mean cosine")
-    assert "materials: INT8 by minmax was refused" in caplog.text
+        done = _calibrated(folder, options)
+    assert not done["accepted"]
+    assert done["reason"].startswith("refused: mean cosine")
+    assert "materials: INT8 was refused" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING), _engine(folder, options) as engine:
         assert engine.path == "packed"
@@ -118,84 +124,66 @@ def test_a_poor_graph_is_refused_and_the_engine_says_so(
     assert not any(text in caplog.text for text in TEXTS)
 
 
-def test_a_graph_with_hardly_any_int8_is_refused(folder: Path, options: OptimizerOptions) -> None:
-    done = T4TensorRTOptimizer(options, quantiser=Quantiser(0, 0.2)).optimize_model_with_calibration(
-        str(folder), "materials", TEXTS
-    )
-    assert not done.accepted
-    assert "20% of the linear layers" in done.reason
+def test_a_graph_with_hardly_any_int8_is_refused(folder: Path, options: GraphOptions, quantiser: Quantiser) -> None:
+    quantiser.noise, quantiser.share = 0, 0.2
+    done = _calibrated(folder, options)
+    assert not done["accepted"]
+    assert "20% of the linear layers" in done["reason"]
 
 
-def test_a_bar_set_later_counts(folder: Path, options: OptimizerOptions) -> None:
-    T4TensorRTOptimizer(options, quantiser=Quantiser(1e-4)).optimize_model_with_calibration(str(folder), "m", TEXTS)
-    with _engine(folder, options, bar=Bar(mean_cosine=1.0, int8_share=0.9)) as engine:
-        assert engine.precision != "int8"
-        assert "70% of the linear layers" in engine.path_reason
-    lower = replace(options, bar=Bar(0.5, 0.1))
-    assert (
-        not T4TensorRTOptimizer(options, quantiser=Quantiser(0.3))
-        .optimize_model_with_calibration(str(folder), "m", TEXTS[:180])
-        .accepted
-    )
-    done = T4TensorRTOptimizer(lower).optimize_model_with_calibration(str(folder), "m", TEXTS[:180])
-    assert (done.accepted, done.cached) == (True, True)
+def test_nothing_is_calibrated_twice(folder: Path, options: GraphOptions, quantiser: Quantiser) -> None:
+    first, again = _calibrated(folder, options), _calibrated(folder, options)
+    assert (first["cached"], again["cached"], len(quantiser.calls)) == (False, True, 1)
+    assert again["verdict"] == first["verdict"]
+    _calibrated(folder, options, TEXTS[1:])
+    assert len(quantiser.calls) == 2
+    assert len(list(options.cache.glob("int8-*"))) == 1  # the newest
 
 
-def test_nothing_is_calibrated_twice(folder: Path, options: OptimizerOptions) -> None:
-    quantiser = Quantiser(1e-4)
-    optimizer = T4TensorRTOptimizer(options, quantiser=quantiser)
-    first = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
-    again = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
-    assert (first.cached, again.cached, len(quantiser.calls)) == (False, True, 1)
-    assert again.verdict == first.verdict
-    optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS, "entropy")
-    optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS[1:])
-    assert len(quantiser.calls) == 3
-    assert len(list(options.cache.glob("int8-*"))) == 2  # the newest of each algorithm
-
-
-def test_a_damaged_graph_does_not_serve_and_is_made_again(folder: Path, options: OptimizerOptions) -> None:
-    quantiser = Quantiser(1e-4)
-    optimizer = T4TensorRTOptimizer(options, quantiser=quantiser)
-    path = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS).path
+def test_a_damaged_graph_does_not_serve_and_is_made_again(
+    folder: Path, options: GraphOptions, quantiser: Quantiser
+) -> None:
+    _calibrated(folder, options)
+    (path,) = options.cache.glob(f"int8-*/{GRAPH}")
     path.write_bytes(path.read_bytes()[:-1])
     with _engine(folder, options) as engine:
         assert engine.precision != "int8"
-    again = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
-    assert not again.cached
+    assert not _calibrated(folder, options)["cached"]
     with _engine(folder, options) as engine:
         assert engine.precision == "int8"
 
 
-def test_a_graph_that_came_out_otherwise_is_another_family(folder: Path, options: OptimizerOptions) -> None:
+def test_a_graph_that_came_out_otherwise_is_another_family(
+    folder: Path, options: GraphOptions, quantiser: Quantiser
+) -> None:
     """The same model, on another processor or by another version: vectors that are not for one index."""
     families = []
     for texts, noise in ((TEXTS, 1e-4), (TEXTS[1:], 1e-3)):
-        optimizer = T4TensorRTOptimizer(options, quantiser=Quantiser(noise))
-        assert optimizer.optimize_model_with_calibration(str(folder), "m", texts).accepted
+        quantiser.noise = noise
+        assert _calibrated(folder, options, texts)["accepted"]
         with _engine(folder, options) as engine:
             families.append(engine.fingerprint)
     assert len(set(families)) == 2
 
 
 def test_what_was_judged_elsewhere_does_not_serve_here(
-    folder: Path, options: OptimizerOptions, monkeypatch: pytest.MonkeyPatch
+    folder: Path, options: GraphOptions, quantiser: Quantiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    T4TensorRTOptimizer(options, quantiser=Quantiser(1e-4)).optimize_model_with_calibration(str(folder), "m", TEXTS)
+    _calibrated(folder, options)
     monkeypatch.setattr("onnxruntime.__version__", "1.99.0")
     with _engine(folder, options) as engine:
         assert engine.precision != "int8"
         assert "owl-sap calibrate" in engine.path_reason
 
 
-def test_without_a_calibration_the_engine_says_how_to_get_one(folder: Path, options: OptimizerOptions) -> None:
+def test_without_a_calibration_the_engine_says_how_to_get_one(folder: Path, options: GraphOptions) -> None:
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
-        assert "no calibration of this model by minmax" in engine.path_reason
+        assert "no calibration of this model" in engine.path_reason
 
 
 def test_without_the_extra_the_engine_says_so(
-    folder: Path, options: OptimizerOptions, monkeypatch: pytest.MonkeyPatch
+    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with _engine(folder, options) as engine:
@@ -212,13 +200,10 @@ class Failing:
     def run(self, outputs: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
         raise self._error
 
-    def get_providers(self) -> Sequence[str]:
-        return []
-
 
 @pytest.mark.parametrize("fault", ["no kernels", "no memory", "no memory to load", "no folder", "no space"])
 def test_a_card_that_cannot_run_the_graph_stops_no_start(
-    folder: Path, options: OptimizerOptions, monkeypatch: pytest.MonkeyPatch, fault: str
+    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """The engine runs on torch and says why, whatever fails between a card that looks well and its first vector."""
     from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
@@ -231,10 +216,10 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
 
-    installed = Installed("1.31.1", "1.23.2", None, "580.95", (CUDA, CPU))
-    site = Site(DeviceProfile.of_card("Tesla T4"), "cuda", installed, "for a test", make=make)
-    monkeypatch.setattr("app.src.core.onnx_export.serving.find_site", lambda *_: site)
-    monkeypatch.setattr("app.src.core.onnx_export.runtime.preload", lambda _: None)
+    monkeypatch.setattr(serving, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
+    monkeypatch.setattr(serving, "make_session", make)
+    monkeypatch.setattr(serving, "preload", lambda _: None)
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [CUDA, CPU])
     if fault == "no folder":
         options.cache.write_text("a file")
     if fault == "no space":
@@ -247,28 +232,9 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
 
 
-def test_a_loaded_sentence_transformer_can_be_given(folder: Path, options: OptimizerOptions) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    loaded = SentenceTransformer(str(folder), device="cpu")
-    done = T4TensorRTOptimizer(options, quantiser=Quantiser()).optimize_model_with_calibration(loaded, "mine", TEXTS)
-    assert done.accepted
-
-
-@pytest.mark.parametrize("model", [None, 5, object()])
-def test_what_is_no_model_is_refused(options: OptimizerOptions, model: Any) -> None:
-    with pytest.raises(ModelUnsupported, match="cannot be calibrated"):
-        T4TensorRTOptimizer(options).optimize_model_with_calibration(model, "m", TEXTS)
-
-
-def test_models_without_layers_are_refused(options: OptimizerOptions) -> None:
+def test_models_without_layers_are_refused(options: GraphOptions) -> None:
     with pytest.raises(ModelUnsupported, match="is the test embedder"):
-        T4TensorRTOptimizer(options).optimize_model_with_calibration("hash:64", "m", TEXTS)
-
-
-def test_an_unknown_algorithm_is_refused(options: OptimizerOptions) -> None:
-    with pytest.raises(ValueError, match="use minmax, entropy, percentile"):
-        T4TensorRTOptimizer(options).optimize_model_with_calibration("all-MiniLM-L6-v2", "m", TEXTS, "median")
+        _calibrated("hash:64", options)
 
 
 def test_texts_are_divided_without_overlap() -> None:
@@ -287,12 +253,14 @@ def test_few_texts_are_refused_before_anything_is_computed() -> None:
     assert len(divided([str(number) for number in range(HELD_BACK * LEAST_TEXTS)])[1]) == LEAST_TEXTS
 
 
-def test_the_guides_configuration_is_taken(folder: Path, tmp_path: Path) -> None:
-    kept = T4GPUConfig(int8_mode=True, precision="int8", calibration_cache=tmp_path / "kept", optimization_level=4)
-    done = T4TensorRTOptimizer(kept, quantiser=Quantiser()).optimize_model_with_calibration(str(folder), "m", TEXTS)
-    assert done.path.is_relative_to(tmp_path / "kept")
-    optimizer = T4TensorRTOptimizer(T4GPUConfig(), quantiser=Quantiser())
-    done = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
-    assert done.path.is_file()
-    del optimizer
-    assert not done.path.exists()
+def test_the_guides_configuration_is_taken(folder: Path, tmp_path: Path, quantiser: Quantiser) -> None:
+    kept = T4GPUConfig(int8_mode=True, calibration_cache=tmp_path / "kept", optimization_level=4)
+    done = T4TensorRTOptimizer(kept, "cpu").optimize_model_with_calibration(folder, "m", TEXTS)
+    assert done["accepted"]
+    assert len(list((tmp_path / "kept").glob("int8-*"))) == 1
+    own = T4TensorRTOptimizer(device="cpu")
+    assert not own.optimize_model_with_calibration(str(folder), "m", TEXTS)["cached"]
+    cache = own._options.cache
+    assert cache.is_dir()
+    del own
+    assert not cache.exists()

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..device import DeviceProfile, Precision
 from ..tokens import rectangle, width_of
@@ -21,51 +20,36 @@ PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
 _NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
 
-Feeds = Mapping[str, NDArray[np.int64]]
-
-
-class Session(Protocol):
-    """The methods used of `onnxruntime.InferenceSession`."""
-
-    def run(self, outputs: Sequence[str], feeds: Feeds) -> Sequence[Any]: ...
-
-    def get_providers(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sessions:
-    """`usual` computes batches; `exact` returns a session of the fp32 graph, which may be `usual`. `most_texts`:
-    largest batch, if the session has a limit; `note`: where they run, for people."""
-
-    usual: Session
-    exact: Callable[[], Session]
-    note: str
-    most_texts: int | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with verified files (`weights`: their SHA-256), device and precision. `variant`: see ModelInfo."""
+    """A model with verified files (`weights`: their SHA-256), device and precision, and its onnxruntime sessions.
+
+    `usual` computes batches; `exact` returns a session of the fp32 graph, which may be `usual`. `note`: where they run,
+    for people; `most_texts`: largest batch, if the session has a limit; `variant`: see ModelInfo.
+    """
 
     folder: Folder
     weights: str
     profile: DeviceProfile
     precision: Precision
     precision_reason: str
+    usual: Any
+    exact: Callable[[], Any]
+    note: str = ""
+    most_texts: int | None = None
     variant: str = ""
 
 
 class OnnxRuntimeBackend(TokenizingBackend):
     """One graph on one device."""
 
-    def __init__(self, loaded: Loaded, sessions: Sessions) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self.profile = loaded.profile
         self._tokenizer = RustTokenizer.load(loaded.folder)
-        self._pad_id = int(loaded.folder.config.get("pad_token_id") or 0)
-        self._longest = loaded.folder.max_length
         self._multiple = loaded.profile.padding_multiple(loaded.precision)
-        self._sessions: Sessions | None = sessions
-        self._exact: Session | None = None
+        self._loaded: Loaded | None = loaded
+        self._exact: Any = None
         special = self._tokenizer.special_tokens
         with loading_errors_mapped():
             dimension = self.forward(self._tokenizer.ids([""])).shape[1]
@@ -81,17 +65,31 @@ class OnnxRuntimeBackend(TokenizingBackend):
             precision_reason=loaded.precision_reason,
             shape=loaded.folder.shape,
             path=PATH,
-            path_reason=sessions.note,
+            path_reason=loaded.note,
             matryoshka=loaded.folder.matryoshka,
             variant=loaded.variant,
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         """Compute in parts if the batch has more texts than the session allows."""
-        sessions = self._open()
-        session = self._in_fp32(sessions) if exact else sessions.usual
-        most = sessions.most_texts or len(batch)
-        parts = [self._computed(session, batch[start : start + most]) for start in range(0, len(batch), most)]
+        loaded = self._loaded
+        if loaded is None:
+            raise RuntimeError("the backend is closed")
+        if exact and self._exact is None:
+            self._exact = loaded.exact()
+        session, most = self._exact if exact else loaded.usual, loaded.most_texts or len(batch)
+        pad_id, parts = int(loaded.folder.config.get("pad_token_id") or 0), []
+        for start in range(0, len(batch), most):
+            part = batch[start : start + most]
+            width = width_of(part, self._multiple, loaded.folder.max_length)
+            ids, mask = rectangle(part, width=width, pad_id=pad_id)
+            try:
+                (vectors,) = session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
+            except Exception as error:  # ONNX Runtime's errors share no other base class
+                if _no_memory(error):
+                    raise OutOfMemory("the device's memory does not hold this batch") from error
+                raise
+            parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def free_bytes(self) -> int:
@@ -103,38 +101,14 @@ class OnnxRuntimeBackend(TokenizingBackend):
         return int(free)
 
     def close(self) -> None:
-        self._sessions = self._exact = None
-
-    def _open(self) -> Sessions:
-        if self._sessions is None:
-            raise RuntimeError("the backend is closed")
-        return self._sessions
-
-    def _in_fp32(self, sessions: Sessions) -> Session:
-        if self._exact is None:
-            self._exact = sessions.exact()
-        return self._exact
-
-    def _computed(self, session: Session, batch: TokenBatch) -> Vectors:
-        try:
-            width = width_of(batch, self._multiple, self._longest)
-            ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
-            (vectors,) = session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
-        except Exception as error:  # ONNX Runtime's errors share no other base class
-            if _no_memory(error):
-                raise OutOfMemory("the device's memory does not hold this batch") from error
-            raise
-        return np.asarray(vectors, dtype=np.float32)
-
-
-# Graph, providers, CPU threads -> a session with all of these providers.
-MakeSession = Callable[[bytes | Path, Sequence[tuple[str, Mapping[str, Any]]], int | None], Session]
+        self._loaded = self._exact = None
 
 
 def make_session(
     graph: bytes | Path, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int | None = None
-) -> Session:
-    """Return a session. Raises DeviceUnavailable for a missing provider, which ONNX Runtime only logs; OutOfMemory."""
+) -> Any:
+    """Return a session with all of these providers. Raises DeviceUnavailable for a missing one, which ONNX Runtime only
+    logs; OutOfMemory."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -143,7 +117,7 @@ def make_session(
     if threads is not None:
         options.intra_op_num_threads = threads
     with loading_errors_mapped():
-        session: Session = onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), options, providers=[(n, dict(o)) for n, o in providers]
         )
     missing = [name for name, _ in providers if name not in session.get_providers()]

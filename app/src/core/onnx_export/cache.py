@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the folder and of calibration's facts; part of each entry's name
+FORMAT = 3  # of the folder and of calibration's facts; part of each entry's name
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
 KEPT = 8  # of each kind and model
 _BUILDING = ".building-"
 
-# Origin of an entry: `model` (SHA-256 of its weights), algorithm, versions, card, shapes.
+# Origin of an entry: `model` (SHA-256 of its weights), versions, card, shapes.
 Dependencies = Mapping[str, str | int | float | None]
 
 

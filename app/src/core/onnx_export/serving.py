@@ -1,79 +1,57 @@
 """Choose and load the graph that serves: the calibrated one if its verdict on this machine passes, else the float
-graph. `path_reason` gives the reason. TensorRT's engines are cached.
+graph. ONNX Runtime computes it on CUDA, on a CPU, or through TensorRT, whose engines are cached. `path_reason` gives
+the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.metadata
 import logging
 import shutil
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..agreement import Bar as Bar
-from ..agreement import Verdict
+from connector.extras import install_command
+
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
-from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
+from ..backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
-from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, Session, Sessions, loading_errors_mapped
-from ..device import Precision
-from ..memory import MemoryLimits
+from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, loading_errors_mapped, make_session
+from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
+from . import needs
 from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
-from .quantise import DEFAULT
-from .runtime import BuildOptions as BuildOptions
-from .runtime import Shapes, Site, find_site
 
 if TYPE_CHECKING:
     from ..backends.torch.backend import TorchOptions
 
 log = logging.getLogger(__name__)
 
+Runtime = Literal["tensorrt", "cuda", "cpu"]
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model folder with the hashes of its files."""
-
-    folder: Folder
-    weights: str
-    tokenizer: str
-
-    @classmethod
-    def find(cls, name: str, revision: str | None = None, weights_sha256: str | None = None) -> Model:
-        """Find and read a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch."""
-        if name.startswith(HASHING):
-            raise ModelUnsupported(f"model {name!r} is the test embedder, which has no layers for a graph")
-        path = find_folder(name, revision)
-        return cls.read(read_folder(path, display_name(name, path)), weights_sha256)
-
-    @classmethod
-    def read(cls, folder: Folder, weights_sha256: str | None = None) -> Model:
-        weights = check_files(folder, weights_sha256)
-        return cls(folder, weights, sha256_of([folder.encoder / "tokenizer.json"]))
-
-    def dependencies(self) -> dict[str, str | int | float | None]:
-        folder = self.folder
-        return {
-            "model": self.weights,
-            "tokenizer": self.tokenizer,
-            "pooling": folder.pooling,
-            "max_tokens": folder.max_length,
-        }
+TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
+TENSORRT_MAJOR = 10  # onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278.
+LEAST_CAPABILITY = (7, 5)  # CUDA 13, of onnxruntime-gpu 1.31, and TensorRT from 10.5 on support no older card
+USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """`enabled`: use graphs for all precisions that have them, else only for int8 on a card; `algorithm`: of the
-    calibration that serves; `bar`: for its verdict."""
+    """`enabled`: use graphs for all precisions that have them, else only for int8. TensorRT's builder: `workspace_mb`
+    for kernels; `optimization_level` 0 (fast to build) to 5 (fast to run)."""
 
     cache: Path
     enabled: bool = False
-    algorithm: str = DEFAULT
-    build: BuildOptions = field(default_factory=BuildOptions)
-    bar: Bar = field(default_factory=Bar)
+    workspace_mb: int = 4096
+    optimization_level: int = 3
 
 
 class NotAsGraph(DeviceUnavailable):
@@ -82,23 +60,21 @@ class NotAsGraph(DeviceUnavailable):
 
 def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
     """Load the calibrated graph for int8 or auto if its verdict passes; else, on a card with `enabled`, the float
-    graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, and errors of
-    `Model.find`."""
-    model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
+    graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, ModelNotFound,
+    WeightsMismatch."""
     try:
-        site = find_site(wanted.device, options.build, limits, wanted.threads)
-        if site.profile.kind == "cuda" and site.runtime == "cpu":
-            raise NotAsGraph(site.reason)
-        serving = GraphServing(site, model, ArtifactCache(options.cache), limits)
+        serving = GraphServing(wanted, options, limits)
+        if serving.profile.kind == "cuda" and serving.runtime == "cpu":
+            raise NotAsGraph(serving.reason)
         refusal = f"precision {wanted.precision} was asked for"
         if wanted.precision in ("auto", "int8"):
             try:
-                return serving.int8_backend(serving.accepted(options.algorithm, options.bar), options.algorithm)
+                return serving.int8_backend(serving.accepted())
             except NotAsGraph as refused:
                 refusal = f"not in int8: {refused}"
-        if site.runtime == "cpu" or not options.enabled:
+        if serving.runtime == "cpu" or not options.enabled:
             raise NotAsGraph(refusal)
-        log.info("%s runs as a float graph; %s", model.folder.name, refusal)
+        log.info("%s runs as a float graph; %s", serving.folder.name, refusal)
         return serving.float_backend(wanted.precision, refusal)
     except NotAsGraph:
         raise
@@ -106,87 +82,199 @@ def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimi
         raise NotAsGraph(str(error)) from error
 
 
+def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequence[str]) -> tuple[Runtime, str]:
+    """Return the best runtime for this device, and the reason; `cpu` also for a card that ONNX Runtime cannot use.
+
+    `tensorrt`: installed version; `available`: ONNX Runtime's providers.
+    """
+    if profile.kind == "cpu":
+        return "cpu", "ONNX Runtime on the CPU"
+    install = install_command("tensorrt", index="https://pypi.nvidia.com")
+    if CUDA not in available:
+        both = "both packages contain the same module, so only one may be installed"
+        return "cpu", f"onnxruntime is the build for CPUs: uninstall it, then {install} ({both})"
+    if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
+        has, least = (".".join(map(str, each)) for each in (profile.capability, LEAST_CAPABILITY))
+        return "cpu", f"{profile.name} has compute capability {has}; onnxruntime-gpu and TensorRT begin at {least}"
+    if TENSORRT not in available or tensorrt is None:
+        return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
+    if tensorrt.partition(".")[0] != str(TENSORRT_MAJOR):
+        wanted = f"pip install 'tensorrt-cu13=={TENSORRT_MAJOR}.16.*' --extra-index-url https://pypi.nvidia.com"
+        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {wanted}"
+    return "tensorrt", f"TensorRT {tensorrt} in ONNX Runtime"
+
+
+def _version(*distributions: str) -> str | None:
+    """Return the version of the first that is installed."""
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def preload(runtime: Runtime) -> None:
+    """Load CUDA, cuDNN and TensorRT from pip's packages, which are on no library path, so that providers find them.
+    Failures appear when a session is created."""
+    if runtime != "cpu":
+        importlib.import_module("onnxruntime").preload_dlls()
+    if runtime == "tensorrt":
+        with contextlib.suppress(ImportError, OSError):
+            importlib.import_module("tensorrt")  # loads tensorrt_libs/*.so
+
+
 class GraphServing:
-    """Backends of one model on one site."""
+    """The graphs of one model on one device: backends, and the sessions that they use."""
 
-    def __init__(self, site: Site, model: Model, cache: ArtifactCache, limits: MemoryLimits | None = None) -> None:
-        self._site = site
-        self._model = model
-        self._cache = cache
-        self._limits = limits or MemoryLimits()
+    def __init__(self, wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> None:
+        """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable
+        without ONNX Runtime and for an unknown device."""
+        if wanted.model.startswith(HASHING):
+            raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers for a graph")
+        path = find_folder(wanted.model, wanted.revision)
+        self.folder = read_folder(path, display_name(wanted.model, path))
+        self._weights = check_files(self.folder, wanted.weights_sha256)
+        needs("onnxruntime")
+        import onnxruntime
 
-    def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
-        precision, why = self._site.float_precision(requested)
-        graph = self._float(precision)
-        loaded = Loaded(self._model.folder, self._model.weights, self._site.profile, precision, why)
-        return OnnxRuntimeBackend(loaded, self._sessions(graph, precision, reason))
+        try:
+            self.profile = detect(wanted.device)
+        except DeviceError as error:
+            raise DeviceUnavailable(str(error)) from error
+        self._options, self._limits, self._threads = options, limits, wanted.threads
+        self._cache = ArtifactCache(options.cache)
+        tensorrt = _version("tensorrt-cu13-libs", "tensorrt-cu13", "tensorrt-libs", "tensorrt")
+        self.runtime, self.reason = choose_runtime(self.profile, tensorrt, onnxruntime.get_available_providers())
+        # What verdicts and engines depend on.
+        self._card: Dependencies = {
+            "gpu": self.profile.name,
+            "capability": None if self.profile.capability is None else ".".join(map(str, self.profile.capability)),
+            "runtime": self.runtime,
+            "onnxruntime": onnxruntime.__version__,
+            "tensorrt": tensorrt,
+        }
+        self._model: Dependencies = {
+            "model": self._weights,
+            "tokenizer": sha256_of([self.folder.encoder / "tokenizer.json"]),
+            "pooling": self.folder.pooling,
+            "max_tokens": self.folder.max_length,
+            "onnx": _version("onnx"),
+        }
 
-    def int8_backend(self, graph: Entry, algorithm: str) -> OnnxRuntimeBackend:
-        """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
-        quantiser version or processor may make another graph from the same texts."""
-        site, model = self._site, self._model
-        loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", f"int8-{graph.sha256[:12]}")
-        return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", f"calibrated by {algorithm}"))
+    @property
+    def calibration(self) -> Dependencies:
+        """Return the cache key of the calibrated graph and its verdict: machine and model."""
+        return {**self._model, **self._card}
 
-    def calibration(self, algorithm: str) -> Dependencies:
-        """Return the cache key of a calibrated graph and its verdict: machine, model and algorithm."""
-        return {**self._model.dependencies(), "algorithm": algorithm, **self._site.card()}
-
-    def accepted(self, algorithm: str, bar: Bar) -> Entry:
-        """Return the calibrated graph if its verdict here passes the bar. Raises NotAsGraph."""
-        if self._site.runtime == "cuda":
-            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self._site.reason}")
-        graph = self._cache.find(INT8, self.calibration(algorithm))
+    def accepted(self) -> Entry:
+        """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
+        if self.runtime == "cuda":
+            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self.reason}")
+        graph = self._cache.find(INT8, self.calibration)
         if graph is None or "verdict" not in graph.facts:
             raise NotAsGraph(
-                f"this machine (card, driver, versions) has no calibration of this model by {algorithm}:"
-                " owl-sap calibrate NAME makes one"
+                "this machine (card, versions) has no calibration of this model: owl-sap calibrate NAME makes one"
             )
-        verdict = Verdict.from_dict(graph.facts["verdict"]).by(bar)
-        if not verdict.accepted:
-            raise NotAsGraph(f"the accuracy gate {verdict.reason}")
+        if not graph.facts["verdict"]["accepted"]:
+            raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
         return graph
+
+    def int8_backend(self, graph: Entry) -> OnnxRuntimeBackend:
+        """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
+        quantiser version or processor may make another graph from the same texts."""
+        return self._backend(graph, "int8", "asked for", "calibrated", f"int8-{graph.sha256[:12]}")
+
+    def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
+        """Load the float graph; `requested` int8 counts as auto. Raises DeviceUnavailable."""
+        if requested not in ("auto", "int8", "fp32", "fp16"):
+            raise DeviceUnavailable(f"precision {requested}: graphs compute in fp32, fp16 or int8; use auto")
+        try:
+            chosen, why = choose_precision(self.profile, "auto" if requested == "int8" else requested)
+        except DeviceError as error:
+            raise DeviceUnavailable(str(error)) from error
+        precision: GraphPrecision = "fp16" if chosen == "fp16" else "fp32"
+        return self._backend(self._float(precision), precision, why, reason)
 
     def _float(self, precision: GraphPrecision) -> Entry:
-        depends = {**self._model.dependencies(), "precision": precision, "onnx": self._site.installed.onnx}
+        depends = {**self._model, "precision": precision}
         graph = self._cache.find(FLOAT, depends)
         if graph is None:
-            graph = self._cache.store(FLOAT, depends, build_graph(self._model.folder, precision=precision), {})
+            graph = self._cache.store(FLOAT, depends, build_graph(self.folder, precision=precision), {})
         return graph
 
-    def _sessions(self, graph: Entry, precision: Precision, reason: str) -> Sessions:
-        site = self._site
-        reason = "; ".join(part for part in (site.reason, reason) if part)
-        if site.runtime == "tensorrt" and precision == "fp32" and site.profile.tf32:
-            reason += "; in fp32 on CUDA alone, for TensorRT would take TF32"
-        elif site.runtime == "tensorrt":
-            shapes = site.shapes(self._model.folder.shape, precision, self._limits)
-            usual, note = self._through_tensorrt(graph, precision, shapes)
-            return Sessions(usual, self._exact, f"{reason}; {note}", shapes.texts)
-        usual = site.session(graph.graph)
-        exact = (lambda: usual) if precision == "fp32" else self._exact
-        return Sessions(usual, exact, reason)
+    def _backend(
+        self, graph: Entry, precision: Precision, why: str, reason: str, variant: str = ""
+    ) -> OnnxRuntimeBackend:
+        """Rows that overflow are computed in fp32 without TensorRT: they are too few for an engine."""
+        preload(self.runtime)
+        note, most = "; ".join(part for part in (self.reason, reason) if part), None
+        if self.runtime == "tensorrt" and precision == "fp32" and self.profile.tf32:
+            note += "; in fp32 on CUDA alone, for TensorRT would take TF32"
+            usual = self._session(graph.graph)
+        elif self.runtime == "tensorrt":
+            usual, engine, most = self._through_tensorrt(graph, precision)
+            note += f"; {engine}"
+        else:
+            usual = self._session(graph.graph)
+        same = precision == "fp32" and most is None
+        exact = (lambda: usual) if same else (lambda: self._session(self._float("fp32").graph))
+        loaded = Loaded(
+            *(self.folder, self._weights, self.profile, precision, why),
+            usual=usual,
+            exact=exact,
+            note=note,
+            most_texts=most,
+            variant=variant,
+        )
+        return OnnxRuntimeBackend(loaded)
 
-    def _exact(self) -> Session:
-        """Return a session for rows that overflowed, in fp32 without TensorRT: they are too few for an engine."""
-        return self._site.session(self._float("fp32").graph)
+    def _session(self, graph: Path, *first: tuple[str, dict[str, bool | int | str]]) -> Any:
+        """Create a session on CUDA or the CPU, after the `first` providers. TF32 is off, so that fp32 is exact. ONNX
+        Runtime, "CUDA Execution Provider"."""
+        cuda: dict[str, bool | int | str] = {
+            "device_id": self.profile.index,
+            "arena_extend_strategy": "kSameAsRequested",
+            "use_tf32": 0,
+            "gpu_mem_limit": int(self.profile.memory_bytes * self._limits.fraction),
+        }
+        usual = [(CPU, {})] if self.runtime == "cpu" else [(CUDA, cuda), (CPU, {})]
+        return make_session(graph, [*first, *usual], self._threads)
 
-    def _through_tensorrt(self, graph: Entry, precision: Precision, shapes: Shapes) -> tuple[Session, str]:
-        """Return a TensorRT session and a sentence about its engine, which takes minutes to build. A cached engine that
-        does not load is rebuilt. Raises DeviceUnavailable, OutOfMemory."""
-        site, build = self._site, self._site.build
-        depends = {"model": self._model.weights, "graph": graph.sha256, "precision": precision, **site.card()}
-        depends |= {"texts": shapes.texts, "tokens": shapes.tokens}
-        depends |= {"workspace_mb": build.workspace_mb, "optimization_level": build.optimization_level}
+    def _through_tensorrt(self, graph: Entry, precision: Precision) -> tuple[Any, str, int]:
+        """Return a session, a sentence about its engine, which takes minutes to build, and its most texts. A cached
+        engine that does not load is rebuilt. Raises DeviceUnavailable, OutOfMemory.
+
+        The engine takes all rectangles up to a largest one, planned by the card's total memory: with free memory, each
+        start could need another engine. Only one range is built, because ONNX Runtime uses only the first
+        (microsoft/onnxruntime#31624); a shape outside it would rebuild the engine.
+        """
+        shape, build = self.folder.shape, self._options
+        budget = T4MemoryManager(self.profile, self._limits).plan_for(shape, precision)
+        texts = max(1, min(1 << (budget.bit_length() - 1), MOST_TOKENS) // shape.max_tokens)
+        sizes = {"min": "1x1", "opt": f"{texts}x{min(shape.max_tokens, USUAL_TOKENS)}"}
+        sizes["max"] = f"{texts}x{shape.max_tokens}"
+        half = precision in ("fp16", "int8") and "fp16" in self.profile.tensor_cores
+        # ONNX Runtime, "TensorRT Execution Provider". int8 needs a graph with Q/DQ; other layers compute in fp16.
+        options: dict[str, bool | int | str] = {
+            "device_id": self.profile.index,
+            "trt_fp16_enable": half,
+            "trt_int8_enable": precision == "int8",
+            "trt_layer_norm_fp32_fallback": half,
+            "trt_max_workspace_size": build.workspace_mb << 20,
+            "trt_builder_optimization_level": build.optimization_level,
+            "trt_engine_cache_enable": True,
+            "trt_timing_cache_enable": True,
+        }
+        for name, size in sizes.items():
+            options[f"trt_profile_{name}_shapes"] = f"{INPUT_IDS}:{size},{ATTENTION_MASK}:{size}"
         while True:
-            folder = self._cache.engine_folder(depends)
-            cached = any(folder.iterdir())
-            started = time.perf_counter()
+            folder = self._cache.engine_folder({"model": self._weights, "graph": graph.sha256, **self._card, **options})
+            caches = {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
+            cached, started = any(folder.iterdir()), time.perf_counter()
             try:
-                session = site.tensorrt_session(graph.graph, precision, shapes, folder)
+                session = self._session(graph.graph, (TENSORRT, options | caches))
                 with loading_errors_mapped():
-                    for texts, tokens in ((1, 1), (shapes.texts, shapes.tokens)):
-                        ids = np.zeros((texts, tokens), np.int64)
+                    for rectangle in ((1, 1), (texts, shape.max_tokens)):
+                        ids = np.zeros(rectangle, np.int64)
                         session.run([OUTPUT], {INPUT_IDS: ids, ATTENTION_MASK: np.ones_like(ids)})
             except DeviceUnavailable as error:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -194,7 +282,6 @@ class GraphServing:
                     raise
                 log.warning("TensorRT's engine in [tensorrt] cache does not load and is built again: %s", error)
                 continue
-            if not any(folder.iterdir()):
-                return session, "TensorRT took no part of the graph"
             seconds = time.perf_counter() - started
-            return session, "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
+            told = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
+            return session, told if any(folder.iterdir()) else "TensorRT took no part of the graph", texts

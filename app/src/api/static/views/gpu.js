@@ -139,7 +139,7 @@ function figures(device) {
     ["Clock", device.sm_clock_mhz === null ? null : outOf(device.sm_clock_mhz, device.sm_clock_max_mhz, "MHz")],
     ["Compute capability", device.compute_capability],
     ["PCIe", link],
-    ["Processes", device.compute_processes === null ? null : many(device.compute_processes, "process", "processes")],
+    ["Processes", device.processes === null ? null : many(device.processes.length, "process", "processes")],
     ["Memory errors", device.ecc_uncorrected_errors ? badge(`${number(device.ecc_uncorrected_errors)} uncorrected`, "error") : null],
   ]);
 }
