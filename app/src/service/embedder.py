@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -72,9 +71,7 @@ class EngineEmbedder:
         with _translated():
             vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
         with self._queries_lock:
-            before = self._queries.bytes
             self._queries.put(key, vector)
-            metrics.query_cache_bytes.inc(self._queries.bytes - before)
         return vector.copy()
 
     def check_query(self, text: str) -> None:
@@ -97,12 +94,10 @@ class EngineEmbedder:
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
         """Tokenise and queue; the future may be cancelled. `counted` as in `Engine.submit`."""
-        start = time.perf_counter()
 
         def ended(future: Future[Vectors]) -> None:
             if not future.cancelled() and future.exception() is None:
                 self._metrics.embedded_texts.inc(len(texts))
-                self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
@@ -118,7 +113,6 @@ class EngineEmbedder:
         """Finish the current batch and fail waiting calls with EngineClosed."""
         self.engine.close()
         with self._queries_lock:
-            self._metrics.query_cache_bytes.dec(self._queries.bytes)
             self._queries.clear()
 
 

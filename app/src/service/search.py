@@ -31,7 +31,7 @@ from connector.stores.coverage import Coverage, asked_words, content_words
 from connector.stores.filters import Kind, compared
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
 from connector.stores.records import FOREIGN, shown_id, stored_ids
-from connector.stores.scan.vector_scan import single_threaded
+from connector.stores.scan import single_threaded
 from connector.stores.words import words
 
 Mode = Literal["vector", "keyword", "hybrid"]

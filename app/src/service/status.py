@@ -223,8 +223,6 @@ class Status:
         for labels, found in sums.items():
             yield "owl_sap_engine_token_budget", labels, found.pop("token_budget")
             yield "owl_sap_engine_planned_tokens", labels, found.pop("planned_tokens")
-            ratio = found["padded_tokens"] / found["tokens"] if found["tokens"] else 1.0
-            yield "owl_sap_engine_padding_ratio", labels, ratio
             found["recomputed_rows"] = found.pop("recomputed")
             for name, value in found.items():
                 yield f"owl_sap_engine_{name}_total", labels, value

@@ -23,7 +23,7 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan.vector_scan import ScanCopy, VectorScan
+from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
@@ -46,24 +46,22 @@ class EnginesScan:
 
     @cached_property
     def _scan(self) -> VectorScan:
-        from connector.stores.scan.int8_scan import best_scan
-
         try:
             engine = self._engine()
         except EngineError:
             if self._wanted:  # otherwise vectors can be searched without the model
                 raise
-            return best_scan()
+            return Int8Scan()
         if engine.profile.kind == "cuda":
             from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
+            return CardScan(engine.profile, engine.memory, Int8Scan())
         if self._wanted:
             raise ConfigurationError(
                 f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
                 "cpu"
             )
-        return best_scan()
+        return Int8Scan()
 
     def copy(self, dimension: int) -> ScanCopy:
         return self._scan.copy(dimension)
@@ -232,7 +230,7 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, GraphOptions
+        from app.src.core.onnx_export.serving import GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
@@ -240,7 +238,6 @@ class Parts:
             enabled=tensorrt.enabled,
             workspace_mb=tensorrt.workspace_mb,
             optimization_level=tensorrt.optimization_level,
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
