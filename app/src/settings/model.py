@@ -85,7 +85,6 @@ class EmbeddingSettings(Section):
     )
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
     preallocate: bool = setting(False, "compute one largest batch at loading, to allocate the card's memory then")
-    clear_cache: bool = setting(False, "return memory to the card after each large batch; for shared cards")
     cudnn_benchmark: bool = setting(False, "tune cuDNN's convolutions; no effect: text encoders have none")
     profiling: bool = setting(False, "NVTX ranges around the engine's steps, for a profiler")
 
