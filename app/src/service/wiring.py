@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,11 +164,8 @@ class Parts:
         if not (folder / FILE).exists():
             yield None
             return
-        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
-        try:
+        with closing(LocalStore(folder, names=self._metadata_names(), read_only=True)) as store:
             yield store
-        finally:
-            store.close()
 
     def pool(self, section: str) -> HanaPool:
         """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
