@@ -245,7 +245,7 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "clear_cache", "cudnn_benchmark")
+        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "cudnn_benchmark")
         options = EngineOptions(
             model=model.name,
             precision=model.precision,
@@ -271,7 +271,7 @@ class Parts:
     def _open_store(self) -> VectorStore:
         wanted = self.settings.store
         if wanted.kind == "local":
-            from app.src.core.cards import torch_build
+            from app.src.core.device import torch_build
             from connector.stores.local.store import LocalStore
 
             scan = None
