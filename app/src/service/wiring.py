@@ -243,7 +243,7 @@ class Parts:
             enabled=tensorrt.enabled,
             workspace_mb=tensorrt.workspace_mb,
             optimization_level=tensorrt.optimization_level,
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+            bar=Bar(0.99, 0.90, 0.5),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:

@@ -96,11 +96,6 @@ class TensorRtSettings(Section):
     enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
-    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
-    # share of the linear layers' products in 8 bits.
-    least_cosine: ClassVar[float] = 0.99
-    least_overlap: ClassVar[float] = 0.90
-    least_int8_share: ClassVar[float] = 0.5
 
 
 class SyncSettings(Section):
@@ -161,9 +156,6 @@ class StateSettings(Section):
     """The records of jobs."""
 
     path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
-    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
-    keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
-    max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
 
