@@ -217,35 +217,15 @@ def benchmark_serve(
 @verb(benchmark_app, "peers")
 def benchmark_peers(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
-    make: Annotated[bool, typer.Option("--make", help="Create missing environments.")] = False,
     folder: Peers = None,
-    json: JsonFlag = False,
-) -> int:
-    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
+) -> None:
+    """Create the environments of engines to compare with, from the package index. Keeps those that are there."""
     from app.src.benchmark import peers as environments
-    from app.src.benchmark.harness import PeerUnavailable
 
     place = folder or environments.DEFAULT_FOLDER
-    chosen = environments.chosen(names or ())
-    code = OK
-    for name in chosen if make else ():
-        try:
-            if not environments.is_made(name, place):
-                environments.make(name, place, output.say)
-        except PeerUnavailable as error:
-            output.fail(str(error))
-            code = FAILED
-    rows = [
-        {
-            "environment": name,
-            "peers": [peer for peer, (_, its) in environments.PEERS.items() if its == name],
-            "made": environments.is_made(name, place),
-            "pip": list(environments.RECIPES[name]),
-        }
-        for name in chosen
-    ]
-    output.data(rows, f"Peers in {place}", json=json, whole=False)
-    return code
+    for name in environments.chosen(names or ()):
+        if not environments.is_made(name, place):
+            environments.make(name, place, output.say)
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> int:

@@ -125,7 +125,7 @@ def _is_paused(name: str, report: SyncReport) -> bool:
 def verify(
     name: Name,
     repair: Annotated[bool, typer.Option("--repair", help="Rewrite the rows that differ.")] = False,
-    generation: Annotated[int | None, typer.Option(min=1, help="Instead of the active one.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Instead of the active one.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
