@@ -20,7 +20,7 @@ from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
 from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
-from app.src.settings import ScheduleSettings
+from app.src.settings.collections import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
 from connector.stores.records import in_utc
