@@ -104,13 +104,13 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> None:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
-    from app.src.evaluation.run import MODES, EvaluationRequest, check_earlier, differences
+    from app.src.evaluation.run import MODES, check_earlier, differences
 
     if recall == (queries is not None):
         raise UsageFault("give a FILE of labelled queries, or --recall")
     if queries is None:
         with opened() as service, watched(name, "queries") as observer, refusals(f"{name}: "):
-            found = service.evaluation.index_recall(name, sample, k, observer.progress).as_dict()
+            found = service.evaluation.index_recall(name, sample, k, observer.progress)
         output.data(found, f"{name}: usual search against exact search", _RECALL, json=json)
         if not json:
             output.notes(name, (str(found["index_detail"]), str(found["proposal"])))
@@ -124,9 +124,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
             raise UsageFault(f"{against} is not a report of owl-sap evaluate --save")
         check_earlier(earlier, k)
     with opened() as service, watched(name, "queries") as observer:
-        report = service.evaluation.evaluate(
-            name, EvaluationRequest(queries, modes, k, rerank), observer.progress
-        ).as_dict()
+        report = service.evaluation.evaluate(name, queries, modes, k=k, rerank=rerank, progress=observer.progress)
     if save is not None:
         try:
             save.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
