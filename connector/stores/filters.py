@@ -135,11 +135,6 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
     return Guarded(seen, asked)
 
 
-def compared(where: Filter | None, names: Mapping[str, str] | None = None) -> list[Term]:
-    """Return the comparisons of a filter. Arguments and errors as in `parse`."""
-    return list(terms(parse(where, names)))
-
-
 class _Parser:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
