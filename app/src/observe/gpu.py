@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from app.src.core.cards import BUILDS, Capability, builds_for, kernels_exist, torch_build, what_to_install
+from app.src.core.device import BUILDS, Capability, builds_for, kernels_exist, torch_build, what_to_install
 from app.src.core.nvml import GpuSnapshot, GpuState, driver_too_old, snapshot_within, summary
 from app.src.observe import Fault
 from app.src.settings import EmbeddingSettings

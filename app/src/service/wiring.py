@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,11 +164,8 @@ class Parts:
         if not (folder / FILE).exists():
             yield None
             return
-        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
-        try:
+        with closing(LocalStore(folder, names=self._metadata_names(), read_only=True)) as store:
             yield store
-        finally:
-            store.close()
 
     def pool(self, section: str) -> HanaPool:
         """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
@@ -248,7 +245,7 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "clear_cache", "cudnn_benchmark")
+        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "cudnn_benchmark")
         options = EngineOptions(
             model=model.name,
             precision=model.precision,
@@ -274,7 +271,7 @@ class Parts:
     def _open_store(self) -> VectorStore:
         wanted = self.settings.store
         if wanted.kind == "local":
-            from app.src.core.cards import torch_build
+            from app.src.core.device import torch_build
             from connector.stores.local.store import LocalStore
 
             scan = None
