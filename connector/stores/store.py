@@ -142,10 +142,6 @@ class VectorStore(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def _create_state(self) -> None:
-        """Create the state tables unless they exist."""
-
-    @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
 
@@ -184,7 +180,6 @@ class VectorStore(ABC):
         if found is None:
             if is_generation(collection):
                 raise self._tables.unknown(collection)
-            self._create_state()
             with suppress(RowRejected):  # another worker was first
                 self._register(collection, 1, collection, stamp, None)
             found = self._known(collection)

@@ -47,6 +47,7 @@ def state_tables(schema: str) -> StateTables:
         later=f"ADD_SECONDS({now}, ?)",
         expired=f'"LEASE_UNTIL" < {now}',
         corrupt=lambda what: StoreCorrupt(f"{what} in schema {schema}"),
+        id="0",
         lock=" FOR UPDATE",
     )
 
@@ -103,10 +104,6 @@ class VectorTable:
 
     def drop(self) -> str:
         return f"DROP TABLE {self.sql}"
-
-    def count(self) -> str:
-        """Count records, our records and our documents."""
-        return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.sql}'
 
     def search(self, count: int, only: filters.Compiled, *, exact: bool = False) -> str:
         """Parameters: the query as text (`records.vector_text`), then those of `only`. `exact`: without an HNSW index.

@@ -213,14 +213,14 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
         db.set_progress_handler(None, 0)
 
 
+@dataclass(frozen=True, slots=True)
 class Search:
     """Searches one collection within one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, collection: int, snapshot: Snapshot, scans: SharedScans) -> None:
-        self._db = db
-        self._collection = collection
-        self._snapshot = snapshot
-        self._scans = scans
+    _db: sqlite3.Connection
+    _collection: int
+    _snapshot: Snapshot
+    _scans: SharedScans
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
         """Return the exact best `k` documents by cosine for a unit vector, ties by document id."""

@@ -131,7 +131,7 @@ class LocalStore(VectorStore):
             later="owl_now() + ?",
             expired=f'"LEASE_UNTIL" NOT BETWEEN owl_now() AND owl_now() + {LONGEST_LEASE}',
             corrupt=self._file.corrupt,
-            more=", id",
+            id="id",
         )
         super().__init__(_SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
         self._scan = scan or Int8Scan()
@@ -147,9 +147,6 @@ class LocalStore(VectorStore):
 
     def _forget(self) -> None:
         """Do nothing: each read sees the file."""
-
-    def _create_state(self) -> None:
-        """Do nothing: the file has all tables."""
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         return "records"  # all generations share the record tables
