@@ -19,8 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
 
-BLOCK_ROWS = 65_536
-"""Rows per block. A matrix of blocks grows without copying; a block is large enough for full memory speed."""
+BLOCK_ROWS = 65_536  # a matrix of blocks grows without copying; a block is large enough for full memory speed
 _GROUP = 32  # scores per group; only the greatest of a group takes part in finding a bound on the best scores
 
 Positions = NDArray[np.int64]
@@ -178,8 +177,7 @@ _ROUNDING = 4e-6  # bounds all rounding errors: lengths off 1 by 5e-7, and ten f
 _WIDER = 1 + 1e-5  # A measured norm times this is never below the true one
 _BELOW_ONE = 1 - 2e-6  # upper limit of floors: true scores are cut off at 1, so rows at 1 tie
 _TINY = 1e-30
-_ROWS_AT_ONCE = 512
-"""Rows quantised at a time, so that temporaries fit the cache (twice as fast as 4,096 at 384 dimensions)."""
+_ROWS_AT_ONCE = 512  # quantised at a time, so that temporaries fit the cache (twice as fast as 4,096)
 _REFINED_AT_ONCE = 16_384  # Rows refined at a time. Otherwise many ties would need the memory of a full copy.
 
 

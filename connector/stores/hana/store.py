@@ -171,7 +171,7 @@ class HanaStore(VectorStore):
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
-                if vectors.key_index not in self._indexes(table):  # a worker died before creating it
+                if f"{table}_KEY" not in self._indexes(table):  # a worker died before creating it
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
                 return table

@@ -28,18 +28,14 @@ SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows i
 SELECTIVE_ROWS = 2000
 SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
 REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
-
 FILTER_SECONDS = 60.0
 """Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
 block all. HANA uses `communication_timeout`."""
-_STEPS = 20_000
-"""SQLite instructions between two clock checks, about a millisecond; each check takes the interpreter lock."""
-
+_STEPS = 20_000  # SQLite instructions between two clock checks: about 1 ms; each takes the interpreter lock
 FILTERS = 512  # the most entries in a filter cache
 
 T = TypeVar("T")
-Mark = tuple[int, int]
-"""The last record id and the last tombstone that a transaction can see, of all collections. Both only increase."""
+Mark = tuple[int, int]  # the last record id and the last tombstone that a transaction can see; both only increase
 PAGE = 8192
 _EPSILON = 4 * float(np.finfo(np.float32).eps)
 

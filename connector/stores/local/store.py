@@ -51,8 +51,7 @@ PAGE = 2000
 GROUP = 64
 """Rows per statement. Fewer calls are faster, because a thread waits for the interpreter after each. More rows make
 long statements."""
-LONGEST_LEASE = 300
-"""In seconds. A lease that ends later was taken before the clock was set back and would never expire."""
+LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
 _REFUSED = (
