@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -24,6 +26,23 @@ settings.load_profile("calm")
 settings.register_profile("small", CALM, max_examples=10, stateful_step_count=15)
 settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+_new_context = httpx._transports.default.create_ssl_context
+
+
+@functools.cache
+def _default_context(*_environment: str | None) -> Any:
+    return _new_context()
+
+
+def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+    """One TLS context for all clients of the default settings: to read the authorities takes longer than a request."""
+    if verify is True and cert is None and trust_env:
+        return _default_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _new_context(verify, cert, trust_env)
+
+
+httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
 
 gc.disable()  # while tests are collected: a third less time
 

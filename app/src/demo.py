@@ -47,9 +47,21 @@ class Demo:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-demo-")))
             greeting = held.enter_context(emulator(folder, "--sample"))
             self.place = f"{greeting['host']}:{greeting['port']}"
-            settings = demo_settings(self._wanted, greeting, self._collections)
-            state = StateSettings(path=folder / "state")
-            self.service = held.enter_context(closing(Service(settings.model_copy(update={"state": state}))))
+            wanted = self._wanted
+            named = ("host", "port", "user", "password", "schema")
+            # The emulator speaks plain text, on loopback.
+            hana = {name: greeting[name] for name in named} | {"encrypt": False}
+            settings = Settings(
+                hana=HanaSettings.model_validate(hana),
+                store=StoreSettings.model_validate({"kind": "hana", "schema": greeting["schema"]}),
+                state=StateSettings(path=folder / "state"),
+                embedding=wanted.embedding,
+                search=wanted.search,
+                sync=wanted.sync.model_copy(update=_STEPS),
+                api=wanted.api,
+                collections=self._collections,
+            )
+            self.service = held.enter_context(closing(Service(settings)))
             self._held = held.pop_all()
         return self
 
@@ -67,32 +79,8 @@ class Demo:
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
         hits = [hit.as_dict() | {"expected": list(hit.key.values()) in query["expect"]} for hit in found]
         rank = next((rank for rank, hit in enumerate(hits, 1) if hit["expected"]), None)
-        return {
-            "collection": query["collection"],
-            "query": query["text"],
-            "rank": rank,
-            "found": rank is not None,
-            "milliseconds": milliseconds,
-            "hits": hits,
-        }
-
-
-def demo_settings(
-    wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
-) -> Settings:
-    """Return settings with the demo's database and collections; engine, search and REST stay as configured."""
-    named = ("host", "port", "user", "password", "schema")
-    # The emulator speaks plain text, on loopback.
-    hana = HanaSettings.model_validate({name: greeting[name] for name in named} | {"encrypt": False})
-    return Settings(
-        hana=hana,
-        store=StoreSettings.model_validate({"kind": "hana", "schema": greeting["schema"]}),
-        embedding=wanted.embedding,
-        search=wanted.search,
-        sync=wanted.sync.model_copy(update=_STEPS),
-        api=wanted.api,
-        collections=collections,
-    )
+        asked = {"collection": query["collection"], "query": query["text"]}
+        return asked | {"rank": rank, "found": rank is not None, "milliseconds": milliseconds, "hits": hits}
 
 
 @contextmanager
@@ -111,16 +99,8 @@ def announced(
     None: as here. Raises Unavailable with its last words when it does not announce itself."""
     with tempfile.TemporaryFile() as log:
         # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the child.
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log}
+        process = subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True, **streams)
         assert process.stdout is not None
         try:
             readable, _, _ = select.select([process.stdout], [], [], _START_SECONDS)

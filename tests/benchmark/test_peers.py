@@ -110,7 +110,7 @@ def test_every_peer_has_a_worker_and_a_recipe() -> None:
     assert {environment for _, environment in PEERS.values()} == set(RECIPES)
     for kind, worker in (("embed", "embedding"), ("search", "searching")):
         text = (environments.WORKERS / f"{worker}.py").read_text(encoding="utf-8")
-        assert [name for name, (its_kind, _) in PEERS.items() if its_kind == kind and f'"{name}": (' not in text] == []
+        assert [name for name, (its_kind, _) in PEERS.items() if its_kind == kind and f'"{name}"' not in text] == []
 
 
 def test_workers_import_nothing_of_ours() -> None:

@@ -15,7 +15,6 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.evaluation.run import EvaluationRequest
 from app.src.langchain import Owl
 from app.src.service.search import Like
 from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
@@ -289,7 +288,7 @@ def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorS
     service = local.collection._service
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
-    measured = service.evaluation.evaluate("notes", EvaluationRequest(file, ("vector",))).as_dict()
+    measured = service.evaluation.evaluate("notes", file, ("vector",))
     assert measured["missing"] == 0
     assert measured["modes"]["vector"]["all"]["mrr"] == 1
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,15 +16,12 @@ import pytest
 
 from app.src import demo
 from app.src.api.openapi import BASE
-from app.src.cli.demo import sync_all
-from app.src.cli.interrupts import interruptible
-from app.src.demo import Demo, demo_settings
+from app.src.demo import Demo
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import emulator_command
 
 ROOT = Path(__file__).parents[2]
-GREETING = {"host": "127.0.0.1", "port": 1, "user": "U", "password": "P", "schema": "S"}
 
 
 def alive(pid: int) -> bool:
@@ -35,13 +30,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_settings_of_the_demo_replace_the_database_and_keep_the_engine() -> None:
-    wanted = Settings.model_validate({"hana": {"host": "real"}, "embedding": {"precision": "fp32"}})
-    settings = demo_settings(wanted, GREETING, ())
-    assert (settings.hana.host, settings.hana.encrypt, settings.store_schema) == ("127.0.0.1", False, "S")
-    assert settings.embedding.precision == "fp32"
 
 
 def test_the_demo_asks_eight_queries_of_two_collections() -> None:
@@ -70,6 +58,7 @@ def test_the_emulator_ends_with_its_context(tmp_path: Path) -> None:
     assert not alive(process.pid)
 
 
+@pytest.mark.slow
 def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
     before = time.monotonic()
     process = subprocess.Popen(
@@ -114,18 +103,3 @@ def first_of_the_clients_page(url: str) -> Any:
     exec(re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)[0].replace(BASE, url), names)
     names["client"].close()
     return names["found"]
-
-
-def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-
-    def sync(name: str, *_: object) -> SimpleNamespace:
-        synced.append(name)
-        os.kill(os.getpid(), signal.SIGINT)
-        return SimpleNamespace(as_dict=lambda: {"paused": None})
-
-    running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=SimpleNamespace(run=sync)))
-    with interruptible() as interrupted:
-        sync_all(running, interrupted)  # type: ignore[arg-type]
-    assert synced == ["first"]
-    assert interrupted.code == 130

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.src.jobs.journal import JobRunning
-from app.src.service.explaining import UnknownCode, by_code, code_of, explained, explanation
+from app.src.service.explaining import UnknownCode, by_code, code_of, explained
 from connector import errors
 
 Cli = Callable[..., Any]
@@ -56,7 +56,7 @@ def test_what_is_not_ours_is_unexpected() -> None:
         """Somebody else's, of the same name."""
 
     for error in (LoginRefused(), ValueError("row text"), KeyboardInterrupt()):
-        assert explanation(error).code == "OWL-9000"
+        assert code_of(error) == "OWL-9000"
 
 
 def test_the_nearest_codes_are_named() -> None:

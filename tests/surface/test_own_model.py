@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from app.src.api.health import OwnModelBody
 from app.src.core import loading as engines
 from app.src.core.engine import EmbeddingEngine
 from app.src.service.service import Service
-from app.src.service.status import own_models
 from app.src.settings import Settings
 from connector.model import ModelSource
 from hana_emulator.testing import Emulator
@@ -58,10 +58,10 @@ def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Servic
 
 
 def test_doctor_tells_of_both_models(service: Service) -> None:
-    (line,) = [line for line in service.readiness.doctor() if line.check == "model"]
-    assert line.ok
-    assert "hash:64: 64 dimensions" in line.detail
-    assert "collection own: hash:32: 32 dimensions" in line.detail
+    (line,) = [line for line in service.readiness.doctor() if line["check"] == "model"]
+    assert line["ok"]
+    assert "hash:64: 64 dimensions" in line["detail"]
+    assert "collection own: hash:32: 32 dimensions" in line["detail"]
 
 
 def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:
@@ -91,7 +91,8 @@ def test_of_a_model_that_is_not_loaded_no_path_is_told(model: str, told: str) ->
     block = {"source": "S.T", "template": "{X}"}
     blocks = [block | {"name": "plain"}, *(block | {"name": name, "model": model} for name in ("a", "b"))]
     settings = Settings.model_validate({"embedding": {"model": "hash:64"}, "collections": blocks})
-    (own,) = own_models(settings, lambda _collection: None)
+    with closing(Service(settings)) as service:
+        (own,) = service.status.info()["models"]
     assert (own["model"], own["collections"]) == (told, ["a", "b"])
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -122,18 +122,6 @@ def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
         except PeerUnavailable as error:
             report.notes.append(f"left out: {error}")
     return found
-
-
-@contextlib.contextmanager
-def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
-    """Drop a failing peer from `processes` with a note. Raises PeerUnavailable if no peer and no figure remains."""
-    try:
-        yield
-    except PeerUnavailable as error:
-        del processes[name]
-        if not processes and not report.figures:
-            raise
-        report.notes.append(f"left out: {error}")
 
 
 _BOOTSTRAP = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,13 +12,9 @@ from rich.markup import escape
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, read_settings, verb
 from app.src.cli.exits import FAILED, OK
-from app.src.cli.interrupts import Interrupted, interruptible, orderly
+from app.src.cli.interrupts import interruptible, orderly
 from app.src.cli.output import watched
 from app.src.settings import Settings
-
-if TYPE_CHECKING:
-    from app.src.demo import Demo
-
 
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")
@@ -38,29 +34,34 @@ def demo(
     from app.src.api import server
     from app.src.demo import TOP, Demo
 
-    output.Chosen.layout = "table"  # a report for people, in a pipe too
+    output.Invocation.layout = "table"  # a report for people, in a pipe too
     start = time.perf_counter()
     settings = read_settings({("api", "port"): port}).settings
     prepared = Demo(settings)
     output.say("Starting the HANA emulator and loading the sample tables ...")
     with orderly(), prepared as demo:
         output.say(f"The emulator listens on {demo.place}; SAP's driver hdbcli connects to it.")
+        synced = []
         with interruptible() as interrupted:
-            synced = sync_all(demo, interrupted)
+            for name in demo.names:
+                if not interrupted():
+                    with watched(name) as observer:
+                        synced.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
         if interrupted.code is not None:
             return interrupted.code
-        _table("Synced", synced, _SYNC_COLUMNS, json)
+        show = output.table if not json else lambda *_: None
+        show("Synced", synced, _SYNC_COLUMNS)
         searches = []
         for query in demo.queries:
             searches.append(demo.ask(query))
             if not json:
                 _show_answer(searches[-1])
         verified = [demo.service.sync.verify(name).as_dict() for name in demo.names]
-        _table("Verified", verified, _VERIFY_COLUMNS, json)
+        show("Verified", verified, _VERIFY_COLUMNS)
         engine, seconds = demo.service.parts.engine, time.perf_counter() - start
         found = sum(search["found"] for search in searches)
-        good = found == len(searches) and not any(report["paused"] for report in synced)
-        good = good and all(report["ok"] for report in verified)
+        paused, ok = any(report["paused"] for report in synced), all(report["ok"] for report in verified)
+        good = found == len(searches) and ok and not paused
         output.say(f"Model {engine.model}, SHA-256 of its weights {engine.weights_sha256}")
         output.say(
             f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s in all."
@@ -80,21 +81,6 @@ def demo(
         elif not json:
             output.say(NEXT)
     return OK if good else FAILED
-
-
-def sync_all(demo: Demo, interrupted: Interrupted) -> list[dict[str, Any]]:
-    reports = []
-    for name in demo.names:
-        if interrupted():
-            break
-        with watched(name) as observer:
-            reports.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
-    return reports
-
-
-def _table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
-    if not json:
-        output.table(title, rows, columns)
 
 
 def _show_answer(answer: Mapping[str, Any]) -> None:

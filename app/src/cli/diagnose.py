@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,13 +18,16 @@ from app.src.settings import Settings, show
 def doctor(json: JsonFlag = False) -> int:
     """Check Python, GPU, model, network, login, rights and store. Each failed line has its fix; exit 1 when one
     fails."""
+    from app.src.observe.checks import NOT_CHECKED
+
     with opened() as service:
-        checks = service.readiness.doctor()
-    records = [check.as_dict() for check in checks]
-    states = ["ok" if check.ok else "skipped" if check.skipped else "FAILED" for check in checks]
-    rows = [record | {"ok": state} for record, state in zip(records, states, strict=True)]
+        records = service.readiness.doctor()
+    rows = []
+    for record in records:
+        state = "ok" if record["ok"] else "skipped" if record["detail"].startswith(NOT_CHECKED) else "FAILED"
+        rows.append(record | {"ok": state})
     output.data(records, "Doctor", ("ok", "check", "detail", "fix"), json=json, rows=rows, whole=False)
-    return OK if all(check.ok for check in checks) else FAILED
+    return OK if all(record["ok"] for record in records) else FAILED
 
 
 @verb(config_app, "show")
@@ -39,17 +42,15 @@ def config_show(
     if json and not origin:
         output.write_json({row["setting"]: row["value"] for row in records})
         return
-    rows = [row | {"value": _written(row["value"])} for row in records]
+    rows = []
+    for row in records:  # as one would write it; of collections only the names
+        value = row["value"]
+        if isinstance(value, list):
+            value = ", ".join(item["name"] for item in value) or None
+        rows.append(row | {"value": str(value).lower() if isinstance(value, bool) else value and str(value)})
     output.data(records, "Settings", columns, json=json, rows=rows, whole=False)
     for name, note in loaded.inert.items() if origin else ():
         output.say(f"{name}: {note}")
-
-
-def _written(value: Any) -> str | None:
-    """As one would write it; of collections only the names."""
-    if isinstance(value, list):
-        return ", ".join(item["name"] for item in value) or None
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
 
 
 @verb(config_app, "schema")
@@ -60,9 +61,7 @@ def config_schema() -> None:
 
 @verb(app, "explain")
 def explain(
-    code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="As an error shows it: OWL-1011, or 1011; default: all.")
-    ] = None,
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="OWL-1011 or 1011; default: all.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Explain an error code such as OWL-2005. Shows its usual causes and what to do; without a code it lists all."""

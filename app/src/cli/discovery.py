@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -18,13 +17,7 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
-_METHODS = {
-    "full": "full comparison",
-    "hash": "row hashes computed by HANA",
-    "watermark": "watermark column",
-    "log": "change log",
-    "rowid": "row ids",
-}
+_METHODS = {"full": "full comparison", "hash": "row hashes computed by HANA", "log": "change log", "rowid": "row ids"}
 
 
 @verb(app, "tables")
@@ -32,28 +25,22 @@ def tables(
     schema: Annotated[str | None, typer.Argument(help="Only this schema.", metavar="[SCHEMA]")] = None,
     search: Annotated[str, typer.Option(help="Part of a name or a comment.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
-    offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to skip.")] = 0,
     json: JsonFlag = False,
 ) -> None:
     """List the tables and views that this user can see. System schemas are listed only when named."""
     with opened() as service:
-        found = service.catalog.tables(schema, search, limit=limit, offset=offset)
+        found = service.catalog.tables(schema, search, limit=limit)
     output.data(found, "Tables", _TABLE_COLUMNS, json=json, whole=False)
     if len(found) == limit and not json:
-        output.say(f"more rows may follow: --offset {offset + limit}, or narrow it with --search")
+        output.say("there may be more: raise --limit, or narrow it with --search")
 
 
 @verb(app, "introspect")
 def introspect(
     table: Annotated[str, typer.Argument(help='SCHEMA.TABLE; quote a part with a dot: S."a.b"', metavar="TABLE")],
     name: Annotated[str | None, typer.Option(help="Name of the collection; default: from the table's.")] = None,
-    catalog_only: Annotated[
-        bool, typer.Option("--catalog-only", help="Do not look at rows: no clients counted, no key tried.")
-    ] = False,
-    language: Annotated[
-        list[str] | None,
-        typer.Option(help="Of the texts in a proposed view, best first: E, D or en, de ...; repeatable."),
-    ] = None,
+    catalog_only: Annotated[bool, typer.Option("--catalog-only", help="Do not look at rows.")] = False,
+    language: Annotated[list[str] | None, typer.Option(help="Of texts in a proposed view, best first: E, de.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view. Prints TOML for owl-sap.toml with a reason for each choice."""
@@ -78,47 +65,41 @@ def plan(
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
     with opened() as service, watched(name) as observer:
         planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
-    document = planned.as_dict()
-    output.data(document, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
+    found: dict[str, Any] = planned.as_dict()
+    output.data(found, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
     if json:
         return
     if output.for_people() and planned.samples:  # the line for programs has them all
         shown = [{"": number, "text": output.shorten(text, 300)} for number, text in enumerate(planned.samples, 1)]
         output.table("Texts as they would be embedded", shown, whole=False)
-    output.notes(name, (*_advice(document), *planned.notes))
-
-
-def _advice(plan: Mapping[str, Any]) -> Iterator[str]:
-    name = plan["collection"]
-    why = f" ({plan['reason']})" if plan["reason"] else ""
-    yield f"change detection: {_METHODS.get(plan['method'], plan['method'])}{why}"
-    if plan["estimated_seconds"] is not None:
-        low, high = map(_time, plan["estimated_range"] or (plan["estimated_seconds"],) * 2)
-        between = f" ({low} to {high})" if low != high else ""
-        speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
-        reading = f"without writing (reading took {_time(plan['seconds'])}{speed})"
-        yield f"about {_time(plan['estimated_seconds'])}{between}, {reading}"
-    if plan["duplicates"]:
-        yield f"{plan['duplicates']:,} rows have the same text as another row; each text is embedded once"
-    if plan["truncated"]:
-        yield f"{plan['truncated']:,} texts exceed the model's limit and would be truncated"
-    elif plan["chunked"]:
-        yield f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
-    if plan["paused"] == "schema_changed":
-        yield (
+    why = f" ({found['reason']})" if found["reason"] else ""
+    advice = [f"change detection: {_METHODS.get(found['method'], found['method'])}{why}"]
+    if found["estimated_seconds"] is not None:
+        speed = f", {found['tokens_per_second']:,.0f} tokens/s" if found["tokens_per_second"] else ""
+        reading = f"without writing (reading took {_time(found['seconds'])}{speed})"
+        advice.append(f"about {_time(found['estimated_seconds'])}, {reading}")
+    if found["duplicates"]:
+        advice.append(f"{found['duplicates']:,} rows have the same text as another row; each text is embedded once")
+    if found["truncated"]:
+        advice.append(f"{found['truncated']:,} texts exceed the model's limit and would be truncated")
+    elif found["chunked"]:
+        advice.append(f"{found['chunked']:,} long texts are split into chunks, so no text is truncated")
+    if found["paused"] == "schema_changed":
+        advice.append(
             "a sync would pause: a column in use changed its type since the last sync. If this is expected: "
             f"owl-sap sync {name} --accept-schema"
         )
-    elif plan["paused"]:
-        yield (
-            f"a sync would pause and delete nothing: {plan['deleted']} stored rows are no longer in the source "
-            f"or became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
+    elif found["paused"]:
+        advice.append(
+            f"a sync would pause and delete nothing: {found['deleted']} stored rows are no longer in the source or "
+            f"became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
             "--max-deletes 1"
         )
     else:
-        yield "a sync would run without a pause"
-    if plan["unreadable"]:
-        yield f"{plan['unreadable']} rows cannot be rendered and would go to quarantine"
+        advice.append("a sync would run without a pause")
+    if found["unreadable"]:
+        advice.append(f"{found['unreadable']} rows cannot be rendered and would go to quarantine")
+    output.notes(name, (*advice, *planned.notes))
 
 
 def _time(seconds: float) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, changes_app, opened, read_settings, verb
-from app.src.cli.exits import FAILED, OK, UsageFault
+from app.src.cli.exits import UsageFault
 
 _HEAD = (
     "The least rights that the technical user needs, made by owl-sap grants. Run all lines as the owner of the tables "
@@ -23,31 +23,23 @@ _HEAD = (
 @verb(app, "grants")
 def grants(
     user: Annotated[str | None, typer.Option(help="The user to grant to; default: the user of the settings.")] = None,
-    role: Annotated[str | None, typer.Option(help="Grant through this role.")] = None,
-    search_only: Annotated[
-        bool, typer.Option("--search-only", help="For a process that searches and never syncs.")
-    ] = False,
-    setup: Annotated[
-        bool,
-        typer.Option(
-            "--setup", help="Rights to install change logs (changes install --apply); revoke them afterwards."
-        ),
-    ] = False,
+    search_only: Annotated[bool, typer.Option("--search-only", help="For a process that never syncs.")] = False,
+    setup: Annotated[bool, typer.Option("--setup", help="Rights to install change logs; revoke them after.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
     from app.src.observe.grants import statements
 
-    found = statements(read_settings().settings, user=user, role=role, search_only=search_only, setup=setup)
+    found = statements(read_settings().settings, user=user, search_only=search_only, setup=setup)
     if json:
-        output.write_json([statement.as_dict() for statement in found])
+        output.write_json(found)
         return
     lines = _commented(_HEAD)
-    for system, granted in groupby(found, lambda statement: statement.system):
+    for system, granted in groupby(found, lambda statement: statement["system"]):
         lines.append(f"\n-- in the HANA of [{system}]")
         for statement in granted:
             # A name with a line break would end the comment.
-            lines += [f"-- {' '.join(statement.why.split())}", f"{statement.sql};"]
+            lines += [f"-- {' '.join(statement['why'].split())}", f"{statement['sql']};"]
     typer.echo("\n".join(lines))
 
 
@@ -63,10 +55,9 @@ def changes_install(
     json: JsonFlag = False,
 ) -> None:
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
-    changes = { method = "log" } needs."""
+    changes = { method = "log" } needs; the printed SQL and --json say which of them exist."""
     with opened() as service:
-        changes = service.changes
-        setup = changes.look(name) if not apply else changes.remove(name) if drop else changes.install(name)
+        setup = service.catalog.change_log(name, "look" if not apply else "remove" if drop else "install")
     if json:
         output.write_json(setup)
     elif apply:
@@ -75,42 +66,21 @@ def changes_install(
         if not drop:
             output.say(f"note: {setup['warning']}")
             output.say(f"the next run compares all rows, later runs use the log: owl-sap sync {name}")
-    else:
-        typer.echo(_script(setup, drop=drop), nl=False)
+    else:  # each statement ends with a semicolon on its own line, as hdbsql requires
+        lines = [] if drop else _commented(setup["warning"])
+        for piece in reversed(setup["pieces"]) if drop else setup["pieces"]:
+            if piece["present"] != drop:
+                lines.append(f"-- {piece['name']} {'does not exist' if drop else 'exists already'}")
+            lines += [piece["drop"] if drop else piece["create"], ";"]
+        if not drop:
+            lines += [
+                *("-- the user who syncs needs:", *(f"-- {grant};" for grant in setup["grants"])),
+                "-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.",
+                "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns "
+                "it.",
+            ]
+        typer.echo("\n".join(lines))
         flags = "--apply --drop" if drop else "--apply"
         output.say(f"run it as the owner of the table, or here: owl-sap changes install {name} {flags}")
     if apply and setup["complete"] == drop:
-        raise UsageFault(
-            f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap changes status {name}"
-        )
-
-
-@verb(changes_app, "status")
-def changes_status(name: Name, json: JsonFlag = False) -> int:
-    """Check that the change log and its triggers exist. Exit 1 when one is missing."""
-    with opened() as service:
-        setup = service.changes.look(name)
-    if json:
-        output.write_json(setup)
-    else:
-        pieces = [{"name": piece["name"], "present": piece["present"]} for piece in setup["pieces"]]
-        output.data(pieces, f"{name}: the change log {setup['log']}", json=False, whole=False)
-        if not setup["complete"]:
-            output.say(f"install the missing parts: owl-sap changes install {name} --apply")
-    return OK if setup["complete"] else FAILED
-
-
-def _script(setup: dict[str, Any], *, drop: bool) -> str:
-    """Return SQL to read and run; each statement ends with a semicolon on its own line, as hdbsql requires."""
-    lines = [] if drop else _commented(setup["warning"])
-    for piece in reversed(setup["pieces"]) if drop else setup["pieces"]:
-        if piece["present"] != drop:
-            lines.append(f"-- {piece['name']} {'does not exist' if drop else 'exists already'}")
-        lines += [piece["drop"] if drop else piece["create"], ";"]
-    if not drop:
-        lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup["grants"])]
-        lines.append("-- if a trigger exists and the user cannot see it: CATALOG READ, which shows every name in HANA.")
-        lines.append(
-            "-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if another user owns it."
-        )
-    return "\n".join([*lines, ""])
+        raise UsageFault(f"{name}: not everything was {'removed' if drop else 'created'}; see owl-sap doctor")

@@ -19,7 +19,11 @@ from numpy.typing import NDArray
 from app.src.access.principal import Principal
 from app.src.access.rows import Rights
 from app.src.service.collections import Collections, VisibleView
+from connector.document.document import metadata_names, named_key, parse_id
+from connector.errors import BadFilter
 from connector.model import CollectionStatus, Scalar, StoredText
+from connector.stores.filters import parse
+from connector.stores.records import FOREIGN, readable_ids, shown_id
 
 SAMPLE = 5000  # rows that fields and maps are computed from, at most
 MOST_IDS = 100
@@ -95,9 +99,6 @@ class Browse:
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """Return the rows with these ids in order, each once; skip unknown ids. Raises ValueError for more than
         MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
-        from connector.document.document import named_key, parse_id
-        from connector.stores.records import FOREIGN, readable_ids, shown_id
-
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
@@ -119,7 +120,6 @@ class Browse:
 
     def example_id(self, name: str) -> str | None:
         """Return the id of any stored row, or None. For the operator: ignores row rights."""
-        from connector.stores.records import shown_id
 
         def read(view: VisibleView, _: CollectionStatus) -> str | None:
             chosen = view.sample(1).chosen
@@ -129,8 +129,6 @@ class Browse:
 
     def fields(self, name: str, *, principal: Principal) -> Fields:
         """Return the metadata fields that filters can use. Reads every row of the collection."""
-        from connector.document.document import metadata_names
-
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         declared = list(metadata_names(spec.metadata).values())
 
@@ -147,9 +145,6 @@ class Browse:
         first words). The plane is the one of largest variance of SAMPLE rows, by the vectors of their first chunks.
         `explained`: the share of the variance of the `sampled` vectors on each axis; `rows`: visible rows. Raises
         ValueError for a field `color` that is neither declared nor in a visible row."""
-        from connector.document.document import metadata_names
-        from connector.stores.records import shown_id
-
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         names = metadata_names(spec.metadata)
 
@@ -225,9 +220,6 @@ Values = Counter[tuple[_Kind, Any]]
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
     """Return values by field: declared fields first, others by frequency. Skip values that filters cannot compare
     (null, objects, lists) and fields that they cannot name."""
-    from connector.errors import BadFilter
-    from connector.stores.filters import parse
-
     found: dict[str, Values] = {name: Counter() for name in declared}
     for metadata in rows:
         for name, value in metadata.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -13,7 +13,11 @@ from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
+from connector.document.template import Template
 from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
+from connector.hana import change_log
+from connector.hana.catalog import tables
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 
 if TYPE_CHECKING:
@@ -29,37 +33,17 @@ class NotPreviewable(ConfigurationError):
 
 
 class Catalog:
-    """The source as its technical user sees it. Read-only."""
+    """The source as its technical user sees it. Only `change_log` writes."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, collections: Collections) -> None:
         self._parts = parts
+        self._collections = collections
 
     def tables(
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
     ) -> list[dict[str, Any]]:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
-        from connector.hana.catalog import tables
-
         return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
-
-    def schemas(self) -> list[str]:
-        """Return the schemas without the system's own."""
-        from connector.hana.catalog import schemas
-
-        return schemas(self._parts.pool("hana"))
-
-    def candidates(self, schema: str, most: int = 30) -> list[tuple[TableRef, int | None, list[str]]]:
-        """Return tables and views with texts, best first, with row count and text columns. Raises UnknownTable for an
-        unknown schema."""
-        from connector.discovery.introspection import candidates
-
-        return candidates(self._parts.pool("hana"), schema, most)
-
-    def has_vectors(self) -> bool:
-        """Return whether this HANA has a vector type."""
-        from connector.hana.connection import HanaFeatures
-
-        return HanaFeatures.probe(self._parts.pool("hana")).real_vector
 
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
         """Describe a table or view: columns, key, and the proposal or the reason why there is none. Raises
@@ -98,26 +82,33 @@ class Catalog:
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Render rows by `template` (None: the proposed one). `source`: the table of these rows, which is a text table
         if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
-        from connector.document.template import Template
-        from connector.hana.source import HanaSource
         from connector.sync.sampling import preview
 
-        try:
-            parsed = None if template is None else Template.parse(template)
-        except ConfigurationError as error:
-            raise NotPreviewable(str(error)) from None
         found = self._introspect(ref, look_at_rows=True)
         embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
         try:
+            parsed = None if template is None else Template.parse(template)
             spec = _previewed(found, template, parsed)
-            shown = preview(spec, source, embedder, samples)
-        except (UnknownColumn, NoKey, NoProposal) as error:
+            document = preview(spec, source, embedder, samples)
+        except (ConfigurationError, UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
-        document = asdict(shown)
         for sample in document["samples"]:
             if len(sample["text"]) > LONGEST_SAMPLE:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
         return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
+
+    def change_log(self, name: str, what: Literal["look", "install", "remove"] = "look") -> dict[str, Any]:
+        """Return the change log of a collection with method `log` from HANA's catalogue, having installed or removed
+        it. It is also removed if the method is no longer `log`: triggers may remain. Raises as
+        `connector.hana.change_log`, and UnknownCollection."""
+        spec = self._collections.spec(name)
+        if what != "remove" and spec.changes.method != "log":
+            raise ConfigurationError(
+                f'collection "{name}" finds changes by "{spec.changes.method}", which needs nothing to be installed; '
+                'set changes = { method = "log" } first'
+            )
+        work = {"look": change_log.look, "install": change_log.install, "remove": change_log.remove}[what]
+        return work(self._parts.pool("hana"), spec, self._parts.settings.hana.user or "")
 
     def _introspect(self, ref: TableRef, look_at_rows: bool, languages: Sequence[str] = ()) -> Introspection:
         from connector.discovery.introspection import introspect
@@ -164,35 +155,3 @@ def _previewed(found: Introspection, template: str | None, parsed: Template | No
         raise NoProposal(found.reason)
     wanted = template or proposal.template
     return CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)
-
-
-class ChangeLogs:
-    """The change log of a collection with method `log`. Raises as `connector.hana.change_log`, and
-    UnknownCollection."""
-
-    def __init__(self, parts: Parts, collections: Collections) -> None:
-        self._parts = parts
-        self._collections = collections
-
-    def look(self, name: str) -> dict[str, Any]:
-        """Return what is installed, from HANA's catalogue."""
-        return self._run("look", name)
-
-    def install(self, name: str) -> dict[str, Any]:
-        return self._run("install", name)
-
-    def remove(self, name: str) -> dict[str, Any]:
-        """Remove what is installed, also if the method is no longer `log`: triggers may remain."""
-        return self._run("remove", name)
-
-    def _run(self, what: str, name: str) -> dict[str, Any]:
-        from connector.hana import change_log
-
-        spec = self._collections.spec(name)
-        if what != "remove" and spec.changes.method != "log":
-            raise ConfigurationError(
-                f'collection "{name}" finds changes by "{spec.changes.method}", which needs nothing to be installed; '
-                'set changes = { method = "log" } first'
-            )
-        work = {"look": change_log.look, "install": change_log.install, "remove": change_log.remove}[what]
-        return work(self._parts.pool("hana"), spec, self._parts.settings.hana.user or "")

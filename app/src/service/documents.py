@@ -54,11 +54,16 @@ class ClientDocuments:
         if maker.number is None and documents:
             self._generations.record(maker)
         self._collections.changed(name)
-        self._count(name, upserted=put.upserted, unchanged=put.unchanged)
+        self._metrics.documents.labels(name, "upserted").inc(put.upserted)
+        self._metrics.documents.labels(name, "unchanged").inc(put.unchanged)
         self._metrics.embedded_texts.inc(put.embedded_texts)
-        self._metrics.embed_tokens.inc(put.tokens)
-        if put.upserted:
-            self._optimise(name)
+        now = time.monotonic()
+        if put.upserted and now - self._looked.get(name, -_OPTIMISE_EVERY) >= _OPTIMISE_EVERY:
+            self._looked[name] = now
+            try:
+                self._parts.store.optimise(name)
+            except DatabaseError as error:
+                _log.warning("%s: the documents are stored, but the search index was not built: %s", name, error)
         return put
 
     def delete(self, name: str, ids: Sequence[str], *, principal: Principal) -> int:
@@ -66,7 +71,7 @@ class ClientDocuments:
         spec = self._checked(name, principal)
         deleted = delete(spec, self._parts.store, ids, self._turns[name])
         self._collections.changed(name)
-        self._count(name, deleted=deleted)
+        self._metrics.documents.labels(name, "deleted").inc(deleted)
         return deleted
 
     def _checked(self, name: str, principal: Principal) -> CollectionSpec:
@@ -75,18 +80,3 @@ class ClientDocuments:
             raise from_table(spec)
         self._rights.check_every_row(principal, name)
         return spec
-
-    def _count(self, name: str, **outcomes: int) -> None:
-        for outcome, count in outcomes.items():
-            self._metrics.documents.labels(name, outcome).inc(count)
-
-    def _optimise(self, name: str) -> None:
-        """Build a search index if the collection is large enough. A failure loses no document."""
-        now = time.monotonic()
-        if now - self._looked.get(name, -_OPTIMISE_EVERY) < _OPTIMISE_EVERY:
-            return
-        self._looked[name] = now
-        try:
-            self._parts.store.optimise(name)
-        except DatabaseError as error:
-            _log.warning("%s: the documents are stored, but the search index was not built: %s", name, error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import NonFinite
 from app.src.observe.metrics import Metrics
 from connector.errors import TextsNotEmbeddable
 from connector.model import ModelSource, Vectors
@@ -71,9 +71,7 @@ class EngineEmbedder:
         with _translated():
             vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
         with self._queries_lock:
-            before = self._queries.bytes
             self._queries.put(key, vector)
-            metrics.query_cache_bytes.inc(self._queries.bytes - before)
         return vector.copy()
 
     def check_query(self, text: str) -> None:
@@ -86,9 +84,8 @@ class EngineEmbedder:
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        start = time.perf_counter()
         vectors = self.engine.embed(texts, normalize=normalize)
-        self._count(len(texts), start)
+        self._metrics.embedded_texts.inc(len(texts))
         return vectors
 
     def embed_later(
@@ -99,19 +96,14 @@ class EngineEmbedder:
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
         """Tokenise and queue; the future may be cancelled. `counted` as in `Engine.submit`."""
-        start = time.perf_counter()
 
         def ended(future: Future[Vectors]) -> None:
             if not future.cancelled() and future.exception() is None:
-                self._count(len(texts), start)
+                self._metrics.embedded_texts.inc(len(texts))
 
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
-
-    def _count(self, texts: int, start: float) -> None:
-        self._metrics.embedded_texts.inc(texts)
-        self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))
@@ -123,7 +115,6 @@ class EngineEmbedder:
         """Finish the current batch and fail waiting calls with EngineClosed."""
         self.engine.close()
         with self._queries_lock:
-            self._metrics.query_cache_bytes.dec(self._queries.bytes)
             self._queries.clear()
 
 
@@ -150,8 +141,6 @@ def _watcher(metrics: Metrics) -> Watcher:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    from app.src.core.backends import NonFinite
-
     try:
         yield
     except NonFinite as error:

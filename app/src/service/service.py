@@ -11,7 +11,7 @@ from app.src.observe.checks import Checks
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.browse import Browse
-from app.src.service.catalog import Catalog, ChangeLogs
+from app.src.service.catalog import Catalog
 from app.src.service.collections import Collections
 from app.src.service.documents import ClientDocuments
 from app.src.service.generations import Generations
@@ -57,8 +57,7 @@ class Service:
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
         self.browse = Browse(self.collections, self.rights)
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
-        self.catalog = Catalog(self.parts)
-        self.changes = ChangeLogs(self.parts, self.collections)
+        self.catalog = Catalog(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
         self.tuning = Tuning(self.parts, self.collections, file)
         self.status = Status(self.parts, self.collections, self.background, self.metrics)

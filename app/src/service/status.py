@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.src.core.nvml import snapshot_within
 from app.src.jobs.journal import StateUnusable
 from app.src.observe.checks import choices
 from app.src.observe.gpu import gpu_missing
@@ -20,9 +21,10 @@ from app.src.observe.metrics import Metrics, Sample, gpu_samples
 from app.src.service.background import Background
 from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
-from app.src.settings import Settings
 from connector.model import CollectionStatus
+from connector.stores.records import in_utc
 from connector.stores.store import VectorStore
+from connector.sync.feeds.watermark import behind
 from connector.sync.schema import WRITTEN
 
 if TYPE_CHECKING:
@@ -34,16 +36,8 @@ LOOK_SECONDS = 15.0  # age of the collections' figures in the metrics before the
 LOOK_SHARE = 0.05  # share of the time that asking may take: counting a large collection takes seconds
 LOOK_WAIT = 1.0  # seconds that a scrape waits for the store
 ANSWER_SECONDS = 10.0  # a store that takes longer counts as not answering until it has answered
-HUB_PARTS = 2  # of a hub's model name: owner and model
 _COUNTS = ("rows", "chunks", "empty", "quarantined")
-_ZERO = (*_COUNTS, "generation", "foreign")  # before the first sync; the rest is null
-_INTERNAL = "checkpoint"
-_KEYS = (
-    *(item.name for item in fields(CollectionStatus) if item.name != _INTERNAL),
-    "lag_seconds",
-    "method",
-    "last_full",
-)
+_KEYS = [item.name for item in fields(CollectionStatus) if item.name != "checkpoint"]
 
 
 def version() -> str:
@@ -56,9 +50,6 @@ def version() -> str:
 def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float | None, float | None, float | None]:
     """Return seconds since the last complete sync, the same plus the lag of its watermark behind the source, and
     seconds since the last complete comparison began; None: unknown. By this machine's clock."""
-    from connector.stores.records import in_utc
-    from connector.sync.feeds.watermark import behind
-
     now, checkpoint = now or datetime.now(UTC), status.checkpoint
     last, full = in_utc(status.last_sync), in_utc(checkpoint.last_full)
     age = None if last is None else max(0.0, (now - last).total_seconds())
@@ -149,7 +140,6 @@ class Status:
         metrics.sources |= {
             "engines": self._engine_samples,
             "collections": self._collection_samples,
-            "jobs": self._job_samples,
             "gpu": lambda: gpu_samples(self.gpu()),
         }
 
@@ -159,24 +149,20 @@ class Status:
     def collections(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return one entry per collection; before its first sync with 0 rows and no table. Raises UnknownCollection,
         and UnknownTable when the store's schema does not exist."""
-        from connector.stores.records import in_utc
-
-        entries = []
+        entries, store = [], self._parts.settings.store
         for name in self._collections.names if names is None else names:
             spec, status = self._collections.spec(name), self._collections.stored(name)
+            shown: dict[str, Any] = dict.fromkeys((*_KEYS, "lag_seconds", "method", "last_full"))
             if status is None:
-                settings = self._parts.settings
-                shown = dict.fromkeys(_KEYS) | dict.fromkeys(_ZERO, 0)
-                shown |= {
-                    "collection": name,
-                    "store": settings.store.kind,
-                    "schema": settings.store_schema if settings.store.kind == "hana" else None,
-                    "method": WRITTEN["method"] if spec.written_by_clients else None,
-                }
+                shown |= dict.fromkeys((*_COUNTS, "generation", "foreign"), 0)
+                shown |= {"collection": name, "store": store.kind}
+                if store.kind == "hana":
+                    shown["schema"] = self._parts.settings.store_schema
+                if spec.written_by_clients:
+                    shown["method"] = WRITTEN["method"]
             else:
                 last, full, lag = in_utc(status.last_sync), in_utc(status.checkpoint.last_full), ages(status)[1]
-                shown = {key: value for key, value in asdict(status).items() if key != _INTERNAL}
-                shown |= {
+                shown |= {key: getattr(status, key) for key in _KEYS} | {
                     "last_sync": None if last is None else last.isoformat(),
                     "lag_seconds": None if lag is None else round(lag, 1),
                     "method": (status.checkpoint.mark or {}).get("method", "full"),
@@ -186,13 +172,27 @@ class Status:
         return entries
 
     def info(self) -> dict[str, Any]:
-        """Return the answer of `/v1/info`. Loads the engine."""
+        """Return the answer of `/v1/info`. Loads the engine. `models`: those that only single collections use, each
+        once. A model that is not loaded has only a name; of a folder only the last part of the path is shown."""
         settings, engine = self._parts.settings, self._parts.engine
+        owners: dict[str, list[str]] = {}
+        for each in settings.collections:
+            if each.model is not None and each.model != settings.embedding.model:
+                owners.setdefault(each.model, []).append(each.name)
+        models = []
+        for model, names in owners.items():
+            is_hub = model.count("/") < 2 and not model.startswith(("/", ".", "~"))  # owner and model
+            own = self._parts.engine_if_loaded(names[0])
+            unloaded = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
+            models.append(
+                {"model": model if is_hub else Path(model).name, "collections": names, "loaded": own is not None}
+                | (unloaded if own is None else _engine(own))
+            )
         limits = ("max_body_bytes", "max_inputs", "max_text_chars", "max_k")
         return {
             "version": version(),
             **_engine(engine),
-            "models": own_models(settings, self._parts.engine_if_loaded),
+            "models": models,
             "settings": [asdict(each) for each in choices(engine)],
             "store": settings.store.kind,
             "collections": self._collections.names,
@@ -201,17 +201,15 @@ class Status:
 
     def gpu(self) -> dict[str, Any]:
         """Return what NVIDIA's driver reports now, within GPU_WITHIN. Loads no engine."""
-        from app.src.core.nvml import snapshot_within
-
         return snapshot_within(GPU_WITHIN).as_dict()
 
     # -------------------------------------------------------------------------------------------------------- metrics
 
     def _gpu_missing(self) -> float:
         embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded()
-        if engine is not None and embedding.expect_gpu:  # answers at once, even if the driver hangs
-            return float(engine.profile.kind != "cuda")
-        return float(gpu_missing(embedding, engine) is not None)
+        if engine is not None:  # answers at once, even if the driver hangs
+            return float(embedding.expect_gpu and engine.profile.kind != "cuda")
+        return float(gpu_missing(embedding, None) is not None)
 
     def _engine_samples(self) -> Iterator[Sample]:
         """Yield the engines' samples. Engines with the same model and precision (another revision) are summed."""
@@ -225,8 +223,6 @@ class Status:
         for labels, found in sums.items():
             yield "owl_sap_engine_token_budget", labels, found.pop("token_budget")
             yield "owl_sap_engine_planned_tokens", labels, found.pop("planned_tokens")
-            ratio = found["padded_tokens"] / found["tokens"] if found["tokens"] else 1.0
-            yield "owl_sap_engine_padding_ratio", labels, ratio
             found["recomputed_rows"] = found.pop("recomputed")
             for name, value in found.items():
                 yield f"owl_sap_engine_{name}_total", labels, value
@@ -249,19 +245,15 @@ class Status:
         health = self._look.health()
         yield "owl_sap_store_answers", (), health["answers"]
         yield "owl_sap_store_look_age_seconds", (), health["look_age"]
+        counts, oldest, progress = {}, None, {}
         with suppress(StateUnusable):
+            counts, oldest, progress = self._background.jobs.tally()
             for name in self._collections.names:
                 # Without a turn no process runs schedules by these records.
                 if self._background.jobs.turn(name) is not None:
                     start = self._background.scheduler.next_start(name)
                     overdue = None if start is None else max(0.0, time.time() - start)
                     yield "owl_sap_sync_overdue_seconds", (name,), overdue
-
-    def _job_samples(self) -> Iterator[Sample]:
-        try:
-            counts, oldest, progress = self._background.jobs.tally()
-        except StateUnusable:
-            counts, oldest, progress = {}, None, {}
         for labels, count in counts.items():
             yield "owl_sap_jobs", labels, count
         yield "owl_sap_jobs_oldest_queued_seconds", (), 0.0 if oldest is None else max(0.0, time.time() - oldest)
@@ -270,37 +262,10 @@ class Status:
             yield "owl_sap_job_rows", labels, total
 
 
-def own_models(settings: Settings, engine_of: Callable[[str], EmbeddingEngine | None]) -> list[dict[str, Any]]:
-    """Return the models that only single collections use, each once. A model that is not loaded has only a name; of a
-    folder only the last part of the path is shown. `engine_of`: the collection's loaded engine, or None."""
-    collections: dict[str, list[str]] = {}
-    for each in settings.collections:
-        if each.model is not None and each.model != settings.embedding.model:
-            collections.setdefault(each.model, []).append(each.name)
-    shown = []
-    for model, names in collections.items():
-        path, engine = Path(model), engine_of(names[0])
-        is_path = path.is_absolute() or len(path.parts) > HUB_PARTS or model.startswith(("./", "../", "~"))
-        unloaded = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
-        shown.append(
-            {"model": path.name if is_path else model, "collections": names, "loaded": engine is not None}
-            | (unloaded if engine is None else _engine(engine))
-        )
-    return shown
-
-
 def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
+    device = {"kind": engine.profile.kind, "name": engine.profile.name}
+    chosen = ("precision", "precision_reason", "path", "path_reason")
     return {
-        "model": engine.model,
-        "dimension": engine.dimension,
-        "max_tokens": engine.max_tokens,
-        "fingerprint": engine.fingerprint,
-        "device": {
-            "kind": engine.profile.kind,
-            "name": engine.profile.name,
-            "precision": engine.precision,
-            "precision_reason": engine.precision_reason,
-            "path": engine.path,
-            "path_reason": engine.path_reason,
-        },
+        **{key: getattr(engine, key) for key in ("model", "dimension", "max_tokens", "fingerprint")},
+        "device": device | {key: getattr(engine, key) for key in chosen},
     }

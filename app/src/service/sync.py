@@ -119,11 +119,9 @@ class Sync:
         self._collections.changed(name)
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
-        metrics.sync_seconds.labels(name).observe(report.seconds)
         kept_up = report.serving if isinstance(report, BuildReport) else None
         for each in (report, kept_up):  # both embed texts; the rows are the same
             metrics.embedded_texts.inc(each.embedded_texts if each else 0)
-            metrics.embed_tokens.inc(each.tokens if each else 0)
         for outcome in _ACCOUNTED:
             metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
         for stage, seconds in report.stages.items():

@@ -10,15 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from app.src.core.backends import EngineError
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder as EngineEmbedder
 from app.src.settings import Settings
+from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
+from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan.vector_scan import ScanCopy, VectorScan
+from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
@@ -41,25 +46,22 @@ class EnginesScan:
 
     @cached_property
     def _scan(self) -> VectorScan:
-        from app.src.core.backends import EngineError
-        from connector.stores.scan.int8_scan import best_scan
-
         try:
             engine = self._engine()
         except EngineError:
             if self._wanted:  # otherwise vectors can be searched without the model
                 raise
-            return best_scan()
+            return Int8Scan()
         if engine.profile.kind == "cuda":
             from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
+            return CardScan(engine.profile, engine.memory, Int8Scan())
         if self._wanted:
             raise ConfigurationError(
                 f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
                 "cpu"
             )
-        return best_scan()
+        return Int8Scan()
 
     def copy(self, dimension: int) -> ScanCopy:
         return self._scan.copy(dimension)
@@ -93,8 +95,6 @@ class Parts:
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
         """Return the errors whose message may be shown to users."""
-        from app.src.core.backends import EngineError
-
         return (ConnectorError, EngineError)
 
     @property
@@ -145,8 +145,6 @@ class Parts:
 
     @cached_property
     def source(self) -> Source:
-        from connector.hana.source import HanaSource
-
         return self._part("source", lambda: HanaSource(self.pool("hana")))
 
     @cached_property
@@ -181,8 +179,6 @@ class Parts:
         if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
             missing = "password" if hana.user else "user"
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
-        from connector.hana.connection import ConnectionOptions, HanaPool
-
         texts = ("host", "user", "userkey", "trust_store", "host_name_in_certificate")
         same = ("port", "encrypt", "validate_certificate", "connect_timeout", "communication_timeout")
         options = ConnectionOptions(
@@ -206,8 +202,6 @@ class Parts:
 
     def check_schema(self) -> None:
         """Raise UnknownTable when the schema for the vectors does not exist. Other stores have no schema."""
-        from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
-
         if not self.store_in_hana:
             return
         schema = self._schema()
@@ -239,7 +233,7 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, GraphOptions
+        from app.src.core.onnx_export.serving import GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
@@ -247,7 +241,6 @@ class Parts:
             enabled=tensorrt.enabled,
             workspace_mb=tensorrt.workspace_mb,
             optimization_level=tensorrt.optimization_level,
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
@@ -305,6 +298,4 @@ class Parts:
 
     def _metadata_names(self) -> dict[str, dict[str, str]]:
         """Return per collection: column -> its name in the stored metadata. Filters may use either."""
-        from connector.document.document import metadata_names
-
         return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}

@@ -6,14 +6,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-_OURS = ("app", "connector")
-_ROOT = "Exception"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +20,9 @@ class Explained:
     error: str
     title: str
     what: str
-    do: tuple[str, ...]
-    causes: tuple[str, ...] = ()
-    see: tuple[str, ...] = ()
+    do: Sequence[str]
+    causes: Sequence[str] = ()
+    see: Sequence[str] = ()
 
 
 class UnknownCode(LookupError):
@@ -37,24 +33,14 @@ class UnknownCode(LookupError):
 def explained() -> Mapping[str, Explained]:
     """Return the errors by class name, in the order of the file."""
     table = tomllib.loads(files(__package__).joinpath("errors.toml").read_text(encoding="utf-8"))
-    found = {}
-    for name, entry in table.items():
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-        }
-        found[name] = Explained(error=name, **fields)
-    return found
-
-
-def explanation(error: BaseException) -> Explained:
-    """Return the explanation of the error's class, else of its nearest base class, else "unexpected"."""
-    table = explained()
-    ours = (kind for kind in type(error).__mro__ if kind.__module__.split(".")[0] in _OURS)
-    return next((table[kind.__name__] for kind in ours if kind.__name__ in table), table[_ROOT])
+    return {name: Explained(error=name, **entry) for name, entry in table.items()}
 
 
 def code_of(error: BaseException) -> str:
-    return explanation(error).code
+    """Return the code of the error's class, else of its nearest base class, else of "unexpected"."""
+    table = explained()
+    ours = [kind.__name__ for kind in type(error).__mro__ if kind.__module__.split(".")[0] in ("app", "connector")]
+    return next(table[name] for name in (*ours, "Exception") if name in table).code
 
 
 def by_code(code: str) -> Explained:
