@@ -24,11 +24,6 @@ class Action(Enum):
     def embeds(self) -> bool:
         return self in (Action.ADD, Action.REPLACE)
 
-    @property
-    def changes(self) -> bool:
-        """Return whether stored text or metadata changes or is removed."""
-        return self not in (Action.KEEP, Action.REHASH, Action.IGNORE)
-
 
 def decide(stored: Sequence[bytes | None], document: Document) -> Action:
     """Return the action. `stored`: hashes of its stored chunks 0, 1, 2 ..., None for a missing or duplicate chunk;

@@ -93,11 +93,9 @@ def _advice(plan: Mapping[str, Any]) -> Iterator[str]:
     why = f" ({plan['reason']})" if plan["reason"] else ""
     yield f"change detection: {_METHODS.get(plan['method'], plan['method'])}{why}"
     if plan["estimated_seconds"] is not None:
-        low, high = map(_time, plan["estimated_range"] or (plan["estimated_seconds"],) * 2)
-        between = f" ({low} to {high})" if low != high else ""
         speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
         reading = f"without writing (reading took {_time(plan['seconds'])}{speed})"
-        yield f"about {_time(plan['estimated_seconds'])}{between}, {reading}"
+        yield f"about {_time(plan['estimated_seconds'])}, {reading}"
     if plan["duplicates"]:
         yield f"{plan['duplicates']:,} rows have the same text as another row; each text is embedded once"
     if plan["truncated"]:

@@ -110,10 +110,9 @@ class Catalog:
         embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
         try:
             spec = _previewed(found, template, parsed)
-            shown = preview(spec, source, embedder, samples)
+            document = preview(spec, source, embedder, samples)
         except (UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
-        document = asdict(shown)
         for sample in document["samples"]:
             if len(sample["text"]) > LONGEST_SAMPLE:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"

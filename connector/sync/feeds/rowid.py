@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from connector.model import CollectionSpec, RowIds, Table
 from connector.protocols import Source
-from connector.sync.feeds.feed import Choice, Earlier, Mark, ReadPlan
+from connector.sync.feeds.feed import Feed, Mark, ReadPlan
 from connector.sync.feeds.full import by_tokens, refuse_view
 
 
-class RowidMethod:
-    def check(self, spec: CollectionSpec, table: Table) -> None:
-        refuse_view(table, 'row ids ("$rowid$")')
-
-    def identity(self, plan: ReadPlan, source: Source) -> Mark:
-        return {"table": source.capture.table_id(plan.query.table)}
-
-    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-        ids, mark = source.capture.row_ids(plan.query), earlier.mark
-        due = earlier.due or regressed(RowIds(mark["highest"], mark["rows"]), ids)
-        after = {**earlier.identity, "highest": ids.highest, "rows": ids.rows}
-        return by_tokens(plan, source, after, "rowid", due, mark.get("proved"))
+def check(spec: CollectionSpec, table: Table) -> None:
+    refuse_view(table, 'row ids ("$rowid$")')
 
 
-def regressed(before: RowIds, now: RowIds) -> str:
+def identity(plan: ReadPlan, source: Source) -> Mark:
+    return {"table": source.capture.table_id(plan.query.table)}
+
+
+def feed(plan: ReadPlan, source: Source) -> Feed:
+    ids, mark = source.capture.row_ids(plan.query), plan.before
+    due = plan.due or _regressed(RowIds(mark["highest"], mark["rows"]), ids)
+    after = {**plan.identity, "highest": ids.highest, "rows": ids.rows}
+    return by_tokens(plan, source, "rowid", due, after)
+
+
+def _regressed(before: RowIds, now: RowIds) -> str:
     """Return why an id may now identify other content than before; "" if there is no sign of that.
 
     Every insert and update takes an id above all others. So the highest id never falls, and row growth never exceeds id
