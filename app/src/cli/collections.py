@@ -10,16 +10,7 @@ import orjson
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import (
-    JsonFlag,
-    Name,
-    app,
-    file_text,
-    opened,
-    quarantine_app,
-    report_error,
-    verb,
-)
+from app.src.cli.application import JsonFlag, Name, app, file_text, opened, quarantine_app, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
@@ -219,11 +210,7 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 
 
 @verb(quarantine_app, "drop")
-def quarantine_drop(
-    name: Name,
-    keys: KeyArguments = None,
-    json: JsonFlag = False,
-) -> None:
+def quarantine_drop(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
     """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
     rows again."""
     with opened() as service:
