@@ -162,9 +162,7 @@ _QUARANTINE_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_s
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
 _HOW = """COLUMN=value, A=x,B=y, a JSON object, or a JSON array of all key values"""
 
-KeyArguments = Annotated[
-    list[str] | None, typer.Argument(help=f"Which rows: {_HOW}; default: all in quarantine.", metavar="[KEY...]")
-]
+KeyArguments = Annotated[list[str] | None, typer.Argument(help=f"{_HOW}; default: all.", metavar="[KEY...]")]
 
 
 @verb(quarantine_app, "list")
@@ -239,9 +237,7 @@ def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Gi
         elif len(columns) == 1:
             wanted.append([text])
         else:
-            raise UsageFault(
-                f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}"
-            )
+            raise UsageFault(f"{text!r} is not a key; give {_HOW}; key columns: {', '.join(columns) or 'not known'}")
     return wanted
 
 
