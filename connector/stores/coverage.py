@@ -36,8 +36,7 @@ _ENDINGS = (
 """Ordered by length, longest first."""
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
-_SHORTEST_BEGINNING = 5
-"""Letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse."""
+_SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
 _SHORTEST_END = 6
 """Letters of a stem that may end a longer one: Karton, Wellpappkarton. Fewer would find table in stable."""
 

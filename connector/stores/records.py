@@ -32,16 +32,12 @@ from connector.model import (
 )
 from connector.protocols import Embedder
 
-FOREIGN = "record:"
-"""Prefix of a foreign record's id, which has no key; its number follows."""
-LONGEST_ID = 2000
-"""Of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
+FOREIGN = "record:"  # prefix of a foreign record's id, which has no key; its number follows
+LONGEST_ID = 2000  # of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
-UNIT_TOLERANCE = 1e-3
-"""Allowed difference of a stored vector's length from 1; half precision stays within it."""
+UNIT_TOLERANCE = 1e-3  # allowed difference of a stored vector's length from 1; half precision stays within it
 MAX_MODEL = 200
-_ALIKE = frozenset({str, int, bool, type(None)})
-"""Types that orjson writes exactly as `json` does."""
+_ALIKE = frozenset({str, int, bool, type(None)})  # types that orjson writes exactly as `json` does
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +159,7 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
     return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
 
 
-CHECKPOINT_LENGTH = 5000
-"""In characters; the column of the state table has this length."""
+CHECKPOINT_LENGTH = 5000  # in characters; the column of the state table has this length
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
@@ -263,8 +258,7 @@ def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
 # (Knuth, The Art of Computer Programming, volume 3, section 6.4), in 64-bit integers. Any share of the rows is evenly
 # spread, even if rows are periodic.
 SPREAD_MODULUS = 2**31 - 1
-SPREAD_FACTOR = 1_327_217_885
-"""SPREAD_MODULUS divided by the golden ratio."""
+SPREAD_FACTOR = 1_327_217_885  # SPREAD_MODULUS divided by the golden ratio
 
 
 def asked_ids(ids: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -311,10 +305,8 @@ def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
         return list(shown)
     found = []
     for id_ in shown:
-        try:
+        with suppress(RowRejected):
             found.append(stored_id(id_))
-        except RowRejected:
-            continue
     return found
 
 

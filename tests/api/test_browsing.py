@@ -15,7 +15,7 @@ import pytest
 from app.src.access.principal import OPERATOR
 from app.src.service import browse as browsing
 from app.src.service.service import Service
-from connector.stores.local.view import LocalView
+from connector.stores.local.store import LocalView
 from connector.sync.documents import NewDocument
 from tests.api.conftest import TEXTS, TableSource, serving
 from tests.api.test_document_routes import with_notes

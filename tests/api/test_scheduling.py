@@ -118,6 +118,7 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
             jobs.works[name] = lambda run: {"request": dict(run.job.request)}
         made.append((jobs, Scheduler(jobs, schedules, {"owner": "schedule"}, clock)))
         made[-1][1].register()
+        jobs.run()
         return made[-1]
 
     yield new

@@ -378,7 +378,7 @@ def test_the_shapes_of_hanadb(where, sql, parameters):
     condition = parse(where)
     assert condition is not None
     compiled = to_hana(condition)
-    assert (compiled.sql, compiled.parameters, compiled.projected) == (sql, parameters, ())
+    assert (compiled.sql, compiled.parameters, compiled.projection) == (sql, parameters, "")
 
 
 def test_full_text_names_a_column_that_the_statement_must_offer():

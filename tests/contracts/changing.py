@@ -18,6 +18,7 @@ from connector.model import (
     CollectionSpec,
     Column,
     Key,
+    KeyRange,
     LogEntry,
     Passed,
     Query,
@@ -136,7 +137,7 @@ class MemorySource:
     def count(self, query: Query) -> int:
         return len(self.data.rows)
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         keys = sorted(self.data.rows)
         for start in range(0, len(keys), size):
             yield self.rows(query, [(key,) for key in keys[start : start + size]])

@@ -69,14 +69,15 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
         training = TrainingObserver(output.say, step, interrupted)
         report = service.tuning.finetune(name, given, out, training, resume=resume)
         whole = not report.stopped
-        if generation and whole and not report.worse:  # build a generation beside the active one
+        if generation and whole and not report.worse and service.collections.stored(name) is not None:
+            from app.src.service.sync import SyncRequest
+
             precision = service.settings.embedding.precision
             source = ModelSource(str(report.folder), None, report.weights_sha256, precision)
-            with watched(name) as observer:
-                built = service.sync.build_with(name, source, observer, interrupted)
-            if built is not None:
-                report.generation, whole = built.generation, not built.stopped
-                output.notes(name, built.notes)
+            with watched(name) as observer:  # a generation beside the active one
+                built = service.sync.build(name, SyncRequest(owner="finetune"), observer, interrupted, source)
+            report.generation, whole = built.generation, not built.stopped
+            output.notes(name, built.notes)
         model = service.settings.embedding_of(name).model
     before, after = report.before, report.after
     if json or (before is not None and after is not None):

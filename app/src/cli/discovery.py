@@ -75,11 +75,9 @@ def plan(
     why = f" ({found['reason']})" if found["reason"] else ""
     advice = [f"change detection: {_METHODS.get(found['method'], found['method'])}{why}"]
     if found["estimated_seconds"] is not None:
-        low, high = map(_time, found["estimated_range"] or (found["estimated_seconds"],) * 2)
-        between = f" ({low} to {high})" if low != high else ""
         speed = f", {found['tokens_per_second']:,.0f} tokens/s" if found["tokens_per_second"] else ""
         reading = f"without writing (reading took {_time(found['seconds'])}{speed})"
-        advice.append(f"about {_time(found['estimated_seconds'])}{between}, {reading}")
+        advice.append(f"about {_time(found['estimated_seconds'])}, {reading}")
     if found["duplicates"]:
         advice.append(f"{found['duplicates']:,} rows have the same text as another row; each text is embedded once")
     if found["truncated"]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.src.jobs.journal import ENDED, Job, JobOptions, Journal, Kind, StateUnusable, Turn
+from app.src.jobs.journal import ENDED, Job, JobOptions, Journal, Kind, StateUnusable
 from connector.errors import ConnectorError
 
 PROGRESS_SECONDS = 0.5  # seconds between two writes of progress, and between two checks for a cancellation
@@ -115,14 +115,10 @@ class Jobs(Journal):
                 self._unrecorded.pop(job_id, None)
         super().settle()
 
-    def add(
-        self,
-        collection: str,
-        kind: Kind = "sync",
-        request: Mapping[str, Any] | None = None,
-        turn: Turn | None = None,
-    ) -> Job | None:
-        job = super().add(collection, kind, request, turn)
+    def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
+        """Queue a job, for a thread of this process too. Raises as `add`."""
+        job = self.add(collection, kind, request)
+        assert job is not None
         if self._workers:
             self._dispatch()
         return job

@@ -89,10 +89,9 @@ class Catalog:
         try:
             parsed = None if template is None else Template.parse(template)
             spec = _previewed(found, template, parsed)
-            shown = preview(spec, source, embedder, samples)
+            document = preview(spec, source, embedder, samples)
         except (ConfigurationError, UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
-        document = asdict(shown)
         for sample in document["samples"]:
             if len(sample["text"]) > LONGEST_SAMPLE:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"

@@ -84,9 +84,7 @@ class EngineEmbedder:
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        vectors = self.engine.embed(texts, normalize=normalize)
-        self._metrics.embedded_texts.inc(len(texts))
-        return vectors
+        return self.embed_later(texts, normalize=normalize).result()
 
     def embed_later(
         self,

@@ -31,7 +31,7 @@ from connector.stores.coverage import Coverage, asked_words, content_words
 from connector.stores.filters import Kind, compared
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
 from connector.stores.records import FOREIGN, shown_id, stored_ids
-from connector.stores.scan.vector_scan import single_threaded
+from connector.stores.scan import single_threaded
 from connector.stores.words import words
 
 Mode = Literal["vector", "keyword", "hybrid"]
@@ -249,6 +249,7 @@ class _Request:
     rerank: bool
     vector: NDArray[np.float32] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -390,11 +391,7 @@ class Search:
             reranked = {"by": kind, "depth": len(scores), "why_not": failure, "scores": by_id}
             explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
             explained["reranker"] = reranked if request.rerank else None
-        notes = _notes(spec, request.where, request.query, request.mode, bool(candidates))
-        if request.mode != "keyword" and len(request.text) > (most := self._embedder(request.stored).max_tokens):
-            (tokens,) = self._embedder(request.stored).count_tokens([request.text])
-            if tokens > most:  # no token is shorter than a character
-                notes.append(f"the search text has {tokens} tokens; the model uses only the first {most}")
+        notes = _notes(spec, request.where, request.query, request.mode, bool(candidates)) + request.notes
         notes += [] if failure is None else [failure]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
@@ -417,7 +414,13 @@ class Search:
     def _query_vector(self, request: _Request) -> NDArray[np.float32]:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
-            return self._embedder(request.stored).embed_query(query)
+            embedder = self._embedder(request.stored)
+            most, tokens = embedder.max_tokens, 0
+            if len(query) > most:  # no token is shorter than a character
+                (tokens,) = embedder.count_tokens([query])
+            if tokens > most:
+                request.notes.append(f"the search text has {tokens} tokens; the model uses only the first {most}")
+            return embedder.embed_query(query)
         if not isinstance(query, Like):
             return unit_vector(query, dimension)
         # The mean of the row's unit vectors has the largest sum of cosines with them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan.vector_scan import ScanCopy, VectorScan
+from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
@@ -46,24 +46,22 @@ class EnginesScan:
 
     @cached_property
     def _scan(self) -> VectorScan:
-        from connector.stores.scan.int8_scan import best_scan
-
         try:
             engine = self._engine()
         except EngineError:
             if self._wanted:  # otherwise vectors can be searched without the model
                 raise
-            return best_scan()
+            return Int8Scan()
         if engine.profile.kind == "cuda":
             from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
+            return CardScan(engine.profile, engine.memory, Int8Scan())
         if self._wanted:
             raise ConfigurationError(
                 f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
                 "cpu"
             )
-        return best_scan()
+        return Int8Scan()
 
     def copy(self, dimension: int) -> ScanCopy:
         return self._scan.copy(dimension)
@@ -166,11 +164,8 @@ class Parts:
         if not (folder / FILE).exists():
             yield None
             return
-        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
-        try:
+        with closing(LocalStore(folder, names=self._metadata_names(), read_only=True)) as store:
             yield store
-        finally:
-            store.close()
 
     def pool(self, section: str) -> HanaPool:
         """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
