@@ -11,7 +11,7 @@ from app.src.benchmark.harness import Report, Say, interleaved, machine, wall
 from app.src.benchmark.workloads import material, material_text
 from app.src.demo import emulator
 from app.src.service.wiring import EngineEmbedder
-from app.src.settings import SyncSettings
+from app.src.settings.model import SyncSettings
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef

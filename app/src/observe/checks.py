@@ -3,8 +3,6 @@ secret. Add a check in `Checks._steps`."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import secrets
 import shutil
 import ssl
@@ -36,7 +34,6 @@ from connector.errors import (
     UnknownCollection,
     UnknownTable,
 )
-from connector.extras import install_command
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
@@ -195,7 +192,6 @@ class Checks:
         yield "model", self.probe_model, ("torch",), "check [embedding] model"
         yield "settings", self.probe_choices, ("model",), ""
         if settings.hana.configured or settings.synced or store.kind == "hana":
-            yield "hdbcli", hdbcli, (), ""
             yield from self._hana_steps("hana", settings.hana, "HANA")
         if store.kind == "hana" and store.hana is not None:
             yield from self._hana_steps("store hana", store.hana, "HANA_STORE")
@@ -220,8 +216,7 @@ class Checks:
             if not hana.userkey or hana.host:
                 yield f"{label} {name}", probe, (before,), ""
                 before = f"{label} {name}"
-        fix = f"check the key {hana.userkey}: hdbuserstore LIST" if hana.userkey else "check user, password and port"
-        yield f"{label} login", partial(self.probe_login, hana), ("hdbcli", before), fix
+        yield f"{label} login", partial(self.probe_login, hana), (before,), ""
         yield f"{label} rights", partial(self.probe_rights, hana), (f"{label} login",), ""
 
     def probe_model(self) -> str:
@@ -283,7 +278,8 @@ class Checks:
             self._refused[who] = Fault(str(error), fix)
             raise self._refused[who] from None
         except DatabaseError as error:
-            raise Fault(str(error), "see the message and the lines above") from None
+            lookup = f"check the key {hana.userkey}: hdbuserstore LIST" if hana.userkey else "see the lines above"
+            raise Fault(str(error), lookup) from None
         features = HanaFeatures.probe(pool)
         return f"logged in; HANA {features.version or 'of unknown version'}"
 
@@ -411,13 +407,6 @@ def _named(user: str | None) -> str:
     from connector.hana.privileges import named
 
     return named(user) if user else "<USER>"
-
-
-def hdbcli() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        if importlib.util.find_spec("hdbcli"):
-            return f"hdbcli {importlib.metadata.version('hdbcli')}"
-    raise Fault("SAP's driver hdbcli is not installed", f"{install_command('hana')} (SAP's licence)")
 
 
 def disk(path: Path) -> str:

@@ -266,12 +266,13 @@ class GraphServing:
         }
         for name, size in sizes.items():
             options[f"trt_profile_{name}_shapes"] = f"{INPUT_IDS}:{size},{ATTENTION_MASK}:{size}"
+        depends: Dependencies = {"model": self._weights, "graph": graph.sha256, **self._card, **options}
         while True:
-            folder = self._cache.engine_folder({"model": self._weights, "graph": graph.sha256, **self._card, **options})
-            caches = {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
+            folder = self._cache.engine_folder(depends)
+            options |= {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
             cached, started = any(folder.iterdir()), time.perf_counter()
             try:
-                session = self._session(graph.graph, (TENSORRT, options | caches))
+                session = self._session(graph.graph, (TENSORRT, options))
                 with loading_errors_mapped():
                     for rectangle in ((1, 1), (texts, shape.max_tokens)):
                         ids = np.zeros(rectangle, np.int64)
