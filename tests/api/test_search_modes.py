@@ -19,7 +19,7 @@ from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from connector.stores import ranking
-from connector.stores.local.view import LocalView
+from connector.stores.local.store import LocalView
 from connector.stores.ranking import FEWEST_ROWS, Backdrop
 from tests.api.conftest import TableSource, serving
 
