@@ -49,35 +49,6 @@ SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
 
-def descriptions() -> list[str]:
-    """Return paragraphs of installed packages' descriptions, shuffled with a fixed seed."""
-    found: dict[str, None] = {}
-    for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
-        about: Any = package.metadata  # an email.message.Message, but typed differently
-        whole = about.get_payload() or about.get("Description") or ""
-        for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
-            text = " ".join(part.split())
-            if 40 < len(text) < 800 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(text):
-                found[text] = None
-    texts = list(found)
-    random.Random(1).shuffle(texts)
-    return texts
-
-
-def demo_rows(count: int) -> list[str]:
-    """Return rows of the emulator's sample tables as the demo renders them, numbered to reach `count`."""
-    fields = {table.name: list(table.fields) for table in TABLES}
-    rows = {
-        name: [dict(zip(fields[name], row, strict=True)) for row in found] for name, found in all_rows().tables.items()
-    }
-    long = {(row["MATNR"], row["SPRAS"]): row["LTEXT"] or "" for row in rows["MATERIAL_TEXT"]}
-    found = [f"{row['MAKTX']}. {long.get((row['MATNR'], row['SPRAS']), '')}" for row in rows["MAKT"]]
-    found += [f"{row['QMTXT']}. {row['LTEXT'] or ''} (reported {row['QMDAT']})" for row in rows["QMEL"]]
-    distinct = list(dict.fromkeys(text.strip() for text in found))
-    more = (f"{text} No. {number}" for number in range(1, count) for text in distinct)
-    return random.Random(5).sample([*distinct, *islice(more, max(0, count - len(distinct)))], count)
-
-
 @cache
 def folder() -> Folder:
     return read_folder(find_folder(MODEL), MODEL)
@@ -85,18 +56,38 @@ def folder() -> Folder:
 
 @cache
 def material(texts: int) -> tuple[list[str], dict[str, list[str]]]:
-    """Return texts to calibrate on, and texts to judge by, of each kind."""
+    """Return texts to calibrate on, and texts to judge by, of each kind: paragraphs of installed packages'
+    descriptions, rows of the emulator's sample tables as the demo renders them, and generated ones."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
+    described: dict[str, None] = {}
+    for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
+        about: Any = package.metadata  # an email.message.Message, but typed differently
+        whole = about.get_payload() or about.get("Description") or ""
+        for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
+            text = " ".join(part.split())
+            if 40 < len(text) < 800 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(text):
+                described[text] = None
+    paragraphs = list(described)
+    random.Random(1).shuffle(paragraphs)
+    fields = {table.name: list(table.fields) for table in TABLES}
+    rows = {
+        name: [dict(zip(fields[name], row, strict=True)) for row in found] for name, found in all_rows().tables.items()
+    }
+    long = {(row["MATNR"], row["SPRAS"]): row["LTEXT"] or "" for row in rows["MATERIAL_TEXT"]}
+    found = [f"{row['MAKTX']}. {long.get((row['MATNR'], row['SPRAS']), '')}" for row in rows["MAKT"]]
+    found += [f"{row['QMTXT']}. {row['LTEXT'] or ''} (reported {row['QMDAT']})" for row in rows["QMEL"]]
+    distinct, count = list(dict.fromkeys(text.strip() for text in found)), wanted["demo"] + JUDGED
+    numbered = (f"{text} No. {number}" for number in range(1, count) for text in distinct)
     kinds = {
-        "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + JUDGED),
+        "descriptions": paragraphs,
+        "demo": random.Random(5).sample([*distinct, *islice(numbered, max(0, count - len(distinct)))], count),
         "generated": sap_like_texts(random.Random(3), wanted["generated"] + JUDGED, 2.8, 0.6, (5, 60)),
     }
-    for name, found in kinds.items():
-        if len(found) < wanted[name] + JUDGED:
-            raise SystemExit(f"{name}: {len(found)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
-    learnt = [text for name, found in kinds.items() for text in found[JUDGED : JUDGED + wanted[name]]]
-    return learnt, {name: list(found[:JUDGED]) for name, found in kinds.items()}
+    for name, some in kinds.items():
+        if len(some) < wanted[name] + JUDGED:
+            raise SystemExit(f"{name}: {len(some)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
+    learnt = [text for name, some in kinds.items() for text in some[JUDGED : JUDGED + wanted[name]]]
+    return learnt, {name: some[:JUDGED] for name, some in kinds.items()}
 
 
 def vectors(session: Any, texts: Sequence[str]) -> Any:

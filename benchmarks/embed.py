@@ -78,25 +78,21 @@ def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         yield Figure(f"memory {precision}", [growth], "MB", at_most(100), more=found)
 
 
-def memory_of(precision: str) -> None:
-    """Embed rows as a sync does, one window per call, and print the resident memory at intervals."""
-    rng = random.Random(17)
-    seen: dict[str, Any] = {}
-    with load_engine(EngineOptions(device="cpu", precision=precision)) as engine:
-        for done in range(WINDOW, MANY + 1, WINDOW):
-            engine.embed(sap_like_texts(rng, WINDOW, 2.8, 0.7, (5, 250)))
-            if done in (FEW, MANY):
-                seen["few_mb" if done == FEW else "many_mb"] = round(resident_bytes() / 1e6, 1)
-    print(json.dumps(seen))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads")
 
 
 if __name__ == "__main__":
     if "--memory-of" in sys.argv:
-        memory_of(sys.argv[-1])
+        # Embed rows as a sync does, one window per call, and print the resident memory twice.
+        rng = random.Random(17)
+        seen: dict[str, Any] = {}
+        with load_engine(EngineOptions(device="cpu", precision=sys.argv[-1])) as engine:
+            for done in range(WINDOW, MANY + 1, WINDOW):
+                engine.embed(sap_like_texts(rng, WINDOW, 2.8, 0.7, (5, 250)))
+                if done in (FEW, MANY):
+                    seen["few_mb" if done == FEW else "many_mb"] = round(resident_bytes() / 1e6, 1)
+        print(json.dumps(seen))
     else:
         parts: dict[str, Part] = {name: partial(compared, name) for name in PEERS}
         parts["memory"] = memory

@@ -19,15 +19,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from app.src.access.principal import OPERATOR
 from app.src.benchmark.harness import Figure, Report, at_least, interleaved, main
 from app.src.demo import Demo
-from app.src.evaluation.measures import MEASURES, mean
+from app.src.evaluation.measures import mean
 from app.src.evaluation.queries import read
-from app.src.evaluation.run import EvaluationRequest, Mode, Outcome
+from app.src.evaluation.run import Mode
 from app.src.service.search import SearchOptions
 from app.src.settings import EmbeddingSettings, Settings
 
@@ -40,30 +41,23 @@ WAYS: tuple[Mode, ...] = ("vector", "keyword", "hybrid")
 def found(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with synced() as demo:
         for way in WAYS:
-            outcomes = asked(demo, way)
-            parts = {half: [one for one in outcomes if half_of(one) == half] for half in ("tuned on", "other half")}
-            figures = {name: mean(one.figures for one in each) for name, each in {"all": outcomes, **parts}.items()}
+            outcomes: list[dict[str, Any]] = []
+            for name in demo.names:
+                measured = demo.service.evaluation.evaluate(name, QUERIES / f"{name}.jsonl", (way,))
+                outcomes += measured["modes"][way]["outcomes"]
+            # The half is that of the first byte of the text's SHA-256, as in decision 0028.
+            halves: dict[str, list[dict[str, Any]]] = {"tuned on": [], "other half": []}
+            for one in outcomes:
+                odd = hashlib.sha256(one["query"].encode()).digest()[0] % 2
+                halves["other half" if odd else "tuned on"].append(one)
+            figures = {name: mean(each) for name, each in {"all": outcomes, **halves}.items()}
             report.details[way] = {
-                name: {measure: round(getattr(each, measure), 4) for measure in MEASURES}
-                for name, each in figures.items()
+                name: {measure: round(value, 4) for measure, value in each.items()} for name, each in figures.items()
             }
             for name, each in figures.items():
                 target = BAR if (way, name) == ("hybrid", "all") else None
-                yield Figure(f"{way}, {name}: hit@3", [each.hit_3], "share", target)
-            yield Figure(f"{way}, all: hit@1", [figures["all"].hit_1], "share")
-
-
-def asked(demo: Demo, mode: Mode) -> list[Outcome]:
-    found: list[Outcome] = []
-    for name in demo.names:
-        wanted = EvaluationRequest(QUERIES / f"{name}.jsonl", (mode,))
-        found += demo.service.evaluation.evaluate(name, wanted).outcomes[mode]
-    return found
-
-
-def half_of(outcome: Outcome) -> str:
-    """Return the half by the first byte of the text's SHA-256, as in decision 0028."""
-    return "other half" if hashlib.sha256(outcome.query.text.encode()).digest()[0] % 2 else "tuned on"
+                yield Figure(f"{way}, {name}: hit@3", [each["hit_3"]], "share", target)
+            yield Figure(f"{way}, all: hit@1", [figures["all"]["hit_1"]], "share")
 
 
 def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:

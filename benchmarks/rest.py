@@ -228,18 +228,17 @@ def product(keyed: bool) -> None:
         serve(service, "127.0.0.1", 0, lambda url: print(json.dumps({"url": url, "key": key}), flush=True))
 
 
-async def two_bytes(scope: Any, receive: Any, send: Any) -> None:
-    """Read a request and answer with two bytes: the minimum cost of any application on this server."""
-    while (await receive()).get("more_body"):
-        pass
-    headers = [(b"content-length", b"2"), (b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"[]"})
-
-
 def bare() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Read a request and answer with two bytes: the minimum cost of any application on this server."""
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"content-length", b"2"), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"[]"})
+
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(two_bytes, log_level="warning", access_log=False, lifespan="off")
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
     print(json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}", "key": "x" * 43}), flush=True)
     uvicorn.Server(config).run([listening])
 

@@ -65,20 +65,21 @@ class Scene:
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows, self.folder = rows, folder
         self.matrix, self.queries = clustered(DIMENSION, rows, QUERIES)
+
+        def chunk(number: int) -> Chunk:
+            text = f"{material_text(number)} M-{number:06}" if rows <= KEYWORD_ROWS else f"row {number}"
+            mixed = (number * 7919) % 10_007
+            metadata = {"TENANT": mixed % 100, "NUMBER": mixed // 100 % 100}
+            return Chunk(f"k{number}", 0, text, metadata | {"MTART": _KIND[number % 4]}, b"h" * 32)
+
         started = time.perf_counter()
-        self.store = filled(folder, self.matrix, self._chunk)
+        self.store = filled(folder, self.matrix, chunk)
         self.build_seconds = time.perf_counter() - started
         started = time.perf_counter()
         self.search(0)
         self.first_seconds = time.perf_counter() - started
         for number, best in enumerate(exact_best(self.matrix, self.queries[::8], TOP)):
             assert self.search(8 * number) == [f"k{row}" for row in best], "not the exact ten"
-
-    def _chunk(self, number: int) -> Chunk:
-        text = f"{material_text(number)} M-{number:06}" if self.rows <= KEYWORD_ROWS else f"row {number}"
-        mixed = (number * 7919) % 10_007
-        metadata = {"TENANT": mixed % 100, "NUMBER": mixed // 100 % 100}
-        return Chunk(f"k{number}", 0, text, metadata | {"MTART": _KIND[number % 4]}, b"h" * 32)
 
     def search(self, query: int, where: Filter | None = None) -> list[str]:
         return [hit.id for hit in self.store.view(COLLECTION).search(self.queries[query], TOP, where)]
@@ -212,10 +213,13 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
     ranking, stored = Hybrid(), scene.store.status(COLLECTION)
     assert stored is not None
 
-    def hybrid(query: int) -> object:
-        return ranking.search(VisibleView(scene.store, stored, None), asked[query], scene.queries[query], 50, None)
-
-    ways = {"keyword, three words": words, "keyword, a number": number, "keyword, hybrid": hybrid}
+    ways = {
+        "keyword, three words": words,
+        "keyword, a number": number,
+        "keyword, hybrid": lambda query: ranking.search(
+            VisibleView(scene.store, stored, None), asked[query], scene.queries[query], 50, None
+        ),
+    }
     yield from against_product(scene, ways, rounds).values()
 
 

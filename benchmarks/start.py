@@ -43,21 +43,21 @@ PARTS = {
 
 def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        rounds = interleaved({"ready": lambda: until_ready(Path(folder))}, given.rounds)
+        settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": folder}
+
+        def run() -> float:
+            """Start the service, return the seconds until it is ready, and end it."""
+            start = time.perf_counter()
+            with announced(serve_command(), Path(folder), os.environ | settings) as (_, greeting):
+                while True:
+                    try:
+                        with urllib.request.urlopen(f"{greeting['url']}/health/ready", timeout=30):
+                            return time.perf_counter() - start
+                    except urllib.error.HTTPError:
+                        time.sleep(0.01)
+
+        rounds = interleaved({"ready": run}, given.rounds)
     yield rounds.figure("owl-sap serve, until ready", "ready", target=at_most(4.0))
-
-
-def until_ready(folder: Path) -> float:
-    """Start the service, return the seconds until it is ready, and end it."""
-    settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": str(folder)}
-    start = time.perf_counter()
-    with announced(serve_command(), folder, os.environ | settings) as (_, greeting):
-        while True:
-            try:
-                with urllib.request.urlopen(f"{greeting['url']}/health/ready", timeout=30):
-                    return time.perf_counter() - start
-            except urllib.error.HTTPError:
-                time.sleep(0.01)
 
 
 def parts(given: argparse.Namespace, report: Report) -> Iterator[Figure]:

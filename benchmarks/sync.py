@@ -194,20 +194,18 @@ def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     """Measure the peak memory, in MB, of a child that syncs all rows twice, less that for a tenth of them."""
     with scene(HASHING) as stage:
         for kind in STORES:
-            few, many = (
-                [_child(stage, kind, number) for _ in range(max(1, given.rounds // 2))]
-                for number in (given.rows // 10, given.rows)
-            )
+            peaks: dict[int, list[float]] = {}
+            for rows in (given.rows // 10, given.rows):
+                stage.emulator.table(rows)
+                for _ in range(max(1, given.rounds // 2)):
+                    with tempfile.TemporaryDirectory() as folder:
+                        reached = [stage.emulator.login, stage.emulator.schema, folder, kind, rows]
+                        command = [sys.executable, __file__, "--child", json.dumps(reached)]
+                        done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    peaks.setdefault(rows, []).append(float(done.stdout))
+            few, many = peaks.values()
             growth = [larger - smaller for smaller, larger in zip(few, many, strict=True)]
             yield figure("memory", kind, growth, "MB", rows=given.rows, few=few, many=many)
-
-
-def _child(stage: Scene, kind: str, rows: int) -> float:
-    stage.emulator.table(rows)
-    with tempfile.TemporaryDirectory() as folder:
-        reached = [stage.emulator.login, stage.emulator.schema, folder, kind, rows]
-        command = [sys.executable, __file__, "--child", json.dumps(reached)]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def child(login: dict[str, Any], schema: str, folder: str, kind: str, rows: int) -> None:

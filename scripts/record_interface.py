@@ -20,6 +20,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,26 +145,6 @@ def output_of(environment: dict[str, str], *arguments: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def record_verbs(out: Path, environment: dict[str, str], config: Path, kind: str) -> None:
-    """Record the answers of the verbs, and the distinct statements without changing literals."""
-    statements = out / f"statements-{kind}.txt"
-    command = [sys.executable, "-c", KEEPING_STATEMENTS, str(statements), "--config", str(config)]
-    lines = []
-    for verb in JSON_VERBS:
-        arguments = [*command, *verb.split(" "), "--json"]
-        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
-        try:
-            answer = shape(json.loads(done.stdout))
-        except ValueError:
-            answer = done.stdout[:200] or "(nothing)"
-        errors = re.sub(r"[\d.]+|/\S+", "#", done.stderr) if done.returncode else ""
-        lines.append(dump({"verb": verb, "exit": done.returncode, "answer": answer, "error": errors}))
-    (out / f"json-{kind}.txt").write_text("".join(lines))
-    sent = statements.read_text().splitlines()
-    distinct = {re.sub(r"(?<![\w$])\d+(?![\w$])|[0-9A-F]{12}", "#", line) for line in sent}
-    statements.write_text("\n".join(sorted(distinct)) + "\n")
-
-
 def ask(url: str, method: str, path: str, body: Any, accept: str = "application/json") -> tuple[int, str]:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Accept": accept}
@@ -173,32 +155,13 @@ def ask(url: str, method: str, path: str, body: Any, accept: str = "application/
         return error.code, error.read().decode()
 
 
-def record_service(out: Path, environment: dict[str, str], config: Path) -> None:
+@contextmanager
+def serving(environment: dict[str, str], config: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "app", "--config", str(config), "serve", "--port", "0"]
     serve = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert serve.stdout is not None
-        url = json.loads(serve.stdout.readline())["url"]
-        lines = []
-        for method, path, body in REQUESTS:
-            status, text = ask(url, method, path, body)
-            document = json.loads(text)
-            answer = shape(document)
-            if status >= 400:
-                answer = {name: document.get(name) for name in ("title", "code", "detail")} | {"shape": answer}
-            request = f"{method} {path} {json.dumps(body)}"
-            lines.append(dump({"request": request, "status": status, "answer": answer}))
-        (out / "rest.txt").write_text("".join(lines))
-        while any(job["state"] in ("queued", "running", "waiting") for job in json.loads(ask(url, *JOBS)[1])):
-            time.sleep(0.2)  # metrics appear when the first job ends
-        (out / "openapi.json").write_text(dump(json.loads(ask(url, "GET", "/openapi.json", None)[1])))
-        metrics = ask(url, "GET", "/metrics", None, "text/plain")[1].splitlines()
-        names = sorted(line for line in metrics if line.startswith("# TYPE "))
-        (out / "metrics.txt").write_text("\n".join(names) + "\n")
-        if WITH_MCP:
-            listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-            _, text = ask(url, "POST", "/mcp", listing, "application/json, text/event-stream")
-            (out / "mcp-tools.json").write_text(dump(json.loads(text[text.index("{") : text.rindex("}") + 1])))
+        yield json.loads(serve.stdout.readline())["url"]
     finally:
         serve.terminate()
         serve.wait(60)
@@ -221,13 +184,10 @@ def main() -> None:
             path = waiting.pop(0)
             text = output_of(environment, *path, "--help")
             found += f"$ owl-sap {' '.join(path)} --help\n{text}\n"
-            inside = False
-            for line in text.splitlines():
-                if line.startswith("╭"):
-                    inside = (not path or "Commands" in line) and "ptions" not in line
-                match = re.match(r"│ ([a-z][\w-]*) {2,}", line)
-                if inside and match:
-                    waiting.append((*path, match[1]))
+            for panel in text.split("╭")[1:]:
+                title = panel.partition("\n")[0]
+                if (not path or "Commands" in title) and "ptions" not in title:
+                    waiting += [(*path, name) for name in re.findall(r"^│ ([a-z][\w-]*) {2,}", panel, re.MULTILINE)]
         (out / "help.txt").write_text(found)
         (out / "config-schema.json").write_text(dump(json.loads(output_of(environment, "config", "schema"))))
         for kind in ("local", "hana"):  # of the store
@@ -236,8 +196,41 @@ def main() -> None:
             store = f'schema = "{emulator.schema}"' + (f'\npath = "{home}/vectors"' if kind == "local" else "")
             text = CONFIGURATION.format(mcp=str(WITH_MCP).lower(), kind=kind, store=store, folder=home, hana=emulator)
             (home / "owl-sap.toml").write_text(text)
-            record_verbs(out, environment, home / "owl-sap.toml", kind)
-        record_service(out, environment, Path(folder, "local", "owl-sap.toml"))
+            # The answers of the verbs, and the distinct statements without changing literals.
+            statements, lines = out / f"statements-{kind}.txt", []
+            command = [sys.executable, "-c", KEEPING_STATEMENTS, str(statements), "--config", f"{home}/owl-sap.toml"]
+            for verb in JSON_VERBS:
+                arguments = [*command, *verb.split(" "), "--json"]
+                done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+                try:
+                    answer = shape(json.loads(done.stdout))
+                except ValueError:
+                    answer = done.stdout[:200] or "(nothing)"
+                errors = re.sub(r"[\d.]+|/\S+", "#", done.stderr) if done.returncode else ""
+                lines.append(dump({"verb": verb, "exit": done.returncode, "answer": answer, "error": errors}))
+            (out / f"json-{kind}.txt").write_text("".join(lines))
+            sent = re.sub(r"(?<![\w$])\d+(?![\w$])|[0-9A-F]{12}", "#", statements.read_text())
+            statements.write_text("\n".join(sorted(set(sent.splitlines()))) + "\n")
+        with serving(environment, Path(folder, "local", "owl-sap.toml")) as url:
+            lines = []
+            for method, path, body in REQUESTS:
+                status, text = ask(url, method, path, body)
+                answer = shape(document := json.loads(text))
+                if status >= 400:
+                    answer = {name: document.get(name) for name in ("title", "code", "detail")} | {"shape": answer}
+                lines.append(
+                    dump({"request": f"{method} {path} {json.dumps(body)}", "status": status, "answer": answer})
+                )
+            (out / "rest.txt").write_text("".join(lines))
+            while any(job["state"] in ("queued", "running", "waiting") for job in json.loads(ask(url, *JOBS)[1])):
+                time.sleep(0.2)  # metrics appear when the first job ends
+            (out / "openapi.json").write_text(dump(json.loads(ask(url, "GET", "/openapi.json", None)[1])))
+            names = re.findall("^# TYPE .*$", ask(url, "GET", "/metrics", None, "text/plain")[1], re.MULTILINE)
+            (out / "metrics.txt").write_text("\n".join(sorted(names)) + "\n")
+            if WITH_MCP:
+                listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+                _, text = ask(url, "POST", "/mcp", listing, "application/json, text/event-stream")
+                (out / "mcp-tools.json").write_text(dump(json.loads(text[text.index("{") : text.rindex("}") + 1])))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from app.src.service import collections
 from connector.hana.connection import HanaPool, Session
-from connector.stores.hana import tables
+from connector.stores.hana import store as hana_store
 from connector.stores.local.sqlite_file import SqliteFile
 
 
@@ -21,7 +21,7 @@ def statements() -> Iterator[list[str]]:
     does not grow old, so the same question sends the same ones however long it takes."""
     sent: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "REMEMBERED", math.inf)
+        patch.setattr(hana_store, "REMEMBERED", math.inf)
         patch.setattr(collections, "_STATUS_SECONDS", math.inf)
         read, query, lent = HanaPool.read, Session.query, SqliteFile.read
 

@@ -17,14 +17,10 @@ _LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
 _UNIT = re.compile(r"^[^.,;|\n)\]]*")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
-_SHOWN = 60  # characters of a template to show in an error
-_PLANS = 1024  # cached combinations of empty columns; few of all possible ones occur
 
 
 class Template:
     """A parsed template: n columns (`slots`, including repeated ones) between n + 1 literal texts."""
-
-    __slots__ = ("_plans", "columns", "literals", "slots")
 
     def __init__(self, slots: Sequence[str], literals: Sequence[str]) -> None:
         self.slots = tuple(slots)
@@ -39,12 +35,15 @@ class Template:
         slots: list[str] = []
         literals = [""]
         for token in _TOKEN.finditer(text):
-            name = _name(token)
-            if name is not None:
-                slots.append(name)
+            quoted, plain = token.group("quoted"), token.group("plain")
+            if quoted is not None or plain is not None:
+                slots.append(plain if quoted is None else quoted.replace('""', '"'))
                 literals.append("")
             elif token.group() in "{}":
-                raise ConfigurationError(_complaint(text, token.start()))
+                raise ConfigurationError(
+                    f"template, position {token.start() + 1}: write a column as {{MAKTX}}, with an odd name as "
+                    '{"/BIC/TXT"}, and a literal brace as {{ or }}'
+                )
             else:
                 literals[-1] += {"{{": "{", "}}": "}"}.get(token.group(), token.group())
         if not slots:
@@ -55,49 +54,23 @@ class Template:
         """Return the text for one formatted value per slot; "" if all are empty. An empty slot also removes its
         separators, its brackets, and its label with the text up to the next mark ("Weight: {BRGEW} kg, ")."""
         mask = tuple(map(bool, values))
-        plan = self._plans.get(mask)
-        if plan is None:
+        if (plan := self._plans.get(mask)) is None:
             plan = self._plan(mask)
-        return (plan % tuple(value for value in values if value)).strip()
+        return (plan % tuple(filter(None, values))).strip()
 
     def _plan(self, mask: tuple[bool, ...]) -> str:
         """Return a %-pattern of the literal texts around non-empty columns; cached per combination."""
-        if len(self._plans) >= _PLANS:
+        if len(self._plans) >= 1024:  # few of all possible combinations occur
             self._plans.clear()
-        literals = list(self.literals)
-        kept = [literals[0]]
-        for position, filled in enumerate(mask):
+        kept = [self.literals[0]]
+        for position, (filled, literal) in enumerate(zip(mask, self.literals[1:], strict=True)):
             if filled:
-                kept.append(literals[position + 1])
+                kept.append(literal)
             else:
-                kept[-1] = _join(
-                    kept[-1],
-                    literals[position + 1],
-                    first=len(kept) == 1,
-                    last=not any(mask[position:]),
-                )
+                kept[-1] = _join(kept[-1], literal, first=len(kept) == 1, last=not any(mask[position:]))
         plan = "%s".join(literal.replace("%", "%%") for literal in kept) if any(mask) else ""
         self._plans[mask] = plan
         return plan
-
-
-def _name(token: re.Match[str]) -> str | None:
-    quoted, plain = token.group("quoted"), token.group("plain")
-    return quoted.replace('""', '"') if quoted is not None else plain
-
-
-def _complaint(text: str, position: int) -> str:
-    where = f"template, position {position + 1}"
-    if text[position] == "}":
-        return f"{where}: a single }}; write }}}} for a literal brace"
-    end = text.find("}", position)
-    if end < 0:
-        return f"{where}: this {{ is never closed; write {{{{ for a literal brace"
-    inside = text[position + 1 : end]
-    if not inside.strip():
-        return f"{where}: no column name between the braces"
-    inside = inside if len(inside) <= _SHOWN else f"{inside[:_SHOWN]}..."
-    return f'{where}: invalid column name {inside!r}; put odd names in double quotes, {{"/BIC/TXT"}}'
 
 
 def _join(before: str, after: str, *, first: bool, last: bool) -> str:
@@ -106,7 +79,9 @@ def _join(before: str, after: str, *, first: bool, last: bool) -> str:
     without_label = _LABEL.sub("", before)
     if without_label != before:
         before, after = without_label, _UNIT.sub("", after)
-    before, after = _without_brackets(before, after)
+    opening, closing = before.rstrip(), after.lstrip()
+    if opening and closing and _BRACKETS.get(opening[-1]) == closing[0]:
+        before, after = opening[:-1], closing[1:]
     words = _TRAILING.sub("", before, count=1)
     rest = _LEADING.sub("", after, count=1)
     separators = before[len(words) :], after[: len(after) - len(rest)]
@@ -114,24 +89,9 @@ def _join(before: str, after: str, *, first: bool, last: bool) -> str:
         return words + rest
     if last and not rest:
         return words + separators[1]
-    return words + _stronger(*separators) + rest
-
-
-def _without_brackets(before: str, after: str) -> tuple[str, str]:
-    opening, closing = before.rstrip(), after.lstrip()
-    if opening and closing and _BRACKETS.get(opening[-1]) == closing[0]:
-        return opening[:-1], closing[1:]
-    return before, after
-
-
-def _stronger(one: str, other: str) -> str:
-    """Return the stronger separator: line break, full stop, other marks, blank."""
-
-    def strength(separator: str) -> int:
-        if "\n" in separator:
-            return 4
-        if any(mark in separator for mark in ".;"):
-            return 3
-        return 2 if separator.strip() else len(separator[:1])
-
-    return other if strength(other) > strength(one) else one
+    # The stronger separator: line break, full stop, other marks, blank.
+    stronger = max(
+        separators,
+        key=lambda text: 4 if "\n" in text else 3 if set(text) & set(".;") else 2 if text.strip() else len(text[:1]),
+    )
+    return words + stronger + rest

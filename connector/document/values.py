@@ -54,7 +54,6 @@ _ZEROS_COUNT = re.compile(
     r"PSTL|PLZ|ZIP|POST|TEL|FAX|PHONE|MOBIL|EAN|GTIN|UPC|ISBN|IBAN|BANK|BLZ|SWIFT|STCD|STEUER|TAX|HASH|GUID|BARCODE",
     re.IGNORECASE,
 )
-_SHORTEST_NUMC = 10
 _CURRENCY_NAME = re.compile(r"WAER|CURR|CUKY", re.IGNORECASE)
 _CURRENCY_COMMENT = re.compile(r"currency|cuky|währung|waehrung", re.IGNORECASE)
 _CUKY_LENGTH = 5
@@ -64,17 +63,23 @@ _THREE_DECIMALS = _names("BHD IQD JOD KWD LYD OMR TND")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-# ---------------------------------------------------------------------------------------------------------- in texts
-
-
 def formatter(column: Column) -> Formatter:
     """Return a function that formats values of this column for a text; "" for NULL and initial values. The function
     raises ValueError for NaN."""
-    if column.type_name in CHARACTER_TYPES:
-        return _character_formatter(column)
-    if _is_stamp(column):
-        return _stamp
-    return plain
+    if (convention := _date_or_time(column)) is not None:
+        return convention
+    described = f"{column.name} {column.comment}"
+    if column.type_name in CHARACTER_TYPES and column.length and not _ZEROS_COUNT.search(described):
+        known, full = column.name in ALPHA_NAMES, max(column.length, 10)  # 10: the shortest NUMC of unknown columns
+
+        def without_zeros(value: Any) -> str:
+            text = plain(value)
+            padded = text[:1] == "0" and (known or len(text) == full) and text.isascii() and text.isdigit()
+            return text.lstrip("0") if padded else text
+
+        return without_zeros
+    is_stamp = column.type_name == "DECIMAL" and (column.length, column.scale) in ((15, 0), (21, 7))
+    return _stamp if is_stamp and _STAMP.search(described) else plain
 
 
 def plain(value: Any) -> str:
@@ -110,34 +115,15 @@ def clean(text: str) -> str:
     return text
 
 
-def _character_formatter(column: Column) -> Formatter:
-    if is_dats(column):
-        return lambda value: _convention(value, iso_date)
-    if is_tims(column):
-        return lambda value: _convention(value, _tims)
-    if column.length and not _ZEROS_COUNT.search(f"{column.name} {column.comment}"):
-        known, full = column.name in ALPHA_NAMES, max(column.length, _SHORTEST_NUMC)
-        return lambda value: _without_zeros(plain(value), known, full)
-    return plain
-
-
-def _convention(value: Any, convert: Callable[[str], str | None]) -> str:
-    text = plain(value)
-    shown = convert(text)
-    return text if shown is None else shown
-
-
-def _without_zeros(text: str, known: bool, full: int) -> str:
-    if text[:1] == "0" and (known or len(text) == full) and text.isascii() and text.isdigit():
-        return text.lstrip("0")
-    return text
+def _plain_decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise ValueError("not a finite number")
+    return format(value, "f")
 
 
 def _trimmed(value: Decimal) -> str:
     """Return plain notation without trailing zeros."""
-    if not value.is_finite():
-        raise ValueError("not a finite number")
-    text = format(value, "f")
+    text = _plain_decimal(value)
     if "." in text:
         text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
@@ -166,33 +152,35 @@ def is_tims(column: Column) -> bool:
     )
 
 
-def _is_stamp(column: Column) -> bool:
-    shape = (column.length, column.scale) in ((15, 0), (21, 7))
-    return column.type_name == "DECIMAL" and shape and bool(_STAMP.search(f"{column.name} {column.comment}"))
+def _date_or_time(column: Column) -> Formatter | None:
+    """Return a function that formats DATS or TIMS and leaves other values unchanged; None for other columns."""
+    digits = 8 if is_dats(column) else 6 if is_tims(column) else 0
+    if not digits or column.type_name not in CHARACTER_TYPES:
+        return None
+
+    def convention(value: Any) -> str:
+        text = plain(value)
+        shown = _iso(text, digits)
+        return text if shown is None else shown
+
+    return convention
 
 
-@lru_cache(maxsize=8192)
 def iso_date(text: str) -> str | None:
     """Return an ISO date, "" for the initial value, None for other texts."""
-    if text == "00000000":
-        return ""
-    if len(text) != 8 or not (text.isascii() and text.isdigit()):
-        return None
-    try:
-        return date(int(text[:4]), int(text[4:6]), int(text[6:])).isoformat()
-    except ValueError:
-        return None
+    return _iso(text, 8)
 
 
-@lru_cache(maxsize=8192)
-def _tims(text: str) -> str | None:
-    """Return an ISO time, "" for the initial value (which is also midnight in ABAP), None for other texts."""
-    if text == "000000":
+@lru_cache(maxsize=16_384)
+def _iso(text: str, digits: int) -> str | None:
+    """Return ABAP's date (8 digits) or time (6) as ISO, "" for the initial value (for a time also midnight), None for
+    other texts."""
+    if text == "0" * digits:
         return ""
-    if len(text) != 6 or not (text.isascii() and text.isdigit()):
+    if len(text) != digits or not (text.isascii() and text.isdigit()):
         return None
     try:
-        return time(int(text[:2]), int(text[2:4]), int(text[4:])).isoformat()
+        return (date if digits == 8 else time)(int(text[:-4]), int(text[-4:-2]), int(text[-2:])).isoformat()
     except ValueError:
         return None
 
@@ -202,10 +190,8 @@ def _stamp(value: Any) -> str:
     whole = text.partition(".")[0]
     if whole == "0":
         return ""
-    day, clock = iso_date(whole[:8]), _tims(whole[8:])
-    if len(whole) != 14 or not day or clock is None:
-        return text
-    return f"{day} {clock or '00:00:00'}"
+    day, clock = iso_date(whole[:8]), _iso(whole[8:], 6)
+    return f"{day} {clock or '00:00:00'}" if day and clock is not None else text
 
 
 # ------------------------------------------------------------------------------------------------------------ amounts
@@ -238,40 +224,23 @@ def amount(value: Any, currency: str, currency_column: Column) -> str:
     return whole + point + fraction.ljust(decimals, "0") if point else whole
 
 
-# ------------------------------------------------------------------------------------------------------- in metadata
-
-
 def scalar(column: Column) -> Callable[[Any], Scalar]:
     """Return a function that formats values of this column for metadata: integers, finite floats and booleans
     unchanged, DECIMAL as plain text, dates and times as ISO, bytes as hexadecimal. Raises ValueError for NaN."""
-    if column.type_name in CHARACTER_TYPES:
-        if is_dats(column):
-            return lambda value: _convention_or_none(value, iso_date)
-        if is_tims(column):
-            return lambda value: _convention_or_none(value, _tims)
-    return canonical
+    convention = _date_or_time(column)
+    return canonical if convention is None else lambda value: convention(value) or None
 
 
 def canonical(value: Any) -> Scalar:
     """Format a value for metadata without SAP's conventions."""
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
         return clean(value).rstrip(" ")
-    if isinstance(value, int):
-        return value
     if isinstance(value, float):
         return _finite(value)
     if isinstance(value, Decimal):
-        if not value.is_finite():
-            raise ValueError("not a finite number")
-        return format(value, "f")
+        return _plain_decimal(value)
     if isinstance(value, date | time):  # datetime is a date
         return value.isoformat()
     return plain(value)
-
-
-def _convention_or_none(value: Any, convert: Callable[[str], str | None]) -> Scalar:
-    if value is None:
-        return None
-    return _convention(value, convert) or None

@@ -1,6 +1,6 @@
 """One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA (in the
-shapes of langchain-hana's HanaDB) or SQLite (over its JSON functions), or evaluated in Python. Values are always
-parameters; the parser checks names.
+shapes of langchain-hana's HanaDB) or SQLite (over its JSON functions). Values are always parameters; the parser checks
+names.
 
     {"MTART": "FERT"}                              equal; several fields in one object: all of them
     {"PRIO": {"$gte": 2}}                          $eq $ne $lt $lte $gt $gte, one operator per field
@@ -12,7 +12,7 @@ parameters; the parser checks names.
     {"LVORM": null}                                missing or null; {"$ne": null}: present
     {"$or": [{...}, {...}]}                        $and likewise; at least one operand
 
-Semantics, the same in all three forms and those of HANA's JSON_VALUE:
+Semantics, the same in both forms and those of HANA's JSON_VALUE:
 - A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, not even `$ne` or `$nin`.
 - The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
   lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
@@ -26,6 +26,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -38,12 +39,9 @@ from connector.model import Filter
 MAX_DEPTH = 5
 MAX_TERMS = 100
 MAX_IN = 1000
-MAX_OPERANDS = 10_000
-"""Limit for a whole filter; both databases limit a statement to about 32,000 parameters."""
-MAX_TEXT = 5000
-"""In characters; the limit of NVARCHAR in HANA."""
-LONGEST_PIECE = 100
-"""In characters between two %: a database compares them at each position of a text."""
+MAX_OPERANDS = 10_000  # limit for a whole filter; both databases limit a statement to about 32,000 parameters
+MAX_TEXT = 5000  # in characters; the limit of NVARCHAR in HANA
+LONGEST_PIECE = 100  # in characters between two %: a database compares them at each position of a text
 
 
 # -------------------------------------------------------------------------------------------------------- the tree
@@ -88,17 +86,13 @@ class Guarded:
 Condition = Term | Group | Guarded
 
 
-def terms(condition: Condition) -> Iterator[Term]:
-    match condition:
-        case Group(parts=parts):
-            for part in parts:
-                yield from terms(part)
-        case Guarded(within=within, where=where):
-            yield from terms(within)
-            if where is not None:
-                yield from terms(where)
-        case Term():
-            yield condition
+def terms(condition: Condition | None) -> Iterator[Term]:
+    if isinstance(condition, Term):
+        yield condition
+    elif condition is not None:
+        parts = condition.parts if isinstance(condition, Group) else (condition.within, condition.where)
+        for part in parts:
+            yield from terms(part)
 
 
 def not_comparable(condition: Condition) -> BadFilter:
@@ -141,12 +135,6 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
     return Guarded(seen, asked)
 
 
-def compared(where: Filter | None, names: Mapping[str, str] | None = None) -> list[Term]:
-    """Return the comparisons of a filter. Arguments and errors as in `parse`."""
-    condition = parse(where, names)
-    return [] if condition is None else list(terms(condition))
-
-
 class _Parser:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -164,7 +152,16 @@ class _Parser:
             raise _bad(path, f"a field name must be text, found {_shown(key)}")
         here = f"{path}.{key[:130]}" if path else key[:130]
         if key.startswith("$"):
-            return self._group(key, value, here, depth)
+            if key in _FIELD_OPERATORS:
+                raise _bad(here, f'{key} stands under a field name: {{"FIELD": {{"{key}": ...}}}}')
+            if key not in _GROUPS:
+                raise _unknown_operator(here, key)
+            if depth >= MAX_DEPTH:
+                raise _bad(here, f"nested deeper than {MAX_DEPTH} levels")
+            if not isinstance(value, list | tuple) or not value:
+                raise _bad(here, f"{key} takes a list of at least one filter, found {_shown(value)}")
+            parts = tuple(self.object(part, f"{here}[{index}]", depth + 1) for index, part in enumerate(value))
+            return parts[0] if len(parts) == 1 else Group(_GROUPS[key], parts)
         self._terms += 1
         if self._terms > MAX_TERMS:
             raise _bad(here, f"more than {MAX_TERMS} conditions")
@@ -178,18 +175,6 @@ class _Parser:
             here = f"{here}.{str(operator)[:40]}"
         return self._term(field, operator, value, here)
 
-    def _group(self, key: str, value: Any, here: str, depth: int) -> Term | Group:
-        if key in _FIELD_OPERATORS:
-            raise _bad(here, f'{key} stands under a field name: {{"FIELD": {{"{key}": ...}}}}')
-        if key not in _GROUPS:
-            raise _unknown_operator(here, key)
-        if depth >= MAX_DEPTH:
-            raise _bad(here, f"nested deeper than {MAX_DEPTH} levels")
-        if not isinstance(value, list | tuple) or not value:
-            raise _bad(here, f"{key} takes a list of at least one filter, found {_shown(value)}")
-        parts = tuple(self.object(part, f"{here}[{index}]", depth + 1) for index, part in enumerate(value))
-        return parts[0] if len(parts) == 1 else Group(_GROUPS[key], parts)
-
     def _term(self, field: str, operator: Any, value: Any, here: str) -> Term:
         if operator not in _FIELD_OPERATORS:
             raise _unknown_operator(here, operator)
@@ -202,13 +187,12 @@ class _Parser:
             if operator == "$contains" and not text:
                 raise _bad(here, "takes a non-empty text")
             return Term(field, operator, (text,))
-        values: Any = (value,)
-        places = [here]
-        if operator in ("$in", "$nin", "$between"):
-            if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_IN:
-                raise _bad(here, f"takes a list of 1 to {MAX_IN} values, found {_shown(value)}")
-            values, places = value, [f"{here}[{index}]" for index in range(len(value))]
-        read = [self._operand(each, place) for each, place in zip(values, places, strict=True)]
+        if operator not in ("$in", "$nin", "$between"):
+            read = [self._operand(value, here)]
+        elif not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_IN:
+            raise _bad(here, f"takes a list of 1 to {MAX_IN} values, found {_shown(value)}")
+        else:
+            read = [self._operand(each, f"{here}[{index}]") for index, each in enumerate(value)]
         kind = read[0][0]
         if any(other is not kind for other, _ in read):
             raise _bad(here, "all values must be of one type")
@@ -226,13 +210,10 @@ class _Parser:
             case bool():
                 return Kind.BOOLEAN, value
             case int() | float():
-                try:
-                    number = float(value)
-                except OverflowError:
-                    number = math.inf
-                if not math.isfinite(number):
-                    raise _bad(here, "a number must be finite")
-                return Kind.NUMBER, number
+                with suppress(OverflowError):
+                    if math.isfinite(number := float(value)):
+                        return Kind.NUMBER, number
+                raise _bad(here, "a number must be finite")
             case str():
                 return Kind.TEXT, _text(value, here)
             case {"type": "date", "date": str() as day, **rest} if not rest and len(day) == 10:
@@ -266,21 +247,12 @@ def _unknown_operator(path: str, operator: Any) -> BadFilter:
 
 def _shown(value: Any) -> str:
     """Return the type of an invalid value. The value itself may be confidential."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a text"
-        case Mapping():
-            return "an object" if value else "an empty object"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-        case _:
-            return type(value).__name__
+    if isinstance(value, Mapping):
+        return "an object" if value else "an empty object"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "a text"}
+    return names.get(type(value), type(value).__name__)
 
 
 # ---------------------------------------------------------------------------------------- reading values, in Python
@@ -297,26 +269,23 @@ class Unreadable(ValueError):
 
 
 def read_number(text: str) -> float:
-    number = float(text) if _NUMBER.fullmatch(text.strip()) else math.inf
-    if not math.isfinite(number):
-        raise Unreadable
-    return number
+    if _NUMBER.fullmatch(text.strip()) and math.isfinite(number := float(text)):
+        return number
+    raise Unreadable
 
 
 def _read_boolean(text: str) -> bool:
-    value = _BOOLEANS.get(text.strip().lower())
-    if value is None:
-        raise Unreadable
-    return value
+    try:
+        return _BOOLEANS[text.strip().lower()]
+    except KeyError:
+        raise Unreadable from None
 
 
 def _read_date(text: str) -> str:
     found = _DATE.match(text.strip())
-    if found is None:
-        raise Unreadable
     try:
-        return date(*map(int, found.groups())).isoformat()
-    except ValueError:
+        return date(*map(int, found.groups() if found else ())).isoformat()
+    except (TypeError, ValueError):
         raise Unreadable from None
 
 
@@ -334,79 +303,22 @@ def contains(phrase: str, text: str) -> bool:
     return bool(wanted) and wanted in _spaced(text)
 
 
-def like(pattern: str, text: str) -> bool:
-    """Match SQL's LIKE without an escape character. Take each piece at its first match, without backtracking."""
-    first, *pieces = (".".join(map(re.escape, piece.split("_"))) for piece in pattern.split("%"))
-    between = "".join(f"(?>.*?{piece})" for piece in pieces[:-1])
-    last = f".*{pieces[-1]}" if pieces else ""
-    return re.fullmatch(first + between + last, text, re.DOTALL) is not None
-
-
-_READERS: dict[Kind, Callable[[str], Any]] = {
-    Kind.BOOLEAN: _read_boolean,
-    Kind.NUMBER: read_number,
-    Kind.TEXT: str,
-    Kind.DATE: _read_date,
-}
-_TESTS: dict[str, Callable[[Any, Any], bool]] = {
-    "$eq": lambda value, given: value == given[0],
-    "$ne": lambda value, given: value != given[0],
-    "$lt": lambda value, given: value < given[0],
-    "$lte": lambda value, given: value <= given[0],
-    "$gt": lambda value, given: value > given[0],
-    "$gte": lambda value, given: value >= given[0],
-    "$in": lambda value, given: value in given,
-    "$nin": lambda value, given: value not in given,
-    "$between": lambda value, given: given[0] <= value <= given[1],
-    "$like": lambda value, given: like(given[0], value),
-    "$contains": lambda value, given: contains(given[0], value),
-}
-
-
-def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    """Return whether one record matches. Both compilers are tested against this function. Raises BadFilter."""
-    try:
-        return _holds(condition, metadata)
-    except Unreadable:
-        raise not_comparable(condition) from None
-
-
-def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    if isinstance(condition, Guarded):
-        return _holds(condition.within, metadata) and (condition.where is None or _holds(condition.where, metadata))
-    if isinstance(condition, Group):
-        return (all if condition.word == "AND" else any)(_holds(part, metadata) for part in condition.parts)
-    value, text = metadata.get(condition.field), None  # as JSON_VALUE gives it
-    if isinstance(value, bool):
-        text = "true" if value else "false"
-    elif isinstance(value, int | float | str):
-        text = str(value)
-    if not condition.values:
-        return (text is None) is (condition.operator == "$eq")
-    return text is not None and _TESTS[condition.operator](_READERS[condition.kind](text), condition.values)
-
-
 # --------------------------------------------------------------------------------------------------------- bound SQL
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must select as
-    columns, named by `projection`, because HANA's SCORE takes only columns."""
+    """A SQL condition with its parameters in order. `projection`: metadata fields as columns, for
+    `WITH ... AS (SELECT *, <projection> FROM ...)`, because HANA's SCORE takes only columns."""
 
-    sql: str
-    parameters: tuple[Any, ...]
-    projected: tuple[str, ...] = ()
+    sql: str = ""
+    parameters: tuple[Any, ...] = ()
+    projection: str = ""
 
     @property
     def and_also(self) -> str:
         """Return ` AND (condition)` to append to another condition; "" if there is no condition."""
         return f" AND ({self.sql})" if self.sql else ""
-
-    @property
-    def projection(self) -> str:
-        """Return the columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
-        return ", ".join(f'{_json_value(name)} AS "META_{place}"' for place, name in enumerate(self.projected))
 
 
 def _json_value(field: str) -> str:
@@ -423,16 +335,12 @@ def _plain_term(term: Term, field: str, value: str) -> str:
     """Return SQL that both databases accept. `field` reads the field, `value` formats the given value."""
     if not term.values:
         return f"{field} IS {'NOT ' if term.operator == '$ne' else ''}NULL"
-    match term.operator:
-        case "$in" | "$nin":
-            word = "NOT IN" if term.operator == "$nin" else "IN"
-            return f"{field} {word} ({', '.join([value] * len(term.values))})"
-        case "$between":
-            return f"{field} BETWEEN {value} AND {value}"
-        case "$like":
-            return f"{field} LIKE {value}"
-        case _:
-            return f"{field} {_COMPARISONS[term.operator]} {value}"
+    if term.operator in ("$in", "$nin"):
+        word = "NOT IN" if term.operator == "$nin" else "IN"
+        return f"{field} {word} ({', '.join([value] * len(term.values))})"
+    if term.operator == "$between":
+        return f"{field} BETWEEN {value} AND {value}"
+    return f"{field} {_COMPARISONS.get(term.operator, 'LIKE')} {value}"
 
 
 _HANA_VALUES = {
@@ -451,13 +359,13 @@ def to_hana(condition: Condition) -> Compiled:
     if condition.where is None:
         return within
     where = _in_hana(condition.where, within)
-    return Compiled(f"({within.sql}) AND ({where.sql})", within.parameters + where.parameters, where.projected)
+    return Compiled(f"({within.sql}) AND ({where.sql})", within.parameters + where.parameters, where.projection)
 
 
 def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
     """Guard each term that can fail, because HANA evaluates a WHERE in any order. Such a term reads no value of a row
     outside `within`, so those rows affect neither its result nor its errors."""
-    projected = tuple(sorted({term.field for term in terms(condition) if term.operator == "$contains"}))
+    projected = sorted({term.field for term in terms(condition) if term.operator == "$contains"})
     parameters: list[Any] = []
 
     def compiled(term: Term) -> str:
@@ -472,8 +380,8 @@ def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
         parameters.extend(("true" if value else "false") if boolean else value for value in term.values)
         return _plain_term(term, field, _HANA_VALUES[term.kind])
 
-    sql = _joined(condition, compiled)
-    return Compiled(sql, tuple(parameters), projected)
+    projection = ", ".join(f'{_json_value(field)} AS "META_{place}"' for place, field in enumerate(projected))
+    return Compiled(_joined(condition, compiled), tuple(parameters), projection)
 
 
 _SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
@@ -496,11 +404,10 @@ _GLOB = str.maketrans({"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"})
 def register(connection: sqlite3.Connection) -> None:
     """Register the functions that `to_sqlite` uses. They return NULL for NULL."""
 
-    def strict(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *values: None if None in values else function(*values)
-
-    for name, (arguments, function) in _SQLITE_FUNCTIONS.items():
-        connection.create_function(name, arguments, strict(function), deterministic=True)
+    for name, (count, function) in _SQLITE_FUNCTIONS.items():
+        connection.create_function(
+            name, count, lambda *values, f=function: None if None in values else f(*values), deterministic=True
+        )
 
 
 def is_unreadable(error: sqlite3.Error) -> bool:
@@ -527,8 +434,7 @@ def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
         return _plain_term(term, f"({_SQLITE_READS[term.kind].format(kind=kind, value=value, text=text)})", "?")
 
     if not isinstance(condition, Guarded):
-        sql = _joined(condition, compiled)
-        return Compiled(sql, tuple(parameters))
+        return Compiled(_joined(condition, compiled), tuple(parameters))
     within = _joined(condition.within, compiled)
     where = "1" if condition.where is None else _joined(condition.where, compiled)
     # SQLite may reorder an AND but not a CASE, so `where` is never evaluated for rows outside `within`.

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
+from connector.stores.records import best_per_document
 
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
 """The score gained by a row with all words of the search text, and its exponent: half the words give an eighth. Tuned
 on one half of benchmarks/queries (docs/search.md)."""
-FEWEST_ROWS = 100
-"""With fewer rows, the backdrop cannot be separated from the content."""
+FEWEST_ROWS = 100  # with fewer rows, the backdrop cannot be separated from the content
 
 
 def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -74,10 +74,7 @@ def blend(
         replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
         for hit, near, share in zip(candidates, close, covered, strict=True)
     ]
-    best: dict[str, Hit] = {}
-    for hit in sorted(scored, key=lambda hit: (-hit.score, hit.id, hit.number)):
-        best.setdefault(hit.id, hit)
-    return list(best.values())
+    return best_per_document(scored, len(scored))
 
 
 def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, balance: float) -> list[int]:
@@ -91,8 +88,7 @@ def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, ba
     count = len(relevance)
     if not count or k < 1:
         return []
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    unit = np.divide(vectors, lengths, out=np.zeros(vectors.shape), where=lengths > 0)
+    unit = units(vectors)
     free = np.ones(count, dtype=np.bool_)
     nearest = np.full(count, -np.inf)
     chosen = [int(np.argmax(relevance))]
@@ -104,25 +100,7 @@ def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, ba
     return chosen
 
 
-PERSISTENCE = 0.9
-"""Probability that a reader continues to the next rank. The first ten ranks then have 86 % of the weight."""
-
-
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:
     """Return the share of ids common to two rankings, from 0 to 1; 1 if both are empty."""
     longest = max(len(first), len(second))
     return len(set(first) & set(second)) / longest if longest else 1.0
-
-
-def rank_biased_overlap(first: Sequence[str], second: Sequence[str], persistence: float = PERSISTENCE) -> float:
-    """Return 0 (disjoint) to 1 (the same ids in the same order); upper ranks count more. Extrapolated from the given
-    depth: Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, eq. 32.
-    """
-    depth = max(len(first), len(second))
-    if not depth:
-        return 1.0
-    total, agreement = 0.0, 0.0
-    for rank in range(1, depth + 1):
-        agreement = len(set(first[:rank]) & set(second[:rank])) / rank
-        total += agreement * persistence**rank
-    return agreement * persistence**depth + (1 - persistence) / persistence * total

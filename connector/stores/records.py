@@ -32,16 +32,12 @@ from connector.model import (
 )
 from connector.protocols import Embedder
 
-FOREIGN = "record:"
-"""Prefix of a foreign record's id, which has no key; its number follows."""
-LONGEST_ID = 2000
-"""Of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
+FOREIGN = "record:"  # prefix of a foreign record's id, which has no key; its number follows
+LONGEST_ID = 2000  # of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
-UNIT_TOLERANCE = 1e-3
-"""Allowed difference of a stored vector's length from 1; half precision stays within it."""
+UNIT_TOLERANCE = 1e-3  # allowed difference of a stored vector's length from 1; half precision stays within it
 MAX_MODEL = 200
-_ALIKE = frozenset({str, int, bool, type(None)})
-"""Types that orjson writes exactly as `json` does."""
+_ALIKE = frozenset({str, int, bool, type(None)})  # types that orjson writes exactly as `json` does
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +159,7 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
     return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
 
 
-CHECKPOINT_LENGTH = 5000
-"""In characters; the column of the state table has this length."""
+CHECKPOINT_LENGTH = 5000  # in characters; the column of the state table has this length
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
@@ -194,7 +189,7 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
         key=tuple(values.get("key", ())),
         source=values.get("source", ""),
         columns=values.get("columns", {}),
-        last_full=None if last_full is None else datetime.fromisoformat(last_full),
+        last_full=datetime.fromisoformat(last_full) if last_full else None,
         mark=values.get("mark"),
     )
 
@@ -207,35 +202,19 @@ def to_compare_whole(checkpoint: Checkpoint) -> str:
 
 def recipe_text(recipe: Recipe) -> str:
     """Return the recipe as JSON without the collection's name, which a switch changes."""
-    spec = recipe.spec
-    kept = {
-        "source": asdict(spec.source),
-        "template": spec.template,
-        "key": spec.key,
-        "where": spec.where,
-        "metadata": spec.metadata,
-        "chunk": asdict(spec.chunk),
-    }
-    return json.dumps({"spec": kept, "model": asdict(recipe.model)}, ensure_ascii=False)
+    values = asdict(recipe)
+    spec = {name: values["spec"][name] for name in ("source", "template", "key", "where", "metadata", "chunk")}
+    return json.dumps({"spec": spec, "model": values["model"]}, ensure_ascii=False)
 
 
 def recipe_of(collection: str, text: str | None) -> Recipe | None:
     if not text:
         return None
     values = json.loads(text)
-    spec, model = values["spec"], values["model"]
-    return Recipe(
-        CollectionSpec(
-            name=collection,
-            source=TableRef(**spec["source"]),
-            template=spec["template"],
-            key=tuple(spec["key"]),
-            where=spec["where"],
-            metadata=tuple(spec["metadata"]),
-            chunk=ChunkSpec(**spec["chunk"]),
-        ),
-        ModelSource(**model),
-    )
+    spec = values["spec"]
+    spec |= {"source": TableRef(**spec["source"]), "chunk": ChunkSpec(**spec["chunk"])}
+    spec |= {name: tuple(spec[name]) for name in ("key", "metadata")}
+    return Recipe(CollectionSpec(name=collection, **spec), ModelSource(**values["model"]))
 
 
 def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:
@@ -263,8 +242,7 @@ def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
 # (Knuth, The Art of Computer Programming, volume 3, section 6.4), in 64-bit integers. Any share of the rows is evenly
 # spread, even if rows are periodic.
 SPREAD_MODULUS = 2**31 - 1
-SPREAD_FACTOR = 1_327_217_885
-"""SPREAD_MODULUS divided by the golden ratio."""
+SPREAD_FACTOR = 1_327_217_885  # SPREAD_MODULUS divided by the golden ratio
 
 
 def asked_ids(ids: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -311,10 +289,8 @@ def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
         return list(shown)
     found = []
     for id_ in shown:
-        try:
+        with suppress(RowRejected):
             found.append(stored_id(id_))
-        except RowRejected:
-            continue
     return found
 
 

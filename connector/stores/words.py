@@ -8,14 +8,10 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_WORDS = 16
-"""Words of one text that are searched; others are ignored."""
-MAX_LENGTH = 200
-"""Characters of one word."""
-COMMON_FROM = 1000
-"""In a smaller collection every word counts."""
-COMMON_SHARE = 0.2
-"""A word in a larger share of the texts adds little and costs most: "the", "der"."""
+MAX_WORDS = 16  # words of one text that are searched; others are ignored
+MAX_LENGTH = 200  # characters of one word
+COMMON_FROM = 1000  # in a smaller collection every word counts
+COMMON_SHARE = 0.2  # A word in a larger share of the texts adds little and costs most: "the", "der"
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
 _SHORTEST_PADDED = 3

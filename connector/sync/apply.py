@@ -4,8 +4,9 @@ the others continue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -13,10 +14,8 @@ from connector import failpoints
 from connector.document.document import Renderer, vector_digest
 from connector.errors import Overloaded, RowRejected, RowsRejected
 from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
-from connector.protocols import Embedder
-from connector.stores.store import VectorStore
-from connector.sync.embedding import Embedded, TextEmbedder, Vector
-from connector.sync.options import StageClock
+from connector.sync.embedding import TextEmbedder, Vector
+from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
 GROW_AFTER = 8  # successful change sets after which the limit doubles again for an overloaded store
@@ -30,77 +29,41 @@ class Written:
 
     upserted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
     undone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The store to write to, and the lease. `afresh`: count attempts at rejected rows from one."""
-
-    store: VectorStore
-    lease: Lease
-    afresh: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A document with chunks and vectors. `digest`: of the row as read."""
+class Piece:
+    """What a transaction writes of one document: chunks with their vectors, or `rest`, entries without chunks.
+    `digest`: of the row as read."""
 
     id: str
-    chunks: list[Chunk]
-    vectors: list[Vector]
-    digest: bytes
+    chunks: Sequence[Chunk] = ()
+    vectors: Sequence[Vector] = ()
+    digest: bytes | None = None
+    rest: ChangeSet = field(default_factory=ChangeSet)
 
     @property
     def weight(self) -> int:
-        return len(self.chunks)
-
-    def add_to(self, changes: ChangeSet) -> None:
-        changes.chunks += self.chunks
-        changes.released.append(self.id)
+        return len(self.chunks) or max(1, len(self.rest.metadata_only))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """The entries of a change set for one document, without chunks."""
-
-    id: str
-    changes: ChangeSet = field(default_factory=ChangeSet)
-
-    @property
-    def weight(self) -> int:
-        return max(1, len(self.changes.metadata_only))
-
-    def add_to(self, changes: ChangeSet) -> None:
-        changes.metadata_only += self.changes.metadata_only
-        changes.deleted += self.changes.deleted
-        changes.quarantined += self.changes.quarantined
-        changes.released += self.changes.released
-
-
-_Piece = Ready | _Rest
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Documents with a vector for every chunk, and the rows that the engine rejected."""
-
-    ready: list[Ready]
-    refused: list[QuarantinedRow]
-    embedded: Embedded
+Prepared = tuple[list[Piece], list[QuarantinedRow]]  # with a vector for every chunk; rows that the engine rejected
 
 
 class DocumentWriter:
     """Embeds and writes documents of one collection, for one run. `prepare` and `apply` may run in two threads."""
 
-    def __init__(self, target: Target, embedder: Embedder, renderer: Renderer, clock: StageClock) -> None:
-        self._target = target
-        self._embed = TextEmbedder(embedder, clock)
+    def __init__(
+        self, ends: Ends, lease: Lease, renderer: Renderer, clock: StageClock, *, afresh: bool = False
+    ) -> None:
+        """`afresh`: count attempts at rejected rows from one."""
+        self._store = ends.store
+        self._lease = lease
+        self.embed = TextEmbedder(ends.embedder, clock)
         self._renderer = renderer
         self._clock = clock
+        self._afresh = afresh
         # The largest number of chunks per change set; lowered while the store is overloaded.
         self._limit = CHUNKS_PER_APPLY
         self._streak = 0
@@ -108,42 +71,41 @@ class DocumentWriter:
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
         """Replace the stored versions of `documents`; apply `extra` first, in its own transaction.
 
-        A document that the engine or the store rejects is quarantined, and its stored version is removed.
-        Infrastructure errors are raised, and work not yet applied leaves the store unchanged. An overloaded store gets
-        smaller change sets. Raises Overloaded if a single document is too large.
+        A rejected document is quarantined, and its stored version is removed. An overloaded store gets smaller change
+        sets. Raises infrastructure errors, and Overloaded if a single document is too large.
         """
         return self.apply(self.prepare(documents), extra)
 
     def prepare(self, documents: Sequence[Document]) -> Prepared:
         """Chunk and embed without accessing the store."""
+        ready: list[Piece] = []
+        refused: list[QuarantinedRow] = []
         if not documents:
-            return Prepared([], [], Embedded())
+            return ready, refused
         with self._clock("tokenize", len(documents)):
             chunked = self._renderer.chunks_of(documents)
-        embedded = self._embed([chunk.text for chunks in chunked for chunk in chunks])
+        vectors = iter(self.embed([chunk.text for chunks in chunked for chunk in chunks]))
         failpoints.reach("after_embed")
-        prepared = Prepared([], [], embedded)
         for document, chunks in zip(documents, chunked, strict=True):
-            vectors = [vector for chunk in chunks if (vector := embedded.vector(chunk.text)) is not None]
-            if len(vectors) == len(chunks):
-                ready = Ready(document.id, with_vectors(chunks, vectors), vectors, document.row_digest)
-                prepared.ready.append(ready)
+            sound = [vector for vector in islice(vectors, len(chunks)) if vector is not None]
+            if len(sound) == len(chunks):
+                ready.append(Piece(document.id, with_vectors(chunks, sound), sound, document.row_digest))
             else:
                 reason = "the model gave no finite vector for its text"
-                prepared.refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
-        return prepared
+                refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
+        return ready, refused
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
         """Store `extra`, the prepared documents, and `closing`, each in its own transaction. An empty `closing` still
         checks the lease."""
-        embedded = prepared.embedded
-        written = Written([], [], embedded.embedded_texts, embedded.reused_texts, embedded.tokens)
+        ready, refused = prepared
+        written = Written()
         failpoints.reach("before_apply")
         if extra:
             self._write_extra(extra, written)
-        if prepared.refused:
-            self._quarantine(prepared.refused, written)
-        self._write_pieces(prepared.ready, written)
+        if refused:
+            self._quarantine(refused, written)
+        self._write_pieces(ready, written)
         failpoints.reach("after_apply")
         if closing is not None:
             self._apply(closing, 0)
@@ -155,7 +117,7 @@ class DocumentWriter:
 
     def _apply(self, changes: ChangeSet, items: int) -> None:
         with self._clock("apply", items):
-            self._target.store.apply(self._target.lease, changes)
+            self._store.apply(self._lease, changes)
 
     def _write_extra(self, extra: ChangeSet, written: Written) -> None:
         try:
@@ -163,64 +125,54 @@ class DocumentWriter:
         except (Overloaded, RowRejected):
             self._write_pieces(_by_document(extra), written)
 
-    def _write_pieces(self, pieces: Sequence[_Piece], written: Written) -> None:
+    def _write_pieces(self, pieces: Sequence[Piece], written: Written) -> None:
         """Apply the pieces in order, as many at a time as the store accepts.
 
         If the store rejects rows, try the rows that it names alone and the others together. If it names none, or not
         all, halve until each bad row is alone.
         """
-        stack: list[tuple[Sequence[_Piece], int]] = [(pieces, 0)] if pieces else []
+        stack = [(pieces, 0)] if pieces else []
         while stack:
             whole, rounds = stack.pop()
-            count = self._fitting(whole)
+            weight, count = whole[0].weight, 1
+            while count < len(whole) and weight + whole[count].weight <= self._limit:
+                weight, count = weight + whole[count].weight, count + 1
             part = whole[:count]
             if len(whole) > count:
                 stack.append((whole[count:], rounds))
             try:
-                self._apply(_merged(part), sum(piece.weight for piece in part))
+                self._apply(_merged(part), weight)
             except Overloaded:
                 if len(part) == 1:
                     raise
-                self._limit = max(1, min(self._limit, sum(piece.weight for piece in part)) // 2)
+                self._limit = max(1, min(self._limit, weight) // 2)
                 self._streak = 0
                 stack.append((part, rounds))
             except RowRejected as error:
                 if len(part) == 1:
                     self._reject(part[0], error, written)
                 else:
-                    parts = _apart(part, _named(part, error) if rounds < _NAMED_ROUNDS else set())
+                    parts = _apart(part, error if rounds < _NAMED_ROUNDS else None)
                     stack += [(some, rounds + 1) for some in reversed(parts)]
             else:
-                self._grow()
-                written.upserted += [piece.id for piece in part if isinstance(piece, Ready)]
+                self._streak += 1
+                if self._limit < CHUNKS_PER_APPLY and self._streak >= GROW_AFTER:
+                    self._limit = min(CHUNKS_PER_APPLY, self._limit * 2)
+                    self._streak = 0
+                written.upserted += [piece.id for piece in part if piece.chunks]
 
-    def _fitting(self, pieces: Sequence[_Piece]) -> int:
-        weight = 0
-        for count, piece in enumerate(pieces):
-            weight += piece.weight
-            if count and weight > self._limit:
-                return count
-        return len(pieces)
-
-    def _grow(self) -> None:
-        self._streak += 1
-        if self._limit < CHUNKS_PER_APPLY and self._streak >= GROW_AFTER:
-            self._limit = min(CHUNKS_PER_APPLY, self._limit * 2)
-            self._streak = 0
-
-    def _reject(self, piece: _Piece, error: RowRejected, written: Written) -> None:
+    def _reject(self, piece: Piece, error: RowRejected, written: Written) -> None:
         """Quarantine a piece that was rejected alone. Raises the error if the piece writes no data of the row."""
-        if isinstance(piece, _Rest):
-            if not piece.changes.metadata_only:
+        if not piece.chunks:
+            if not piece.rest.metadata_only:
                 raise error
             written.undone += 1
-        reasons: Iterable[RowRejected] = error.rows.values() if isinstance(error, RowsRejected) else (error,)
-        digest = piece.digest if isinstance(piece, Ready) else None
-        self._quarantine([QuarantinedRow(piece.id, "apply", str(next(iter(reasons))), digest=digest)], written)
+        reason = next(iter(error.rows.values())) if isinstance(error, RowsRejected) else error
+        self._quarantine([QuarantinedRow(piece.id, "apply", str(reason), digest=piece.digest)], written)
 
     def _quarantine(self, rows: Sequence[QuarantinedRow], written: Written) -> None:
         ids = [row.id for row in rows]
-        released = ids if self._target.afresh else []
+        released = ids if self._afresh else []
         self._write_extra(ChangeSet(deleted=ids, quarantined=list(rows), released=released), written)
         written.quarantined += rows
 
@@ -231,53 +183,47 @@ def with_vectors(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chu
     return [replace(chunk, content_hash=chunk.content_hash + vector_digest(vector)) for chunk, vector in pairs]
 
 
+_REST = ("metadata_only", "deleted", "quarantined", "released")  # a change set's entries other than chunks
+
+
 def entries(changes: ChangeSet) -> int:
     """Count a change set's entries other than chunks."""
     return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
 
 
-def _merged(pieces: Sequence[_Piece]) -> ChangeSet:
+def _merged(pieces: Sequence[Piece]) -> ChangeSet:
     changes = ChangeSet()
     for piece in pieces:
-        piece.add_to(changes)
-    vectors = [vector for piece in pieces if isinstance(piece, Ready) for vector in piece.vectors]
+        if piece.chunks:
+            changes.chunks += piece.chunks
+            changes.released.append(piece.id)
+        else:
+            for name in _REST:
+                getattr(changes, name).extend(getattr(piece.rest, name))
+    vectors = [vector for piece in pieces for vector in piece.vectors]
     changes.vectors = np.stack(vectors) if vectors else None
     return changes
 
 
-def _by_document(changes: ChangeSet) -> list[_Rest]:
+def _by_document(changes: ChangeSet) -> list[Piece]:
     """Split a change set without chunks by document."""
-    pieces: dict[str, _Rest] = {}
-
-    def of(id_: str) -> ChangeSet:
-        return pieces.setdefault(id_, _Rest(id_)).changes
-
-    for chunk in changes.metadata_only:
-        of(chunk.id).metadata_only.append(chunk)
-    for row in changes.quarantined:
-        of(row.id).quarantined.append(row)
-    for id_ in changes.deleted:
-        of(id_).deleted.append(id_)
-    for id_ in changes.released:
-        of(id_).released.append(id_)
+    pieces: dict[str, Piece] = {}
+    for name in _REST:
+        for entry in getattr(changes, name):
+            id_ = entry if isinstance(entry, str) else entry.id
+            getattr(pieces.setdefault(id_, Piece(id_)).rest, name).append(entry)
     return list(pieces.values())
 
 
-def _named(pieces: Sequence[_Piece], error: RowRejected) -> set[int]:
-    """Return the positions of the pieces that the store names as bad."""
-    if not isinstance(error, RowsRejected):
-        return set()
-    chunks = [place for place, piece in enumerate(pieces) if isinstance(piece, Ready) for _ in piece.chunks]
-    metadata = [
-        place for place, piece in enumerate(pieces) if isinstance(piece, _Rest) for _ in piece.changes.metadata_only
-    ]
-    owners = chunks + metadata
-    return {owners[position] for position in error.rows if 0 <= position < len(owners)}
-
-
-def _apart(pieces: Sequence[_Piece], named: set[int]) -> list[Sequence[_Piece]]:
-    others = [piece for place, piece in enumerate(pieces) if place not in named]
-    if named and others:
-        return [others, *([pieces[place]] for place in sorted(named))]
+def _apart(pieces: Sequence[Piece], error: RowRejected | None) -> list[Sequence[Piece]]:
+    """Return the parts to try: the pieces that the store names as bad alone, and the others; or two halves."""
+    if isinstance(error, RowsRejected):
+        # Positions of entries in the change set: all chunks, then all metadata.
+        owners = [place for place, piece in enumerate(pieces) for _ in piece.chunks]
+        owners += [place for place, piece in enumerate(pieces) for _ in piece.rest.metadata_only]
+        named = {owners[position] for position in error.rows if 0 <= position < len(owners)}
+        others = [piece for place, piece in enumerate(pieces) if place not in named]
+        if named and others:
+            return [others, *([pieces[place]] for place in sorted(named))]
     middle = len(pieces) // 2
     return [pieces[:middle], pieces[middle:]]

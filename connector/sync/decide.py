@@ -24,11 +24,6 @@ class Action(Enum):
     def embeds(self) -> bool:
         return self in (Action.ADD, Action.REPLACE)
 
-    @property
-    def changes(self) -> bool:
-        """Return whether stored text or metadata changes or is removed."""
-        return self not in (Action.KEEP, Action.REHASH, Action.IGNORE)
-
 
 def decide(stored: Sequence[bytes | None], document: Document) -> Action:
     """Return the action. `stored`: hashes of its stored chunks 0, 1, 2 ..., None for a missing or duplicate chunk;
@@ -63,13 +58,6 @@ def content_digest(document: Document) -> bytes:
 
 def rehashed(stored: Sequence[bytes | None], document: Document) -> list[Chunk]:
     """Return the chunks to write for METADATA and REHASH: new metadata and hash, no text. Keeps the vector's digest."""
-    return [
-        Chunk(
-            document.id,
-            number,
-            "",
-            document.metadata,
-            content_hash(document, number, len(stored)) + (found or b"")[_VECTOR],
-        )
-        for number, found in enumerate(stored)
-    ]
+    vectors = ((found or b"")[_VECTOR] for found in stored)
+    hashes = (content_hash(document, number, len(stored)) + vector for number, vector in enumerate(vectors))
+    return [Chunk(document.id, number, "", document.metadata, hashed) for number, hashed in enumerate(hashes)]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from connector.document.chunking import Chunker
-from connector.document.document import chunks, metadata_digest
+from connector.document.document import Chunker, chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder
@@ -28,7 +28,7 @@ from connector.sync.stored_index import StoredIndex
 
 MAX_DEPTH = 100  # levels of a document's metadata
 KEY = ("id",)  # the key of such a collection, for hits
-_CHECKPOINT = Checkpoint(key=KEY, mark=WRITTEN)
+_Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,6 @@ class Put:
     unchanged: int = 0
     embedded_texts: int = 0
     tokens: int = 0
-
-
-# -------------------------------------------------------------------------------------------------------------- writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,99 +96,70 @@ class Documents:
         Raises BadDocument for the first invalid document (empty text or id, metadata without JSON form, no finite
         vector), LeaseLost if another writer keeps the lease too long, ModelMismatch, WrongOrigin.
         """
-        ids = [str(uuid.uuid4()) if each.id is None else each.id for each in documents]
-        wanted: dict[str, tuple[int, Document]] = {}
-        for index, (id_, each) in enumerate(zip(ids, documents, strict=True)):
+        put = Put([str(uuid.uuid4()) if each.id is None else each.id for each in documents])
+        wanted: _Wanted = {}
+        for index, (id_, each) in enumerate(zip(put.ids, documents, strict=True)):
             try:
-                document = self._document(id_, each)
+                _check(id_, each)
+                metadata_text(each.metadata)
+                text_digest, meta_digest = self._chunker.text_digest(each.text), metadata_digest(each.metadata)
+                document = Document(stored_id(id_), each.text, each.metadata, text_digest, meta_digest)
             except RowRejected as error:
                 raise BadDocument(f"documents[{index}]: {error}", index=index) from None
             wanted[document.id] = index, document
-        put = Put(ids)
         if wanted:
-            _check_origin(self._spec, self._store.open(self._spec.name, self._embedder))
-            self._write(wanted, put)
+            name, ready = self._spec.name, dict[str, tuple[list[Chunk], list[Vector]]]()
+            _check_origin(self._spec, self._store.open(name, self._embedder))
+            self._prepare(wanted, put, ready)
+            with self._turn.taken(self._store, name) as lease:
+                checkpoint = self._store.open(name, self._embedder)
+                changes = self._prepare(wanted, put, ready)  # other writers may have changed something in between
+                put.unchanged = len(wanted) - put.upserted
+                if checkpoint.mark != WRITTEN:
+                    changes.checkpoint = Checkpoint(key=KEY, mark=WRITTEN)
+                try:
+                    if changes:
+                        self._store.apply(lease, changes)
+                except RowsRejected as error:
+                    position, reason = min(error.rows.items())
+                    index = wanted[[*changes.chunks, *changes.metadata_only][position].id][0]
+                    raise BadDocument(f"documents[{index}]: {reason}", index=index) from None
+                except RowRejected as error:
+                    message = f"one of the documents was rejected, and the store did not say which: {error}"
+                    raise BadDocument(message, index=-1) from None
         return put
 
-    def _document(self, id_: str, given: NewDocument) -> Document:
-        _check(id_, given)
-        metadata_text(given.metadata)
-        text_digest, meta_digest = self._chunker.text_digest(given.text), metadata_digest(given.metadata)
-        return Document(stored_id(id_), given.text, given.metadata, text_digest, meta_digest)
-
-    def _write(self, wanted: Mapping[str, tuple[int, Document]], put: Put) -> None:
-        """Embed before taking the lease. Under the lease compare again, and embed what other writers changed in
-        between."""
-        name, vectors = self._spec.name, _Vectors(self._embedder, self._chunker, put)
-        vectors.embed(wanted[id_] for id_, (action, _) in self._actions(wanted).items() if action.embeds)
-        with self._turn.taken(self._store, name) as lease:
-            checkpoint = self._store.open(name, self._embedder)
-            actions = self._actions(wanted)
-            vectors.embed(wanted[id_] for id_, (action, _) in actions.items() if action.embeds)
-            changes = ChangeSet(partial=True)
-            matrix: list[Vector] = []
-            for id_, (action, metadata_only) in actions.items():
-                if action is Action.KEEP:
-                    put.unchanged += 1
-                    continue
-                put.upserted += 1
-                changes.metadata_only += metadata_only
-                if action.embeds:
-                    ready, its_vectors = vectors.ready[id_]
-                    changes.chunks += ready
-                    matrix += its_vectors
-            changes.vectors = np.stack(matrix) if matrix else None
-            if checkpoint.mark != WRITTEN:
-                changes.checkpoint = _CHECKPOINT
-            if changes:
-                self._apply(lease, changes, wanted)
-
-    def _apply(self, lease: Lease, changes: ChangeSet, wanted: Mapping[str, tuple[int, Document]]) -> None:
-        try:
-            self._store.apply(lease, changes)
-        except RowsRejected as error:
-            position, reason = min(error.rows.items())
-            written = [*changes.chunks, *changes.metadata_only]
-            index = wanted[written[position].id][0]
-            raise BadDocument(f"documents[{index}]: {reason}", index=index) from None
-        except RowRejected as error:
-            message = f"one of the documents was rejected, and the store did not say which: {error}"
-            raise BadDocument(message, index=-1) from None
-
-    def _actions(self, wanted: Mapping[str, tuple[int, Document]]) -> dict[str, tuple[Action, list[Chunk]]]:
-        """Return actions by id, with the chunks to write if only metadata differ."""
-        index = StoredIndex(self._store.stored(self._spec.name, list(wanted)))
-        found = {}
-        for (id_, (_, document)), position in zip(wanted.items(), index.positions(list(wanted)).tolist(), strict=True):
-            stored = index.hashes(position)
+    def _prepare(self, wanted: _Wanted, put: Put, ready: dict[str, tuple[list[Chunk], list[Vector]]]) -> ChangeSet:
+        """Compare with the store, embed what is not yet in `ready`, and return the changes. Raises BadDocument for a
+        text without a finite vector."""
+        ids, changes = list(wanted), ChangeSet(partial=True)
+        index = StoredIndex(self._store.stored(self._spec.name, ids))
+        replaced: list[str] = []
+        put.upserted = 0
+        for id_, position in zip(ids, index.positions(ids).tolist(), strict=True):
+            stored, document = index.hashes(position), wanted[id_][1]
             action = decide(stored, document)
-            found[id_] = action, rehashed(stored, document) if action in (Action.METADATA, Action.REHASH) else []
-        return found
-
-
-class _Vectors:
-    """The chunks and vectors of documents. Embeds each text once."""
-
-    def __init__(self, embedder: Embedder, chunker: Chunker, put: Put) -> None:
-        self._embed = TextEmbedder(embedder, StageClock())
-        self._chunker = chunker
-        self._put = put
-        self.ready: dict[str, tuple[list[Chunk], list[Vector]]] = {}
-
-    def embed(self, documents: Iterable[tuple[int, Document]]) -> None:
-        """Embed documents. Raises BadDocument for a text without a finite vector."""
-        new = [(index, each) for index, each in documents if each.id not in self.ready]
-        if not new:
-            return
-        pieces = self._chunker.pieces_of([document.text for _, document in new])
-        embedded = self._embed([piece for some in pieces for piece in some])
-        self._put.embedded_texts += embedded.embedded_texts
-        self._put.tokens += embedded.tokens
-        for (index, document), some in zip(new, pieces, strict=True):
-            vectors = [vector for piece in some if (vector := embedded.vector(piece)) is not None]
-            if len(vectors) < len(some):
-                raise BadDocument(f"documents[{index}]: the model gave no finite vector for its text", index=index)
-            self.ready[document.id] = with_vectors(chunks(document, some), vectors), vectors
+            put.upserted += action is not Action.KEEP
+            if action.embeds:
+                replaced.append(id_)
+            elif action is not Action.KEEP:
+                changes.metadata_only += rehashed(stored, document)
+        new = [id_ for id_ in replaced if id_ not in ready]
+        pieces = self._chunker.pieces_of([wanted[id_][1].text for id_ in new])
+        embed = TextEmbedder(self._embedder, StageClock())
+        vectors = iter(embed([piece for some in pieces for piece in some]))
+        put.embedded_texts += embed.embedded
+        put.tokens += embed.tokens
+        for id_, some in zip(new, pieces, strict=True):
+            place, document = wanted[id_]
+            sound = [vector for vector in islice(vectors, len(some)) if vector is not None]
+            if len(sound) < len(some):
+                raise BadDocument(f"documents[{place}]: the model gave no finite vector for its text", index=place)
+            ready[id_] = with_vectors(chunks(document, some), sound), sound
+        changes.chunks = [chunk for id_ in replaced for chunk in ready[id_][0]]
+        if replaced:
+            changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])
+        return changes
 
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:
@@ -213,9 +181,6 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
         if there:
             store.apply(lease, ChangeSet(deleted=there))
     return len(there)
-
-
-# -------------------------------------------------------------------------------------------------------- what is valid
 
 
 def from_table(spec: CollectionSpec) -> WrongOrigin:
@@ -246,12 +211,10 @@ def _check(id_: str, given: NewDocument) -> None:
         raise RowRejected("the text is empty")
     if not _is_text(given.text):
         raise RowRejected("the text contains an unpaired surrogate")
-    if _too_deep(given.metadata):
-        raise RowRejected(f"the metadata is nested deeper than {MAX_DEPTH} levels")
     for name, value in given.metadata.items():
         if not isinstance(name, str):
             raise RowRejected("the metadata has a name that is not a string")
-        if not _is_json(value):
+        if not _is_json(value, MAX_DEPTH - 1):
             raise RowRejected(
                 f"metadata {name[:100]!r} has a value that JSON cannot represent; write dates and decimals as strings"
             )
@@ -261,28 +224,19 @@ def _is_text(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _is_json(value: object) -> bool:
+def _is_json(value: object, levels: int) -> bool:
+    """Return whether JSON can represent a value. Raises RowRejected if it is nested in more than `levels`."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, str):
         return _is_text(value)
-    if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_text(name) and _is_json(each) for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, bool | int)
-
-
-def _too_deep(value: object) -> bool:
-    """Return whether a value is nested deeper than MAX_DEPTH. Not recursive: deep values overflow the stack."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            part
-            for each in level
-            if isinstance(each, Mapping | list | tuple)
-            for part in (each.values() if isinstance(each, Mapping) else each)
-        ]
-        if not level:
-            return False
-    return any(isinstance(each, Mapping | list | tuple) for each in level)
+    if not isinstance(value, Mapping | list | tuple):
+        return value is None or isinstance(value, bool | int)
+    if not levels:
+        raise RowRejected(f"the metadata is nested deeper than {MAX_DEPTH} levels")
+    if not isinstance(value, Mapping):
+        return all(_is_json(each, levels - 1) for each in value)
+    names_and_values = value.items()
+    return all(
+        isinstance(name, str) and _is_text(name) and _is_json(each, levels - 1) for name, each in names_and_values
+    )

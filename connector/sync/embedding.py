@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -18,7 +17,6 @@ from connector.sync.options import StageClock
 
 Vector = NDArray[np.float32]
 _ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
-_PROBE = "a plain word"
 
 
 class VectorCache:
@@ -40,60 +38,66 @@ class VectorCache:
         return vector
 
     def put(self, key: bytes, vector: Vector) -> None:
-        if key in self._vectors:
-            self._count(self._vectors.pop(key), -1)
+        if key not in self._vectors:  # all vectors of a model have the same size
+            self.bytes += vector.nbytes + _ENTRY_BYTES
         self._vectors[key] = vector
-        self._count(vector, 1)
+        self._vectors.move_to_end(key)
         while self.bytes > self._max_bytes:
-            self._count(self._vectors.popitem(last=False)[1], -1)
+            self.bytes -= self._vectors.popitem(last=False)[1].nbytes + _ENTRY_BYTES
 
     def clear(self) -> None:
         self._vectors.clear()
         self.bytes = 0
 
-    def _count(self, vector: Vector, sign: int) -> None:
-        self.bytes += sign * (vector.nbytes + _ENTRY_BYTES)
-
-
-@dataclass(slots=True)
-class Embedded:
-    """`vectors` by `VectorCache.key`, all finite and of length 1. `tokens`: of newly computed texts."""
-
-    vectors: dict[bytes, Vector] = field(default_factory=dict)
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
-
-    def vector(self, text: str) -> Vector | None:
-        """Return the vector; None if the engine gave no finite unit vector."""
-        return self.vectors.get(VectorCache.key(text))
-
 
 class TextEmbedder:
-    """Embeds texts and caches their vectors for one run."""
+    """Embeds texts and caches their vectors for one run. Counts texts that were `embedded` and `reused`, and the
+    `tokens` of the first."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
         self._clock = clock
         self._cache = VectorCache()
+        self.embedded = self.reused = self.tokens = 0
 
-    def __call__(self, texts: Sequence[str]) -> Embedded:
-        """Embed texts. Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any
-        text, including a plain word: then the engine is at fault."""
+    def __call__(self, texts: Sequence[str]) -> list[Vector | None]:
+        """Return the vector of each text, finite and of length 1; None if the engine gave no such vector.
+
+        Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any text, including a
+        plain word: then the engine is at fault.
+        """
+        keys = list(map(VectorCache.key, texts))
         known: dict[bytes, Vector] = {}
         fresh: dict[bytes, str] = {}
-        for text in texts:
-            key = VectorCache.key(text)
+        for key, text in zip(keys, texts, strict=True):
             cached = self._cache.get(key)
             if cached is not None:
                 known[key] = cached
             else:
                 fresh.setdefault(key, text)
-        embedded, tokens = self._embed(fresh)
+        embedded: dict[bytes, Vector] = {}
+        left = fresh
+        with self._clock("embed", len(fresh)):
+            while left:
+                try:
+                    vectors, tokens = self._embedder.embed_counted(list(left.values()))
+                except TextsNotEmbeddable as error:
+                    bad = set(error.indices)
+                    good = {key: text for place, (key, text) in enumerate(left.items()) if place not in bad}
+                    if len(good) == len(left):
+                        raise
+                    left = good
+                    continue
+                if vectors.shape != (len(left), self._embedder.dimension):
+                    raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(left)} texts")
+                sound = zip(left, vectors, _are_units(vectors), strict=True)
+                embedded = {key: vector for key, vector, unit in sound if unit}
+                self.tokens += sum(tokens)
+                break
         if fresh and not embedded:
             try:
                 # Embed it as a document: query vectors may come from a cache filled before the engine failed.
-                healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
+                healthy = all(_are_units(self._embedder.embed_documents(["a plain word"])))
             except TextsNotEmbeddable:
                 healthy = False
             if not healthy:
@@ -104,28 +108,10 @@ class TextEmbedder:
                 )
         for key, vector in embedded.items():
             self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
-        return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
-
-    def _embed(self, texts: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
-        """Return the vectors that the store accepts, by key, and the number of tokens."""
-        if not texts:
-            return {}, 0
-        with self._clock("embed", len(texts)):
-            while texts:
-                try:
-                    vectors, tokens = self._embedder.embed_counted(list(texts.values()))
-                except TextsNotEmbeddable as error:
-                    bad = set(error.indices)
-                    good = {key: text for i, (key, text) in enumerate(texts.items()) if i not in bad}
-                    if len(good) == len(texts):
-                        raise
-                    texts = good
-                    continue
-                if vectors.shape != (len(texts), self._embedder.dimension):
-                    raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(texts)} texts")
-                sound = zip(texts, vectors, _are_units(vectors), strict=True)
-                return {key: vector for key, vector, unit in sound if unit}, sum(tokens)
-        return {}, 0
+        self.embedded += len(embedded)
+        self.reused += len(texts) - len(fresh)
+        known |= embedded
+        return list(map(known.get, keys))
 
 
 def _are_units(vectors: Vectors) -> list[bool]:

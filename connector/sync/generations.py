@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
 from connector.protocols import Embedder
-from connector.stores.ranking import overlap, rank_biased_overlap
+from connector.stores.ranking import overlap
 from connector.stores.records import ModelStamp
 from connector.stores.state import numbered
 from connector.stores.store import VectorStore
 
-DEPTH = 10
 SAMPLED_FROM = 20_000  # sample texts come from this many of the oldest records
-_SEED = 11
 
 
 def active(generations: Iterable[Generation]) -> Generation | None:
@@ -75,14 +73,10 @@ def filled_by_sync(
     return spec, None if needs_another(store, spec.name, found, stamp) else store
 
 
-# ---------------------------------------------------------------------------------------------------------- comparing
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How alike two generations answer `queries` texts; null without queries. `overlap_at_10`: mean share of the first
-    ten rows that both find; `rank_biased_overlap`: the same with upper ranks weighing more (p = 0.9), 1 for the same
-    rows in the same order; `same_first`: share of queries with the same best row. `complete`: of the other one."""
+    ten rows that both find; `same_first`: share of queries with the same best row. `complete`: of the other one."""
 
     collection: str
     serving: int
@@ -92,46 +86,30 @@ class Comparison:
     complete: bool
     queries: int
     overlap_at_10: float | None
-    rank_biased_overlap: float | None
     same_first: float | None
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A generation and the model for its queries."""
-
-    generation: Generation
-    embedder: Embedder
+Side = tuple[Generation, Embedder]  # a generation and the model for its queries
 
 
 def compare(store: VectorStore, collection: str, serving: Side, other: Side, texts: Sequence[str]) -> Comparison:
     """Search both generations for each text. Raises TextsNotEmbeddable for a text without a vector."""
     alike = []
     for text in texts:
-        first, second = (_found(store, side, text) for side in (serving, other))
+        found = []
+        for generation, embedder in (serving, other):
+            hits = store.view(generation.name, generation.number).search(embedder.embed_query(text), 10)
+            found.append([hit.id for hit in hits if not hit.id.startswith("record:")])
+        first, second = found
         if first or second:
-            same = bool(first and second and first[0] == second[0])
-            alike.append((overlap(first, second), rank_biased_overlap(first, second), float(same)))
-    means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 3
-    return Comparison(
-        collection,
-        serving.generation.number,
-        other.generation.number,
-        serving.generation.rows or 0,
-        other.generation.rows or 0,
-        other.generation.complete,
-        len(alike),
-        *means,
-    )
-
-
-def _found(store: VectorStore, side: Side, text: str) -> list[str]:
-    generation = side.generation
-    hits = store.view(generation.name, generation.number).search(side.embedder.embed_query(text), DEPTH)
-    return [hit.id for hit in hits if not hit.id.startswith("record:")]
+            alike.append((overlap(first, second), float(first[:1] == second[:1])))
+    means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 2
+    (ours, _), (theirs, _) = serving, other
+    rows = ours.rows or 0, theirs.rows or 0
+    return Comparison(collection, ours.number, theirs.number, *rows, theirs.complete, len(alike), *means)
 
 
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
@@ -141,4 +119,4 @@ def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
         texts |= {record.text: None for record in page if record.id is not None and record.text}
         if len(texts) >= SAMPLED_FROM:
             break
-    return random.Random(_SEED).sample(list(texts), min(count, len(texts)))
+    return random.Random(11).sample(list(texts), min(count, len(texts)))

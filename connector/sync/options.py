@@ -66,17 +66,23 @@ class SyncOptions:
 
 
 @dataclass(slots=True)
-class SyncReport:
+class Report:
+    collection: str
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class SyncReport(Report):
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
 
-    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was applied), `log_missing` (nothing was read). `stopped`: the run ended early on request, so it deleted nothing and
-    left the checkpoint. `complete`: every row was compared. `method`: `full` (all rows compared by value), `hash` or
-    `rowid` (all compared, unchanged ones not transferred), `watermark` or `log`. `loaded`: rows whose values were read.
-    `late_rows`: changed rows that the watermark would have missed. `stages`: seconds busy. `notes`: for people.
+    `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
+    or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
+    `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not
+    transferred), `watermark` or `log`. `loaded`: rows whose values were read. `stages`: seconds busy.
     """
 
-    collection: str
     method: str = "full"
     read: int = 0
     loaded: int = 0
@@ -90,7 +96,6 @@ class SyncReport:
     stopped: bool = False
     complete: bool = True
     to_delete: int = 0
-    late_rows: int = 0
     embedded_texts: int = 0
     reused_texts: int = 0
     tokens: int = 0
@@ -98,9 +103,6 @@ class SyncReport:
     rows_per_second: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class StageClock:

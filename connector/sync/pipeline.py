@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from sys import getsizeof
@@ -41,26 +42,20 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T, size: int) -> None:
-        """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender failed or
-        left."""
+        """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender is gone."""
         with self._changed:
-            # One item may always wait, however large it is.
-            self._changed.wait_for(
-                lambda: (
-                    self._given_up()
-                    or not self._waiting
-                    or (len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes)
-                )
-            )
-            if self._given_up():
-                raise Closed
-            self._waiting.append((item, size))
-            self._bytes += size
-            self._changed.notify_all()
+            while not self._given_up():
+                fits = len(self._waiting) < self._max_items and self._bytes + size <= self._max_bytes
+                if fits or not self._waiting:  # one item may always wait, however large it is
+                    self._waiting.append((item, size))
+                    self._bytes += size
+                    self._changed.notify_all()
+                    return
+                self._changed.wait()
+            raise Closed
 
     def get(self) -> T:
-        """Wait for an item. After all items, raises a sender's error, or Closed if all senders ended or `close` was
-        called."""
+        """Wait for an item. After the last one raises a sender's error, or Closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
             if not self._waiting:
@@ -101,66 +96,53 @@ def _leave(threads: Sequence[threading.Thread]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class ReadAhead(Generic[T]):
-    """The items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
+@contextmanager
+def read_ahead(
+    streams: Sequence[Iterator[T]],
+    size: Callable[[T], int],
+    busy: Callable[[float, T], None] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> Iterator[Iterator[T]]:
+    """Give the items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
 
     Reading starts with the first `next`; one item per iterator may wait. An iterator's error is raised after its items.
-    `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. A
-    context manager: leaving it ends the threads.
+    `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. Leaving
+    the context ends the threads.
     """
+    channel: Channel[T] = Channel(max_bytes, len(streams), senders=len(streams))
+    threads: list[threading.Thread] = []
 
-    def __init__(
-        self,
-        streams: Sequence[Iterator[T]],
-        size: Callable[[T], int],
-        busy: Callable[[float, T], None] | None = None,
-        *,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        self._streams = list(streams)
-        self._size = size
-        self._busy = busy
-        self._channel: Channel[T] = Channel(max_bytes, len(self._streams), senders=len(self._streams))
-        self._threads: list[threading.Thread] = []
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        if not self._threads:
-            for number, stream in enumerate(self._streams, start=1):
-                read = partial(self._read, stream)
-                self._threads.append(_start(f"read-{number}", read))
-        try:
-            return self._channel.get()
-        except Closed:
-            raise StopIteration from None
-
-    def _read(self, stream: Iterator[T]) -> None:
+    def read(stream: Iterator[T]) -> None:
         try:
             start = time.perf_counter()
             for item in stream:
-                if self._busy is not None:
-                    self._busy(time.perf_counter() - start, item)
-                self._channel.put(item, self._size(item))
+                if busy is not None:
+                    busy(time.perf_counter() - start, item)
+                channel.put(item, size(item))
                 start = time.perf_counter()
-            self._channel.end()
+            channel.end()
         except Closed:
-            self._channel.end()
+            channel.end()
         except BaseException as error:
-            self._channel.end(error)
+            channel.end(error)
 
-    def __enter__(self) -> ReadAhead[T]:
-        return self
+    def items() -> Iterator[T]:
+        threads.extend(_start(f"read-{number}", partial(read, stream)) for number, stream in enumerate(streams, 1))
+        with suppress(Closed):
+            while True:
+                yield channel.get()
 
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-        _leave(self._threads)
+    try:
+        yield items()
+    finally:
+        channel.close()
+        _leave(threads)
 
 
-def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
+def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[list[Row]]]:
     """Return `source.pages`, read ahead while the caller processes earlier pages."""
-    return ReadAhead([source.pages(query, page_rows)], size_of_rows)
+    return read_ahead([source.pages(query, page_rows)], size_of_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +179,13 @@ class Pipeline:
         """Wait while the stages are busy. Raises the error of this or earlier work."""
         self.check()
         if not self._threads:
-            self._threads = [_start("sync-embed", self._embed), _start("sync-apply", self._apply)]
+            self._threads = [
+                _start("sync-embed", partial(self._stage, self._embed, self._prepared.end)),
+                _start("sync-apply", partial(self._stage, self._apply, self._prepared.close)),
+            ]
         try:
-            self._works.put(work, _size_of_work(work))
+            texts = sum(getsizeof(document.text) for document in work.documents)
+            self._works.put(work, texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra)))
         except Closed:
             self.check()
             raise
@@ -226,47 +212,31 @@ class Pipeline:
         self._prepared.close()
         _leave(self._threads)
 
-    def _embed(self) -> None:
+    def _stage(self, step: Callable[[], None], leave: Callable[[], None]) -> None:
+        """Run the step until its queue ends."""
         try:
             while True:
-                work = self._works.get()
-                prepared = self._writer.prepare(work.documents)
-                self._prepared.put((work, prepared), _size_of_prepared(work, prepared))
+                step()
         except Closed:
             pass
         except BaseException as error:
-            self._fail(error)
+            with self._failing:
+                self._error = self._error or error
         finally:
             self._works.close()
-            self._prepared.end()
+            leave()
+
+    def _embed(self) -> None:
+        work = self._works.get()
+        prepared = self._writer.prepare(work.documents)
+        size = _OVERHEAD_BYTES * entries(work.extra)
+        for piece in prepared[0]:
+            size += sum(_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks)
+            size += sum(vector.nbytes for vector in piece.vectors)
+        self._prepared.put((work, prepared), size)
 
     def _apply(self) -> None:
-        try:
-            while True:
-                work, prepared = self._prepared.get()
-                self._written.append(self._writer.apply(prepared, work.extra, work.closing))
-                for done in work.done:
-                    done()
-        except Closed:
-            pass
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self._works.close()
-            self._prepared.close()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._failing:
-            self._error = self._error or error
-
-
-def _size_of_work(work: Work) -> int:
-    texts = sum(getsizeof(document.text) for document in work.documents)
-    return texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra))
-
-
-def _size_of_prepared(work: Work, prepared: Prepared) -> int:
-    chunks = [chunk for ready in prepared.ready for chunk in ready.chunks]
-    vector = next((vector.nbytes for ready in prepared.ready for vector in ready.vectors), 0)
-    texts = sum(getsizeof(chunk.text) for chunk in chunks)
-    return texts + vector * len(chunks) + _OVERHEAD_BYTES * (len(chunks) + entries(work.extra))
+        work, prepared = self._prepared.get()
+        self._written.append(self._writer.apply(prepared, work.extra, work.closing))
+        for done in work.done:
+            done()

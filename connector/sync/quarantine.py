@@ -11,16 +11,14 @@ from typing import Any
 
 from connector.document.document import Plain, Renderer, named_key, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
-from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row
+from connector.model import ChangeSet, CollectionSpec, Document, QuarantinedRow
+from connector.protocols import Source
 from connector.stores.store import VectorStore
-from connector.sync.apply import DocumentWriter, Target
-from connector.sync.options import Ends, StageClock, SyncOptions, Watch
+from connector.sync.apply import DocumentWriter
+from connector.sync.options import Ends, Report, StageClock, SyncOptions, Watch
 from connector.sync.run import take_lease
 
 GivenKey = Mapping[str, Any] | Sequence[Any]  # as users write it: some values by column, or all in key order
-
-
-# ------------------------------------------------------------------------------------------------ which rows are meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +56,23 @@ def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[
     for key in wanted:
         found = [entry.id for entry in entries if _fits(entry.key, key)]
         if not found:
-            raise UnknownKey(f"no row in quarantine has the key {_shown(key)}; `quarantine list` shows the keys")
+            given = [f"{name}={value}" for name, value in key.items()] if isinstance(key, Mapping) else map(str, key)
+            shown = ", ".join(given) or "(empty)"
+            raise UnknownKey(f"no row in quarantine has the key {shown}; `quarantine list` shows the keys")
         ids.update(found)
     return [entry for entry in entries if entry.id in ids]
 
 
 def _fits(key: Mapping[str, Plain], wanted: GivenKey) -> bool:
-    if isinstance(wanted, Mapping):
-        return bool(wanted) and all(name in key and _same(key[name], value) for name, value in wanted.items())
-    return len(wanted) == len(key) and all(map(_same, key.values(), wanted))
-
-
-def _same(value: Plain, wanted: Any) -> bool:
-    """Return whether two key values are equal. A column has one type, so 5 equals "5". NULL equals only NULL."""
-    if value is None or wanted is None:
-        return value is wanted
-    return value == wanted or str(value) == str(wanted)
-
-
-def _shown(wanted: GivenKey) -> str:
-    if isinstance(wanted, Mapping):
-        return ", ".join(f"{name}={value}" for name, value in wanted.items()) or "{}"
-    return ", ".join(map(str, wanted)) or "[]"
+    """Return whether the key has the wanted values. A column has one type, so 5 equals "5". NULL equals only NULL."""
+    if not isinstance(wanted, Mapping):
+        if len(wanted) != len(key):
+            return False
+        wanted = dict(zip(key, wanted, strict=True))
+    return bool(wanted) and all(
+        name in key and (key[name] is None) == (value is None) and (key[name] == value or str(key[name]) == str(value))
+        for name, value in wanted.items()
+    )
 
 
 def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None:
@@ -91,18 +84,14 @@ def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None
     return {name: value for name, _, value in pairs} if all(sign for _, sign, _ in pairs) else None
 
 
-# ----------------------------------------------------------------------------------------------------- trying again
-
-
 @dataclass(slots=True)
-class RetryReport:
+class RetryReport(Report):
     """Counts in rows: `retried = upserted + empty + gone + quarantined`, unless `stopped` (ended early on request).
 
     `gone`: no longer in the source, so the entry was dropped. `quarantined`: failed again, attempts counted from one;
     also rows whose key is too long to look up, which only a sync can read.
     """
 
-    collection: str
     retried: int = 0
     upserted: int = 0
     empty: int = 0
@@ -112,9 +101,6 @@ class RetryReport:
     tokens: int = 0
     stopped: bool = False
     seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def retry(
@@ -126,6 +112,7 @@ def retry(
     """
     watch = watch or Watch()
     start = time.perf_counter()
+    report = RetryReport(spec.name)
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
     ends.store.open(spec.name, ends.embedder)
     with ExitStack() as held:
@@ -133,84 +120,58 @@ def retry(
         if lease is None:
             return RetryReport(spec.name, stopped=True)
         ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
-        report = _Retry(ends, renderer, lease)(ids, options.page_rows, watch)
+        writer = DocumentWriter(ends, lease, renderer, StageClock(), afresh=True)
+        # Read under the lease, to skip rows that another worker has released.
+        there = [row.id for row in ends.store.quarantine(spec.name)]
+        wanted = there if ids is None else [id_ for id_ in there if id_ in set(ids)]
+        for first in range(0, len(wanted), options.page_rows):
+            _retry_some(wanted[first : first + options.page_rows], ends.source, renderer, writer, report)
+            watch.progress(report.retried, len(wanted))
+            if watch.stop():
+                report.stopped = report.retried < len(wanted)
+                break
     report.seconds = round(time.perf_counter() - start, 3)
     return report
 
 
-class _Retry:
-    """One pass over the entries under one lease."""
-
-    def __init__(self, ends: Ends, renderer: Renderer, lease: Lease) -> None:
-        self._ends = ends
-        self._renderer = renderer
-        self._report = RetryReport(lease.collection)
-        self._lease = lease
-        self._writer = DocumentWriter(Target(ends.store, lease, afresh=True), ends.embedder, renderer, StageClock())
-
-    def __call__(self, ids: Sequence[str] | None, size: int, watch: Watch) -> RetryReport:
-        # Read under the lease, to skip rows that another worker has released.
-        there = [row.id for row in self._ends.store.quarantine(self._lease.collection)]
-        wanted = there if ids is None else [id_ for id_ in there if id_ in set(ids)]
-        for start in range(0, len(wanted), size):
-            self._some(wanted[start : start + size])
-            watch.progress(self._report.retried, len(wanted))
-            if watch.stop():
-                self._report.stopped = self._report.retried < len(wanted)
-                break
-        return self._report
-
-    def _some(self, ids: Sequence[str]) -> None:
-        report, extra = self._report, ChangeSet()
-        keys = {id_: key for id_ in ids if not _by_digest(id_) and (key := self._key(id_)) is not None}
-        rows = {quarantine_id(row.key): row for row in self._rows(list(keys.values()))}
-        ready: list[Document] = []
-        for id_ in ids:
-            if _by_digest(id_):
-                report.quarantined += 1
-            elif id_ in rows:
-                self._row(rows[id_], ready, extra)
-            else:
-                report.gone += 1
-                extra.released.append(id_)
-        written = self._writer.write(ready, extra)
-        report.retried += len(ids)
-        report.upserted += len(written.upserted)
-        report.quarantined += len(written.quarantined)
-        report.embedded_texts += written.embedded_texts
-        report.tokens += written.tokens
-
-    def _key(self, id_: str) -> Key | None:
-        """Return the key; None if the entry predates a change of the key columns, so no row matches."""
-        values = tuple(parse_id(id_))
-        return values if len(values) == len(self._renderer.key) else None
-
-    def _rows(self, keys: Sequence[Key]) -> list[Row]:
-        return self._ends.source.rows(self._renderer.query, keys) if keys else []
-
-    def _row(self, row: Row, ready: list[Document], extra: ChangeSet) -> None:
+def _retry_some(
+    ids: Sequence[str], source: Source, renderer: Renderer, writer: DocumentWriter, report: RetryReport
+) -> None:
+    keys = [tuple(parse_id(id_)) for id_ in ids if not _by_digest(id_)]
+    keys = [key for key in keys if len(key) == len(renderer.key)]  # others predate a change of the key columns
+    rows = {quarantine_id(row.key): row for row in (source.rows(renderer.query, keys) if keys else ())}
+    ready: list[Document] = []
+    extra = ChangeSet()
+    for id_ in ids:
+        if _by_digest(id_):
+            report.quarantined += 1
+            continue
+        if id_ not in rows:
+            report.gone += 1
+            extra.released.append(id_)
+            continue
         try:
-            document = self._renderer.document(row)
+            document = renderer.document(rows[id_])
         except RowRejected as error:
-            id_ = quarantine_id(row.key)
-            self._report.quarantined += 1
-            extra.quarantined.append(QuarantinedRow(id_, "render", str(error), digest=self._renderer.row_digest(row)))
-            extra.released.append(id_)  # released so that its attempts restart at one
-            extra.deleted.append(id_)
-            return
-        if document.empty:
-            self._report.empty += 1
-            extra.deleted.append(document.id)
-            extra.released.append(document.id)
+            report.quarantined += 1
+            digest = renderer.row_digest(rows[id_])
+            extra.quarantined.append(QuarantinedRow(id_, "render", str(error), digest=digest))
         else:
-            ready.append(document)
+            if not document.empty:
+                ready.append(document)
+                continue
+            report.empty += 1
+        extra.deleted.append(id_)
+        extra.released.append(id_)  # of a row that failed again: so that its attempts restart at one
+    written = writer.write(ready, extra)
+    report.retried += len(ids)
+    report.upserted += len(written.upserted)
+    report.quarantined += len(written.quarantined)
+    report.embedded_texts, report.tokens = writer.embed.embedded, writer.embed.tokens
 
 
 def _by_digest(id_: str) -> bool:
     return id_.startswith('[{"digest":')
-
-
-# ------------------------------------------------------------------------------------------------------- forgetting
 
 
 def drop(store: VectorStore, collection: str, ids: Sequence[str], options: SyncOptions) -> int:

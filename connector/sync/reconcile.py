@@ -1,14 +1,13 @@
 """Run over a feed: rows become documents, `decide` compares them with the store, the pipeline embeds and writes.
 
-`FullRun` compares every row with everything stored; `PartialRun` looks up only the rows of the feed. The next run
-repairs the effects of a crash at any point.
+`Run` looks up only the rows of the feed; `FullRun` compares every row with everything stored. The next run repairs the
+effects of a crash at any point.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,13 +21,13 @@ from connector import failpoints
 from connector.document.document import Renderer, document_id, quarantine_id
 from connector.errors import RowRejected
 from connector.hana.source import size_of_rows
-from connector.model import ChangeSet, Checkpoint, Document, Key, Lease, QuarantinedRow, Row
+from connector.model import ChangeSet, Checkpoint, Document, Lease, QuarantinedRow, Row
 from connector.sync import schema
-from connector.sync.apply import DocumentWriter, Target, Written, entries
+from connector.sync.apply import DocumentWriter, Written, entries
 from connector.sync.decide import Action, content_digest, decide, decide_again, rehashed
 from connector.sync.feeds.feed import Batch, Feed, Mark
 from connector.sync.options import Ends, StageClock, SyncOptions, SyncReport, Watch
-from connector.sync.pipeline import Pipeline, ReadAhead, Work
+from connector.sync.pipeline import Pipeline, Work, read_ahead
 from connector.sync.stored_index import StoredIndex
 
 FREE_DELETES = 10  # rows that may lose vectors by becoming blank, or in a repair, regardless of their share
@@ -53,8 +52,7 @@ class Task:
 
 def reconcile(task: Task) -> SyncReport:
     """Make the store match the feed. Raises SchemaChanged if the table changes while it is read."""
-    run = FullRun(task) if task.feed.complete else PartialRun(task)
-    return run()
+    return FullRun(task)() if task.feed.complete else Run(task)()
 
 
 @dataclass(slots=True)
@@ -68,7 +66,10 @@ class _Window:
     done: list[Callable[[], None]] = field(default_factory=list)
 
 
-class _Run(ABC):
+class Run:
+    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
+    everything and decides by exact numbers."""
+
     def __init__(self, task: Task) -> None:
         self._start = time.perf_counter()
         self._task = task
@@ -76,9 +77,7 @@ class _Run(ABC):
         self._renderer, self._feed = task.renderer, task.feed
         self._clock = StageClock(task.watch.observer)
         self._report = SyncReport(task.lease.collection, complete=task.feed.complete)
-        self._writer = DocumentWriter(
-            Target(task.ends.store, task.lease), task.ends.embedder, task.renderer, self._clock
-        )
+        self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
         self._pipeline = Pipeline(self._writer, self._count)
         self._window = _Window()
         # Entries whose rows this run has not processed yet.
@@ -86,6 +85,9 @@ class _Run(ABC):
         self._skipped = 0
         # Content digests written by this run, by id; None for a removed document. Empty in a full run.
         self._written: dict[str, bytes | None] = {}
+        self._limit = self._options.max_deletes * max(task.checkpoint.rows_read - task.checkpoint.empty, 0)
+        self._emptied = 0
+        self._index: StoredIndex | None = None  # of the whole store; None: look up the documents of each batch
 
     def __call__(self) -> SyncReport:
         try:
@@ -101,18 +103,20 @@ class _Run(ABC):
         finally:
             self._pipeline.close()
         report, seconds = self._report, time.perf_counter() - self._start
+        embed = self._writer.embed
+        report.embedded_texts, report.reused_texts, report.tokens = embed.embedded, embed.reused, embed.tokens
         report.seconds = round(seconds, 3)
         report.rows_per_second = round(report.read / seconds, 1) if seconds else 0.0
         report.stages = {name: round(busy, 3) for name, busy in self._clock.seconds.items()}
         return report
 
     def _read(self) -> None:
-        total = self._feed.total()
+        total, streams = self._feed.read()
 
         def busy(seconds: float, batch: Batch) -> None:
             self._clock.add("read", seconds, len(batch.rows))
 
-        with ReadAhead(self._feed.streams(), lambda batch: size_of_rows(batch.rows), busy) as batches:
+        with read_ahead(streams, lambda batch: size_of_rows(batch.rows), busy) as batches:
             for batch in batches:
                 failpoints.reach("after_read")
                 self._pipeline.check()
@@ -126,52 +130,51 @@ class _Run(ABC):
                     self._report.stopped = True
                     return
 
-    # ------------------------------------------------------------------------------------------------ one batch
-
     def _batch(self, batch: Batch) -> None:
         report, window = self._report, self._window
         report.read += len(batch.rows)
         gone = list(map(quarantine_id, batch.gone))
         with self._clock("render", len(batch.rows)):
-            rows = self._by_id(batch.rows)
-            index = self._index_of([*rows, *gone])
+            rows: dict[str, Row] = {}  # the last version of each key
+            for row in batch.rows:
+                try:
+                    id_ = document_id(row.key)
+                except RowRejected as error:  # the key cannot be an id
+                    if not self._skip(quarantine_id(row.key), row):
+                        self._reject(row, str(error))
+                    continue
+                report.superseded += id_ in rows
+                rows[id_] = row
+            index = self._index
+            if index is None:
+                ids = list(dict.fromkeys([*rows, *gone]))
+                index = StoredIndex(self._ends.store.stored(self._lease.collection, ids))
             positions = index.positions(list(rows))
             index.mark_seen(positions)
             changed = self._changed(rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
-        elif changed:
-            changed = self._load(changed, batch.load)
+        elif changed:  # read the rows behind keys and tokens; one that was deleted meanwhile counts as superseded
+            with self._clock("read", len(changed)):
+                found = batch.load([row.key for row in changed.values()])
+            loaded = {id_: row for row in found if (id_ := document_id(row.key)) in changed}
+            report.superseded += len(changed) - len(loaded)
+            report.loaded += len(loaded)
+            changed = loaded
         with self._clock("render", len(changed)):
-            found = index.positions(list(changed)).tolist()
-            for row, position in zip(changed.values(), found, strict=True):
+            for row, position in zip(changed.values(), index.positions(list(changed)).tolist(), strict=True):
                 try:
                     document = self._renderer.document(row)
                 except RowRejected as error:
                     self._reject(row, str(error))
                     continue
-                action = self._act(document, index, position)
-                report.late_rows += action.changes and batch.late is not None and batch.late(row.key)
+                self._act(document, index, position)
             for id_, position in zip(gone, index.positions(gone).tolist(), strict=True):
                 self._gone(id_, position)
         if batch.mark is not None:
             window.mark = batch.mark
         if batch.done is not None:
             window.done.append(batch.done)
-
-    def _by_id(self, rows: Sequence[Row]) -> dict[str, Row]:
-        """Return the last version of each key. Quarantine rows whose key cannot be an id."""
-        found: dict[str, Row] = {}
-        for row in rows:
-            try:
-                id_ = document_id(row.key)
-            except RowRejected as error:
-                if not self._skip(quarantine_id(row.key), row):
-                    self._reject(row, str(error))
-                continue
-            self._report.superseded += id_ in found
-            found[id_] = row
-        return found
 
     def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
         """Return the rows whose row digest differs from the stored one; only these need rendering."""
@@ -194,16 +197,7 @@ class _Run(ABC):
                 changed[id_] = row
         return changed
 
-    def _load(self, rows: Mapping[str, Row], load: Callable[[Sequence[Key]], Sequence[Row]]) -> dict[str, Row]:
-        """Read the rows behind keys and tokens. A deleted row counts as superseded."""
-        with self._clock("read", len(rows)):
-            found = load([row.key for row in rows.values()])
-        loaded = {id_: row for row in found if (id_ := document_id(row.key)) in rows}
-        self._report.superseded += len(rows) - len(loaded)
-        self._report.loaded += len(loaded)
-        return loaded
-
-    def _act(self, document: Document, index: StoredIndex, position: int) -> Action:
+    def _act(self, document: Document, index: StoredIndex, position: int) -> None:
         id_, report, changes = document.id, self._report, self._window.changes
         was_pending = self._supersede(id_)
         stored = index.hashes(position)
@@ -213,7 +207,7 @@ class _Run(ABC):
             self._quarantine.pop(id_, None)  # released when the row is written; until then its attempts count
             self._window.documents[id_] = document
             self._window.text_bytes += getsizeof(document.text)
-            return action
+            return
         if action in (Action.METADATA, Action.REHASH):
             changes.metadata_only += rehashed(stored, document)
         if action is Action.METADATA:
@@ -224,7 +218,6 @@ class _Run(ABC):
         report.unchanged += action in (Action.KEEP, Action.REHASH)
         report.empty += document.empty
         self._release(id_, was_pending)
-        return action
 
     def _supersede(self, id_: str) -> bool:
         """Drop an earlier version of the document that this run read but has not written yet."""
@@ -232,14 +225,11 @@ class _Run(ABC):
         self._report.superseded += was_pending
         return was_pending
 
-    # ------------------------------------------------------------------------------------------------ quarantine
-
     def _skip(self, id_: str, row: Row) -> bool:
         """Return whether the row failed too often with this content. It then stays in quarantine."""
         entry = self._quarantine.get(id_)
-        if entry is None or not entry.given_up(self._options.max_attempts):
-            return False
-        if entry.digest != self._renderer.row_digest(row):
+        given_up = entry is not None and entry.given_up(self._options.max_attempts)
+        if entry is None or not given_up or entry.digest != self._renderer.row_digest(row):
             return False
         del self._quarantine[id_]
         self._report.quarantined += 1
@@ -251,7 +241,7 @@ class _Run(ABC):
         self._report.quarantined += 1
         self._supersede(id_)
         self._quarantine.pop(id_, None)
-        self._rejected(id_)
+        self._note(id_, None)
         digest = self._renderer.row_digest(row)
         self._window.changes.quarantined.append(QuarantinedRow(id_, "render", reason, digest=digest))
         self._window.changes.deleted.append(id_)
@@ -260,8 +250,6 @@ class _Run(ABC):
         """Release the entry. `was_pending`: its release was planned for a write that will not happen now."""
         if self._quarantine.pop(id_, None) is not None or was_pending:
             self._window.changes.released.append(id_)
-
-    # --------------------------------------------------------------------------------------------------- writing
 
     def _flush(self) -> None:
         window, self._window = self._window, _Window()
@@ -279,12 +267,8 @@ class _Run(ABC):
             self._pipeline.put(Work(documents, window.changes, closing, window.done))
 
     def _count(self, written: Written) -> None:
-        report = self._report
-        report.upserted += len(written.upserted) - written.undone
-        report.quarantined += len(written.quarantined)
-        report.embedded_texts += written.embedded_texts
-        report.reused_texts += written.reused_texts
-        report.tokens += written.tokens
+        self._report.upserted += len(written.upserted) - written.undone
+        self._report.quarantined += len(written.quarantined)
 
     def _finish(self) -> None:
         """Finish a complete feed: delete what the source no longer has, and advance the checkpoint."""
@@ -296,7 +280,7 @@ class _Run(ABC):
                 f"Correct them in the source, or retry them with `owl-sap quarantine retry {self._lease.collection}`"
             )
         failpoints.reach("before_checkpoint")
-        changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark()))
+        changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark))
         with self._clock("apply"):
             self._ends.store.apply(self._lease, changes)
         failpoints.reach("after_checkpoint")
@@ -315,102 +299,24 @@ class _Run(ABC):
             mark=mark,
         )
 
-    # ------------------------------------------------------------------------ what a full and a partial run do apart
+    # ------------------------------------------------------------------------ what a full run does in another way
 
-    @abstractmethod
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        """Return an index that contains at least what the store holds of these documents."""
-
-    @abstractmethod
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Record content that was sent to the store; None: the document was removed."""
-
-    @abstractmethod
-    def _rejected(self, id_: str) -> None:
-        """Handle a document that is quarantined; its stored version is removed."""
-
-    @abstractmethod
-    def _remove_blank(self, id_: str, position: int) -> None:
-        """Handle a stored document whose row is now blank."""
-
-    @abstractmethod
-    def _gone(self, id_: str, position: int) -> None:
-        """Handle a row that the feed reports as deleted."""
-
-    @abstractmethod
-    def _delete_unseen(self) -> list[str]:
-        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
-
-
-class FullRun(_Run):
-    """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._index = StoredIndex(self._ends.store.stored(self._lease.collection))
-        self._blank: set[int] = set()  # positions of stored documents whose rows are blank
-
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        return self._index
-
-    def _note(self, id_: str, digest: bytes | None) -> None:
-        """Record nothing: a full comparison gives each key once, and a record per row would cost memory."""
-
-    def _rejected(self, id_: str) -> None:
-        self._index.mark_seen(self._index.positions([id_]))
-
-    def _remove_blank(self, id_: str, position: int) -> None:
-        self._blank.add(position)
-        self._index.mark_unseen(position)
-
-    def _gone(self, id_: str, position: int) -> None:
-        """Do nothing: rows not seen are deleted at the end."""
-
-    def _delete_unseen(self) -> list[str]:
-        index, report = self._index, self._report
-        unseen = int((~index.seen).sum())
-        limit = self._options.max_deletes * len(index)
-        emptied = sum(not index.seen[position] for position in self._blank)
-        report.to_delete = unseen - emptied
-        if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
-            report.paused = "max_deletes"
-        elif unseen:
-            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
-            for page in self._ends.store.stored(self._lease.collection):
-                ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
-            ordered, size = list(ids), self._options.page_rows
-            for start in range(0, len(ordered), size):
-                self._writer.remove(ordered[start : start + size])
-                failpoints.reach("mid_delete")
-            report.deleted += report.to_delete
-        return sorted(self._quarantine)
-
-
-class PartialRun(_Run):
-    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
-    everything and decides by exact numbers."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        checkpoint = self._task.checkpoint
-        self._limit = self._options.max_deletes * max(checkpoint.rows_read - checkpoint.empty, 0)
-        self._emptied = 0
-
-    def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        return StoredIndex(self._ends.store.stored(self._lease.collection, list(dict.fromkeys(ids))))
-
-    def _note(self, id_: str, digest: bytes | None) -> None:
         self._written[id_] = digest
 
-    def _rejected(self, id_: str) -> None:
-        self._note(id_, None)
-
     def _remove_blank(self, id_: str, position: int) -> None:
+        """Handle a stored document whose row is now blank."""
         self._emptied += 1
         if self._may_delete(self._emptied, FREE_DELETES):
             self._delete(id_)
 
+    def _delete_unseen(self) -> list[str]:
+        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
+        return []
+
     def _gone(self, id_: str, position: int) -> None:
+        """Handle a row that the feed reports as deleted."""
         was_pending = self._supersede(id_)
         stored = self._written[id_] is not None if id_ in self._written else position >= 0
         if stored:
@@ -434,5 +340,40 @@ class PartialRun(_Run):
                 self._report.paused = "max_deletes"
         return self._report.paused is None
 
+
+class FullRun(Run):
+    """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._index: StoredIndex = StoredIndex(self._ends.store.stored(self._lease.collection))
+        self._blank: set[int] = set()  # positions of stored documents whose rows are blank
+
+    def _note(self, id_: str, digest: bytes | None) -> None:
+        """Mark a removed document as seen. Record no content: a full comparison gives each key once, and a record per
+        row would cost memory."""
+        if digest is None:
+            self._index.mark_seen(self._index.positions([id_]))
+
+    def _remove_blank(self, id_: str, position: int) -> None:
+        self._blank.add(position)
+        self._index.seen[position] = False
+
     def _delete_unseen(self) -> list[str]:
-        return []
+        index, report = self._index, self._report
+        unseen = int((~index.seen).sum())
+        limit = self._options.max_deletes * len(index)
+        emptied = sum(not index.seen[position] for position in self._blank)
+        report.to_delete = unseen - emptied
+        if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
+            report.paused = "max_deletes"
+        elif unseen:
+            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
+            for page in self._ends.store.stored(self._lease.collection):
+                ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
+            ordered, size = list(ids), self._options.page_rows
+            for start in range(0, len(ordered), size):
+                self._writer.remove(ordered[start : start + size])
+                failpoints.reach("mid_delete")
+            report.deleted += report.to_delete
+        return sorted(self._quarantine)

@@ -30,49 +30,36 @@ def sync(
 ) -> SyncReport:
     """Bring the collection up to date with its source.
 
-    Raises configuration errors before writing anything. A lost connection leaves applied work in place, and the next
-    run continues from it. `stop` is called once per page; when it returns True, the run finishes the work in hand and
-    reports `stopped`. A changed source pauses the collection.
+    Raises configuration errors before writing anything. After a lost connection the next run continues. `stop` is
+    called once per page; True finishes the work in hand and reports `stopped`. A changed source pauses the collection.
     """
     options, watch = options or SyncOptions(), Watch(observer, stop)
     try:
-        return _sync(spec, ends, options, watch)
+        table, renderer = schema.readable(spec, ends)
+        schema.check_origin(spec.name, ends.store.open(spec.name, ends.embedder))
+        with ExitStack() as held:
+            lease = take_lease(held, ends.store, spec.name, options, watch)
+            if lease is None:
+                return SyncReport(spec.name, stopped=True, complete=False)
+            failpoints.reach("after_lease")
+            checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
+            columns = schema.columns_in_use(renderer, table, spec)
+            if not options.accept_schema:
+                schema.check_types(spec, columns, checkpoint)
+            if options.max_deletes < 1:
+                schema.check_key(renderer.key, checkpoint, ends.store, spec.name)
+            query, now = renderer.query, ends.source.now()
+            plan = ReadPlan(spec, query, renderer.digest, table, options.page_rows, now, options.full, options.readers)
+            with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
+                feed = choose(plan, ends.source, checkpoint)
+                report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now))
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
     except SchemaChanged as error:  # while reading: earlier rows are stored, nothing was deleted
         return SyncReport(spec.name, paused="schema_changed", complete=False, notes=[str(error)])
-
-
-def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) -> SyncReport:
-    table, renderer = schema.readable(spec, ends)
-    schema.check_origin(spec.name, ends.store.open(spec.name, ends.embedder))
-    with ExitStack() as held:
-        lease = take_lease(held, ends.store, spec.name, options, watch)
-        if lease is None:
-            return SyncReport(spec.name, stopped=True, complete=False)
-        failpoints.reach("after_lease")
-        checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
-        columns = schema.columns_in_use(renderer, table, spec)
-        if not options.accept_schema:
-            schema.check_types(spec, columns, checkpoint)
-        if options.max_deletes < 1:
-            schema.check_key(renderer.key, checkpoint, ends.store, spec.name)
-        now = ends.source.now()
-        plan = ReadPlan(
-            spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
-        )
-        with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
-            choice = choose(plan, ends.source, checkpoint)
-            task = Task(ends, renderer, lease, options, watch, choice.feed, checkpoint, columns, now)
-            report = reconcile(task)
-    report.method = choice.method
-    if choice.reason:
-        report.notes.append(f"every row was compared: {choice.reason}")
-    if report.late_rows:
-        report.notes.append(
-            f"the watermark would have missed {report.late_rows} changed rows; check that every change sets it in UTC "
-            "and that `delay` is longer than the longest writing transaction"
-        )
+    report.method = feed.method
+    if feed.reason:
+        report.notes.append(f"every row was compared: {feed.reason}")
     if report.upserted:
         try:
             ends.store.optimise(spec.name)

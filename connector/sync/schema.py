@@ -38,9 +38,8 @@ def check_origin(collection: str, checkpoint: Checkpoint) -> None:
 
 def columns_in_use(renderer: Renderer, table: Table, spec: CollectionSpec) -> dict[str, str]:
     """Return the types of the columns that a sync reads, by name."""
-    query = renderer.query
-    watermark = [name for name in (spec.changes.column,) if name is not None]
-    return _types(table, dict.fromkeys((*query.key, *query.columns, *watermark)))
+    used = (*renderer.query.key, *renderer.query.columns, spec.changes.column)
+    return _types(table, [name for name in dict.fromkeys(used) if name is not None])
 
 
 def _types(table: Table, columns: Iterable[str]) -> dict[str, str]:
@@ -71,37 +70,32 @@ def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
 def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
     """Return the table and the renderer of its rows. Raises SyncPaused if something that an earlier sync read is
     missing, ConfigurationError if no sync could read it."""
+    table: Table | None = None
     try:
         table = ends.source.describe(spec.source)
-    except UnknownTable as error:
-        if was_synced(_earlier(spec, ends.store), spec.source):
+        check(spec, table)
+        return table, Renderer(spec, table, ends.embedder)
+    except ConfigurationError as error:
+        status = ends.store.status(spec.name)
+        if status is None or not was_synced(status.checkpoint, spec.source):
+            raise
+        if isinstance(error, UnknownTable):
             raise _paused(
                 f"{error} It existed at the last sync. The stored rows are kept; sync again once the table is back"
             ) from None
-        raise
-    try:
-        check(spec, table)
-        return table, Renderer(spec, table, ends.embedder)
-    except ConfigurationError:
-        earlier = _earlier(spec, ends.store)
         template = spec.template.replace('"', "")
         used = {spec.changes.column, *spec.key, *spec.metadata}
         gone = [
             name
-            for name in earlier.columns
-            if table.column(name) is None and (name in used or "{" + name + "}" in template)
+            for name in status.checkpoint.columns
+            if table is not None and table.column(name) is None and (name in used or "{" + name + "}" in template)
         ]
-        if gone and was_synced(earlier, spec.source):
+        if gone:
             raise _paused(
                 f"{spec.source} no longer has the column {', '.join(gone)}, which the collection uses. The stored rows "
                 "are kept; change template, metadata or key, or restore the column"
             ) from None
         raise
-
-
-def _earlier(spec: CollectionSpec, store: VectorStore) -> Checkpoint:
-    status = store.status(spec.name)
-    return Checkpoint() if status is None else status.checkpoint
 
 
 def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Checkpoint) -> None:
@@ -150,20 +144,18 @@ def pausing_on_source_change(plan: ReadPlan, ends: Ends, checkpoint: Checkpoint,
         ends.store.apply(lease, without_mark)
         raise SyncPaused(str(error), reason="log_missing") from None
     except (UnknownTable, UnknownColumn) as error:
-        known = was_synced(checkpoint, spec.source) and same_settings(plan, checkpoint)
-        if known and _has_changed(plan, ends.source, error):
+        if not (was_synced(checkpoint, spec.source) and same_settings(plan, checkpoint)):
+            raise
+        try:
+            table = ends.source.describe(spec.source)
+        except UnknownTable:
+            gone = True
+        else:
+            gone = any(table.column(name) is None for name in (*plan.query.key, *plan.query.columns))
+        # Columns named only in `where` cannot be looked up.
+        if gone or (isinstance(error, UnknownColumn) and spec.where is not None):
             raise _paused(f"{error} It existed at the last sync. The stored rows are kept") from None
         raise
-
-
-def _has_changed(plan: ReadPlan, source: Source, error: UnknownTable | UnknownColumn) -> bool:
-    """Return whether the source lacks something. Columns named only in `where` cannot be looked up."""
-    try:
-        table = source.describe(plan.spec.source)
-    except UnknownTable:
-        return True
-    gone = any(table.column(name) is None for name in (*plan.query.key, *plan.query.columns))
-    return gone or (isinstance(error, UnknownColumn) and plan.spec.where is not None)
 
 
 def _paused(message: str) -> SyncPaused:

@@ -31,7 +31,17 @@ class StoredIndex:
     """
 
     def __init__(self, pages: Iterable[Sequence[StoredChunk]]) -> None:
-        keys, numbers, hashes = _columns(pages)
+        columns = [(np.empty(0, _KEY), np.empty(0, np.int32), np.empty(0, _HASH))]
+        for page in filter(None, pages):
+            _, ids, page_numbers, page_hashes = zip(*page, strict=True)
+            if set(map(len, page_hashes)) != {_HASH_BYTES}:
+                # A damaged hash must not shift its neighbours; padded or cut, it differs.
+                page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
+            page_keys = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+            page_array = np.frombuffer(b"".join(page_hashes), dtype=_HASH)
+            columns.append((page_keys, np.array(page_numbers, dtype=np.int32), page_array))
+        keys, numbers, hashes = map(np.concatenate, zip(*columns, strict=True))
+        del columns
         order = np.lexsort((numbers, keys["low"], keys["high"]))
         keys, self._numbers = keys[order], numbers[order]
         self._hashes = hashes[order]
@@ -42,7 +52,15 @@ class StoredIndex:
         self._high = np.ascontiguousarray(keys["high"][first])
         self._low = np.ascontiguousarray(keys["low"][first])
         self._first = np.append(first, len(keys)).astype(np.int64)
-        self._rows = self._row_digests()
+        # Row digests by document; _NO_ROW for missing or duplicate chunks.
+        self._rows = np.empty(0, np.uint64)
+        if len(first):
+            words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
+            counts = np.diff(self._first)
+            places = np.arange(len(words)) - np.repeat(first, counts)
+            intact = (self._numbers == places) & (words == np.repeat(words[first], counts))
+            folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
+            self._rows = np.where(np.logical_and.reduceat(intact, first), words[first] ^ folds, np.uint64(_NO_ROW))
         self.seen: NDArray[np.bool_] = np.zeros(len(self._high), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -64,19 +82,6 @@ class StoredIndex:
                 return np.where(alike & (self._low[inside] == low), found, np.int64(-1))
             found[further] += 1
 
-    def _row_digests(self) -> NDArray[np.uint64]:
-        """Return digests by document; _NO_ROW for missing or duplicate chunks."""
-        if not len(self._high):
-            return np.empty(0, np.uint64)
-        words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
-        counts = np.diff(self._first)
-        starts = self._first[:-1]
-        places = np.arange(len(words)) - np.repeat(starts, counts)
-        intact = (self._numbers == places) & (words == np.repeat(words[starts], counts))
-        whole = np.logical_and.reduceat(intact, starts)
-        folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
-        return np.where(whole, words[starts] ^ folds, np.uint64(_NO_ROW)).astype(np.uint64)
-
     def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return, per row digest, whether the document at that position is intact and was written from that row."""
         if not len(self._high) or not len(positions):
@@ -87,9 +92,6 @@ class StoredIndex:
 
     def mark_seen(self, positions: NDArray[np.int64]) -> None:
         self.seen[positions[positions >= 0]] = True
-
-    def mark_unseen(self, position: int) -> None:
-        self.seen[position] = False
 
     def unseen(self, ids: Sequence[str]) -> list[str]:
         """Return the `ids` that are in the index and not marked as seen."""
@@ -104,18 +106,3 @@ class StoredIndex:
         return [
             self._hashes[at].tobytes() if int(self._numbers[at]) == number else None for number, at in enumerate(chunks)
         ]
-
-
-def _columns(
-    pages: Iterable[Sequence[StoredChunk]],
-) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.void]]:
-    keys, numbers, hashes = [np.empty(0, _KEY)], [np.empty(0, np.int32)], [np.empty(0, _HASH)]
-    for page in filter(None, pages):
-        _, ids, page_numbers, page_hashes = zip(*page, strict=True)
-        keys.append(np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY))
-        numbers.append(np.array(page_numbers, dtype=np.int32))
-        if set(map(len, page_hashes)) != {_HASH_BYTES}:
-            # A damaged hash must not shift its neighbours; padded or cut, it differs.
-            page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
-        hashes.append(np.frombuffer(b"".join(page_hashes), dtype=_HASH))
-    return np.concatenate(keys), np.concatenate(numbers), np.concatenate(hashes)

@@ -130,20 +130,6 @@ def contract_faults() -> Iterator[str]:
         yield f"contract {name!r} has no planted violation in {Path(__file__).name}"
 
 
-def imports(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Return the top-level names of absolute imports, including those inside functions; and of imports by a string."""
-    written, by_name = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            written |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            written.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-            by_name |= {text.partition(".")[0] for text in texts if isinstance(text, str)}
-    return written, by_name
-
-
 def source_faults(package: str, folder: str) -> Iterator[str]:
     """Yield files that are too long or lack a docstring, undeclared imports, and imports by name in the wrong place."""
     distributions = importlib.metadata.packages_distributions()
@@ -159,7 +145,15 @@ def source_faults(package: str, folder: str) -> Iterator[str]:
             yield f"{name}: {lines} lines, at most {LINES_MAX}"
         if text.strip() and not ast.get_docstring(tree):
             yield f"{name}: no docstring"
-        written, by_name = imports(tree)
+        # Top-level names of absolute imports, those inside functions too; and of imports by a string.
+        nodes = list(ast.walk(tree))
+        modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+        modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        written = {module.partition(".")[0] for module in modules if module}
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        importing = [call for call in calls if ast.unparse(call.func).endswith(("import_module", "__import__"))]
+        texts = [each.value for call in importing for each in call.args if isinstance(each, ast.Constant)]
+        by_name = {text.partition(".")[0] for text in texts if isinstance(text, str)}
         for each in by_name & BY_NAME.keys():
             if not name.startswith(BY_NAME[each]):
                 yield f"{name}: imports {each} by name, which only {BY_NAME[each]} may"

@@ -20,28 +20,24 @@ PATIENCE = 60_000
 
 def main(chromium: str, picture: Path) -> None:
     command = [sys.executable, "-m", "app", "demo", "--serve", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo, sync_playwright() as playwright:
         try:
             assert demo.stdout is not None
             demo.stdout.readline()  # the report
-            draw(chromium, json.loads(demo.stdout.readline())["url"], picture)
+            url = json.loads(demo.stdout.readline())["url"]
+            browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+            page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type]
+            page.set_default_timeout(PATIENCE)
+            page.goto(f"{url}/{LOOKED_FOR}")
+            expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
+            page.reload()  # the first search fills what later ones find ready
+            expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
+            expect(page.locator("fieldset.filter").first).to_be_visible(timeout=PATIENCE)
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=picture)
+            browser.close()
         finally:
             demo.terminate()
-
-
-def draw(chromium: str, url: str, picture: Path) -> None:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type]
-        page.set_default_timeout(PATIENCE)
-        page.goto(f"{url}/{LOOKED_FOR}")
-        expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
-        page.reload()  # the first search fills what later ones find ready
-        expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
-        expect(page.locator("fieldset.filter").first).to_be_visible(timeout=PATIENCE)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=picture)
-        browser.close()
 
 
 if __name__ == "__main__":

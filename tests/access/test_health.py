@@ -36,14 +36,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def doctors(service: Service) -> tuple[bool, str]:
-    check = next(check for check in service.readiness.doctor() if check.check == "access")
-    return check.ok, check.detail
+    check = next(check for check in service.readiness.doctor() if check["check"] == "access")
+    return check["ok"], check["detail"]
 
 
 def test_without_authentication_nothing_is_said(make: Make) -> None:
     service = make()
     assert "access" not in service.readiness.check().checks
-    assert not [check for check in service.readiness.doctor() if check.check == "access"]
+    assert not [check for check in service.readiness.doctor() if check["check"] == "access"]
 
 
 def test_keys_that_end_soon_are_named(make: Make, tmp_path: Path) -> None:

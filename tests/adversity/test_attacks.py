@@ -120,9 +120,9 @@ def running(verb: str, folder: Path) -> Iterator[Attacked]:
     own = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": store, "OWL_SAP_EMBEDDING__MODEL": model}
     (folder / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')
     process = subprocess.Popen(
-        [sys.executable, "-m", "app", verb, "--port" if verb == "serve" else "--metrics-port", "0"],
+        [sys.executable, "-m", "app", verb],
         cwd=folder,
-        env=environment(**own),
+        env=environment(**own, OWL_SAP_API__PORT="0", OWL_SAP_WORKER__METRICS_PORT="0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -19,7 +19,7 @@ from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
 from app.src.service.service import Service
 from connector import errors
-from connector.stores.local.view import LocalView
+from connector.stores.local.store import LocalView
 from tests.api.conftest import TableSource, serving, settings_in
 
 # route, what it allows, a body that it would take

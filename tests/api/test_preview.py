@@ -101,7 +101,7 @@ def test_the_documented_shape_is_the_answered_one(client: httpx.Client, schema: 
     ("body", "said"),
     [
         ({"template": "{NOTES}"}, "Did you mean 'NOTE'"),
-        ({"template": "{NOTE"}, "never closed"),
+        ({"template": "{NOTE"}, "position 1"),
         ({"template": "no column"}, "names no column"),
         ({"template": "{NOTE}", "where": "1 = 1"}, "where"),
         ({"samples": 51}, "samples"),

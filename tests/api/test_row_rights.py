@@ -26,7 +26,7 @@ from connector.errors import BadFilter
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, QuarantinedRow
 from connector.stores.hana.store import HanaStore
-from connector.stores.local.view import LocalView
+from connector.stores.local.store import LocalView
 from connector.stores.ranking import FEWEST_ROWS
 from connector.stores.store import VectorStore
 from hana_emulator.testing import Emulator

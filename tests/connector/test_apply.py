@@ -23,7 +23,7 @@ from connector.errors import (
 )
 from connector.model import ChangeSet, Chunk, Lease
 from connector.stores.local.store import LocalStore
-from connector.sync.apply import GROW_AFTER, DocumentWriter, Target
+from connector.sync.apply import GROW_AFTER, DocumentWriter
 from connector.sync.options import StageClock
 from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
@@ -218,13 +218,12 @@ class store_of:
 
     def __init__(self, ends: Ends, source, store) -> None:
         self._renderer = Renderer(SPEC, source.table, ends.embedder)
-        self._source, self._store, self._embedder = source, store, ends.embedder
+        self._source, self._store, self._ends = source, store, replace(ends, store=store)
         store.open(SPEC.name, ends.embedder)
 
     def __enter__(self) -> Callable[[Sequence[int]], object]:
         self._held = self._store.lease(SPEC.name, "test", 1)
-        target = Target(self._store, self._held.__enter__())
-        writer = DocumentWriter(target, self._embedder, self._renderer, StageClock(None))
+        writer = DocumentWriter(self._ends, self._held.__enter__(), self._renderer, StageClock(None))
 
         def write(numbers: Sequence[int]) -> object:
             keys = [("100", f"N{number}") for number in numbers]

@@ -92,7 +92,7 @@ def test_a_blank_row_read_twice_counts_once(ends, source, store, monkeypatch):
     remove(source, *range(20, 29))
     once = source.pages
 
-    def twice(query, size):
+    def twice(query, size, within=None):
         yield from once(query, size)
         yield source.rows(query, [("100", f"M{number:03}") for number in range(9)])
 
@@ -108,7 +108,7 @@ def test_a_row_blank_at_first_and_filled_when_read_again_stays(ends, source, sto
     sync(SPEC, ends, AS_USUAL)
     once = source.pages
 
-    def filled_meanwhile(query, size):
+    def filled_meanwhile(query, size, within=None):
         blank(source, 3)
         yield from once(query, size)
         source.put("100", "M003", MAKTX="pump number 3", MTART="FERT")

@@ -15,6 +15,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from connector.document.document import (
+    Chunker,
     Renderer,
     content_hash,
     document_id,
@@ -294,7 +295,7 @@ def test_the_query_asks_for_what_is_needed_and_no_more():
 def test_a_row_without_text_is_empty(blank):
     document = renderer(template="Material: {MAKTX}. {LTEXT}").document(row(MAKTX=blank, LTEXT=blank))
     assert document.empty
-    assert renderer().chunks(document) == []
+    assert renderer().chunks_of([document])[0] == []
 
 
 def test_an_amount_follows_the_decimals_of_its_currency():
@@ -365,7 +366,7 @@ def test_no_text_breaks_the_renderer(short, long):
     document = renderer(metadata=("MAKTX", "LTEXT")).document(row(MAKTX=short, LTEXT=long))
     document.text.encode()
     json.loads(metadata_json(document.metadata))
-    renderer().chunks(document)
+    renderer().chunks_of([document])[0]
 
 
 def test_digests_follow_text_chunking_model_and_metadata():
@@ -399,7 +400,7 @@ def test_a_short_text_is_one_chunk_and_is_not_counted():
     embedder.max_tokens = 100
     made = renderer(embedder, template="{MAKTX}")
     document = made.document(row())
-    (chunk,) = made.chunks(document)
+    (chunk,) = made.chunks_of([document])[0]
     assert (chunk.id, chunk.number, chunk.text) == (document.id, 0, "Pumpe")
     assert chunk.content_hash == content_hash(document, 0, 1)
     assert chunk.metadata == document.metadata
@@ -428,7 +429,7 @@ def test_long_texts_are_counted_in_one_call_and_split():
 
 @pytest.mark.parametrize(("limit", "overlap", "kept"), [(10, 2, 2), (10, 5, 5), (10, 32, 5), (1, 32, 0)])
 def test_an_overlap_is_at_most_half_a_chunk(limit, overlap, kept):
-    made = renderer(chunk=ChunkSpec(limit, overlap))
+    made = Chunker(ChunkSpec(limit, overlap), CountingEmbedder())
     assert (made.max_tokens, made.overlap) == (limit, kept)
 
 
@@ -438,6 +439,6 @@ def test_a_text_that_is_not_counted_can_have_no_more_tokens_than_its_bytes_and_m
     embedder.max_tokens = limit
     made = renderer(embedder, template="{MAKTX}")
     document = made.document(row(MAKTX=text))
-    made.chunks(document)
+    made.chunks_of([document])[0]
     if not embedder.counted and document.text:
         assert len(document.text.encode()) + 1 <= limit

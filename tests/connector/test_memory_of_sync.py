@@ -13,7 +13,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
-from connector.model import CollectionSpec, Query, Row
+from connector.model import CollectionSpec, KeyRange, Query, Row
 from connector.stores.local.store import LocalStore
 from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
@@ -31,7 +31,7 @@ class EndlessSource(MemorySource):
     def count(self, query: Query) -> int:
         return self.count_of_rows
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         for start in range(0, self.count_of_rows, size):
             numbers = range(start, min(start + size, self.count_of_rows))
             yield [self._row(number) for number in numbers]

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, KeyRange, Query, Row
-from connector.sync.apply import Prepared, Ready, Written
-from connector.sync.embedding import Embedded
+from connector.sync.apply import Piece, Prepared, Written
 from connector.sync.feeds import full
-from connector.sync.pipeline import Channel, Closed, Pipeline, ReadAhead, Work
+from connector.sync.pipeline import Channel, Closed, Pipeline, Work, read_ahead
 from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
@@ -60,13 +59,13 @@ class FakeWriter:
             self.embed(document.id)
         vector = np.ones(4, np.float32)
         ready = [
-            Ready(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
+            Piece(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
         ]
-        return Prepared(ready, [], Embedded(embedded_texts=len(ready)))
+        return ready, []
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
-        written = Written(embedded_texts=prepared.embedded.embedded_texts)
-        for ready in prepared.ready:
+        written = Written()
+        for ready in prepared[0]:
             self.store(ready.id)
             self.stored.append(ready.id)
             written.upserted.append(ready.id)
@@ -343,7 +342,7 @@ def test_one_page_is_read_ahead() -> None:
             given.append(number)
             yield number
 
-    with ReadAhead([pages()], lambda _: 1) as ahead:
+    with read_ahead([pages()], lambda _: 1) as ahead:
         assert given == [], "nothing is read before it is asked for"
         assert next(ahead) == 0
         _settles(lambda: len(given), 3)
@@ -354,7 +353,7 @@ def test_one_page_is_read_ahead() -> None:
 @pytest.mark.parametrize("size", [1, 100])
 def test_several_streams_come_mixed_each_in_its_order(size: int) -> None:
     streams = [iter([(stream, number) for number in range(30)]) for stream in range(3)]
-    with ReadAhead(streams, lambda _: size, max_bytes=50) as ahead:
+    with read_ahead(streams, lambda _: size, max_bytes=50) as ahead:
         items = list(ahead)
     for stream in range(3):
         assert [number for where, number in items if where == stream] == list(range(30))
@@ -369,7 +368,7 @@ def test_the_error_of_a_reader_comes_after_what_it_read(at: int) -> None:
         raise error
 
     read: list[int] = []
-    with ReadAhead([failing()], lambda _: 1) as ahead, pytest.raises(Planted) as caught:
+    with read_ahead([failing()], lambda _: 1) as ahead, pytest.raises(Planted) as caught:
         _again_and_again(lambda: read.append(next(ahead)))
     assert caught.value is error
     assert read == list(range(at))
@@ -384,7 +383,7 @@ def test_the_error_of_one_reader_ends_the_others() -> None:
         while True:
             yield 1
 
-    with ReadAhead([endless(), failing(), endless()], lambda _: 1) as ahead, pytest.raises(Planted):
+    with read_ahead([endless(), failing(), endless()], lambda _: 1) as ahead, pytest.raises(Planted):
         _again_and_again(lambda: next(ahead))
 
 
@@ -396,7 +395,7 @@ def test_the_seconds_of_all_readers_count() -> None:
             time.sleep(0.02)
             yield number
 
-    with ReadAhead([slow(), slow()], lambda _: 1, lambda each, _: seconds.append(each)) as ahead:
+    with read_ahead([slow(), slow()], lambda _: 1, lambda each, _: seconds.append(each)) as ahead:
         list(ahead)
     assert len(seconds) == 4
     assert min(seconds) >= 0.02

@@ -9,6 +9,7 @@ import pytest
 
 from connector.errors import LeaseLost, UnknownKey
 from connector.model import ChangeSet, QuarantinedRow
+from connector.sync.feeds.choose import choose
 from connector.sync.quarantine import RetryReport, chosen, drop, entry, parse_conditions, retry
 from connector.sync.run import Ends, SyncOptions, Watch, sync
 from connector.sync.verify import verify
@@ -291,11 +292,9 @@ def test_a_row_given_up_that_left_the_source_or_turned_blank_leaves_quarantine(a
 
 
 def test_a_full_comparison_that_proves_tokens_leaves_them_alone_too(aside, embedder, monkeypatch):
-    from connector.sync.feeds.full import FullFeed
-
     for _ in range(4):
         sync(SPEC, aside, BOUNDED)
-    monkeypatch.setattr(FullFeed, "trusts_tokens", False)
+    monkeypatch.setattr("connector.sync.run.choose", lambda *given: replace(choose(*given), trusts_tokens=False))
     embedder.texts.clear()
     report = sync(SPEC, aside, BOUNDED)
     assert (report.unchanged, report.quarantined, report.embedded_texts) == (7, 3, 0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,9 +22,8 @@ from connector import failpoints
 from connector.document.document import Renderer, document_id
 from connector.errors import LeaseLost
 from connector.failpoints import InjectedFailure
-from connector.model import ChunkSpec, CollectionSpec, Key, Row
-from connector.sync.feeds.feed import Batch
-from connector.sync.feeds.full import FullFeed
+from connector.model import ChunkSpec, CollectionSpec, Key, Query, Row
+from connector.sync.feeds.feed import Batch, Batches, Feed
 from connector.sync.reconcile import Ends, SyncOptions, SyncReport, Task, Watch, reconcile
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.proof import invariants
@@ -72,11 +72,8 @@ class ScriptedFeed:
         self.trusts_tokens = not any(step["prove"] for step in script)
         self._mark: Mapping[str, Any] | None = None
 
-    def total(self) -> int:
-        return 0
-
-    def streams(self) -> Sequence[Iterator[Batch]]:
-        return [self._batches()]
+    def read(self) -> Batches:
+        return 0, [self._batches()]
 
     def _batches(self) -> Iterator[Batch]:
         waiting = dict(self._queue.entries)
@@ -104,21 +101,19 @@ class ScriptedFeed:
 
         return Batch(given, gone=gone, mark=self._mark, done=consume)
 
+    @property
     def mark(self) -> Mapping[str, Any] | None:
         return self._mark
 
 
-class KeysOnly(FullFeed):
-    """A complete feed of keys and tokens; the rows behind new tokens are read afterwards."""
+def keys_only(source: MemorySource, query: Query, page_rows: int) -> Batches:
+    """Every row's key and token; the rows behind new tokens are read afterwards."""
 
-    def streams(self) -> Sequence[Iterator[Batch]]:
-        return [map(self._without_values, stream) for stream in super().streams()]
+    def load(keys: Sequence[Key]) -> list[Row]:
+        return [replace(row, token=token_of(row)) for row in source.rows(query, keys)]
 
-    def _without_values(self, batch: Batch) -> Batch:
-        return Batch([Row(row.key, {}, token_of(row)) for row in batch.rows], load=self._load)
-
-    def _load(self, keys: Sequence[Key]) -> list[Row]:
-        return [replace(row, token=token_of(row)) for row in self._source.rows(self._query, keys)]
+    pages = source.pages(query, page_rows)
+    return 0, [(Batch([Row(row.key, {}, token_of(row)) for row in page], load=load) for page in pages)]
 
 
 def token_of(row: Row) -> bytes:
@@ -208,9 +203,14 @@ class Machine(RuleBasedStateMachine):
                 Task(self.ends, self.renderer, lease, self.options, watch or Watch(), feed, checkpoint, {}, began)
             )
 
-    def _full(self, lazy: bool = False) -> FullFeed:
-        kind = KeysOnly if lazy else FullFeed
-        return kind(self.source, self.renderer.query, self.options.page_rows, {"sequence": self.queue.sequence})
+    def _full(self, lazy: bool = False) -> Feed:
+        query, page_rows = self.renderer.query, self.options.page_rows
+
+        def all_rows() -> Batches:
+            return 0, [map(Batch, self.source.pages(query, page_rows))]
+
+        read = partial(keys_only, self.source, query, page_rows) if lazy else all_rows
+        return Feed(read, {"sequence": self.queue.sequence}, "full")
 
     def _scripted(self, script: list[dict[str, Any]]) -> ScriptedFeed:
         return ScriptedFeed(self.source, self.queue, self.renderer, [self._step(step) for step in script])

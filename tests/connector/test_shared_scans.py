@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from connector.stores.scan import vector_scan
-from connector.stores.scan.vector_scan import SharedScans
+from connector.stores import scan
+from connector.stores.scan import SharedScans
 
 WAIT = 20.0
 
@@ -83,8 +83,23 @@ def test_nobody_waits_while_a_core_is_free():
         assert sorted(one.result(WAIT) for one in asked) == [0, 1, 2]
 
 
+def test_one_taken_along_waits_for_its_answer_while_cores_are_free():
+    slow, quick = Gate(), Gate()
+    with Callers(SharedScans(2)) as callers:
+        busy = [callers.ask(slow, 0), callers.ask(quick, 0)]
+        until(lambda: len(slow.passes) == len(quick.passes) == 1)
+        asked = [callers.ask(slow, number) for number in (1, 2)]
+        callers.wait_for(2)
+        quick.let(1)
+        until(lambda: len(slow.passes) == 2)  # by the free core, both together
+        assert callers.ask(quick, 3) is not None
+        quick.let(1)
+        slow.let(2)
+        assert [one.result(WAIT) for one in (*busy, *asked)] == [0, 0, 1, 2]
+
+
 def test_a_pass_has_a_size(monkeypatch):
-    monkeypatch.setattr(vector_scan, "TOGETHER", 4)
+    monkeypatch.setattr(scan, "TOGETHER", 4)
     gate = Gate()
     with Callers(SharedScans(1)) as callers:
         asked = [callers.ask(gate, 0)]

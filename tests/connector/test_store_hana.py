@@ -22,6 +22,7 @@ from connector.errors import (
 )
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, ModelSource, Recipe, TableRef
+from connector.stores.filters import Compiled
 from connector.stores.hana.store import HanaStore
 from connector.stores.hana.tables import VectorTable, table_name
 from connector.stores.records import from_fvecs, fvecs
@@ -407,7 +408,9 @@ def test_fvecs_round_trip():
 def test_identifiers_are_quoted():
     table = VectorTable('S"x', "T")
     assert table.sql == '"S""x"."T"'
-    assert all(table.sql in text for text in (table.drop(), table.search(1), table.create_hnsw(), table.count()))
+    assert all(
+        table.sql in text for text in (table.drop(), table.search(1, Compiled()), table.create_hnsw(), table.count())
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- generations

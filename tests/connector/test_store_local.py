@@ -47,7 +47,7 @@ from connector.stores.local.search import FILTERS
 from connector.stores.local.store import LocalStore
 from connector.stores.local.tables import find
 from connector.stores.records import unit_query
-from connector.stores.scan.vector_scan import NumpyScan, exact_scores
+from connector.stores.scan import Int8Scan, exact_scores
 from connector.stores.state import LeaseTimes
 
 DIMENSION = 8
@@ -357,7 +357,7 @@ def test_killed_in_the_middle_of_writing(store, folder):
 def test_only_what_is_new_is_read_again(folder):
     loaded: list[int] = []
 
-    class Scan(NumpyScan):
+    class Scan(Int8Scan):
         def copy(self, dimension: int) -> Any:
             copy = super().copy(dimension)
             append = copy.append
@@ -380,7 +380,7 @@ def test_a_snapshot_in_use_never_changes(store):
     vectors = add(store, range(50))
     found(store)
     with store._file.read() as db:
-        index = store._indexes.of(find(db, store._tables, NAME))
+        index = store._index(find(db, store._tables, NAME))
         before = index.snapshot(db)
     assert before is not None
     alive = before.alive.copy()
@@ -402,7 +402,7 @@ def test_the_copy_does_not_grow_with_churn(store):
         add(store, range(100), seed=seed)
         assert len(found(store)) == 100
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.live == 100
     assert len(now.ids) <= 200
@@ -466,7 +466,7 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
 def test_another_scan_is_used(folder):
     dimensions: list[int] = []
 
-    class Scan(NumpyScan):
+    class Scan(Int8Scan):
         def copy(self, dimension: int) -> Any:
             dimensions.append(dimension)
             return super().copy(dimension)
@@ -480,11 +480,11 @@ def test_another_scan_is_used(folder):
 
 
 class Churned:
-    """Two stores over one file, one by the fastest scan and one by NumPy's, and what they must find."""
+    """Two stores over one file, and what they must find."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.stores = [LocalStore(folder), LocalStore(folder, scan=NumpyScan())]
+        self.stores = [LocalStore(folder), LocalStore(folder)]
         self.stores[0].open(NAME, Model())  # type: ignore[arg-type]
         self.rows: dict[str, tuple[list[np.ndarray], int]] = {}
 
@@ -664,7 +664,7 @@ def test_a_remembered_filter_follows_every_change(store):
     for number in range(2 * FILTERS):
         found(store, {"N": number})
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert len(now.filtered) <= FILTERS
 
@@ -685,7 +685,7 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     for number in range(10):
         assert len(found(store, {"V": {"$gte": -1 - number}})) == 100
     with store._file.read() as db:
-        now = store._indexes.of(find(db, store._tables, NAME)).snapshot(db)
+        now = store._index(find(db, store._tables, NAME)).snapshot(db)
     assert now is not None
     assert now.filtered.rows <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"

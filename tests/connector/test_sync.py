@@ -307,7 +307,7 @@ def test_a_key_read_again_on_a_later_page_supersedes_the_first(ends, source, sto
     fill(source, 4)
     once = source.pages
 
-    def again(query, size):
+    def again(query, size, within=None):
         yield from once(query, size)
         source.put("100", "M003", MAKTX="newer", MTART="FERT")
         yield source.rows(query, [("100", "M003")])

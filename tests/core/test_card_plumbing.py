@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
-from app.src.core.backends.torch.backend import Landing, TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
 from app.src.core.backends.torch.encoders import Target, with_card_graphs
 from app.src.core.backends.torch.graphs import CudaRecorder, GraphedEncoder, with_graphs
-from app.src.core.backends.torch.process import on_compute_thread
-from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
+from app.src.core.backends.torch.packed import Layout
+from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
+from app.src.core.backends.torch.staging import Arriving, CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions
@@ -182,12 +183,12 @@ def test_memory_that_runs_out_beside_torchs_allocator_is_the_engines_error(words
 
 def test_what_comes_late_is_the_engines_error() -> None:
     class Late:
-        def result(self) -> Vectors:
+        def synchronize(self) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    late: Any = Late()
+    arriving = Arriving(torch.zeros(2), torch.zeros(2), Late())
     with pytest.raises(OutOfMemory):
-        Landing(late).result()
+        arriving.result()
 
 
 # ----------------------------------------------------------------------------------------------------- a token's cost
@@ -395,7 +396,7 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
     backend = minilm._backend
     assert isinstance(backend, TorchBackend)
     encoder: Any = backend._loaded()
-    target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs="off")
+    target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs=False)
     chosen, reason = with_card_graphs(target, encoder, "because", 1000)
     assert chosen is encoder
     assert reason.endswith("CUDA graphs are switched off")
@@ -411,7 +412,7 @@ def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
         raise OutOfMemory("far enough")
 
     monkeypatch.setattr(TorchBackend, "load", load)
-    for overlap, graphs in ((True, "auto"), (False, "on"), (True, "off")):
+    for overlap, graphs in ((True, True), (False, True), (True, False)):
         with pytest.raises(OutOfMemory):
             engine_module.load_engine(EngineOptions(overlap=overlap, graphs=graphs))
         assert (given[-1].overlap, given[-1].graphs) == (overlap, graphs)
@@ -548,8 +549,8 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
         def staged(self, batch: TokenBatch) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
             return [np.zeros(sum(map(len, batch)), dtype=np.int32)] * 2
 
-        def compute(self, inputs: Any) -> torch.Tensor:
-            return torch.ones(len(inputs.layout.cumulative) - 1, 3)
+        def compute(self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout) -> torch.Tensor:
+            return torch.ones(len(layout.cumulative) - 1, 3)
 
     class Recorded:
         def __init__(self, tokens: int) -> None:

@@ -122,11 +122,11 @@ def test_drained_is_whoever_waits() -> None:
 def test_speed_follows_the_last_large_batches() -> None:
     speed = Speed()
     assert (speed.wait(1000), speed.tokens_in(1)) == (0, math.inf)
-    speed.ran(10, 1.0)  # too small to show it
+    speed.count(10, 1.0)  # too small to show it
     assert speed.tokens_in(1) == math.inf
-    speed.ran(100, 1.0)
+    speed.count(100, 1.0)
     assert speed.wait(1000) == 10
     for _ in range(100):
-        speed.ran(1000, 1.0)
+        speed.count(1000, 1.0)
     assert speed.tokens_in(0.5) == pytest.approx(500, rel=0.01)
     assert speed.wait(2000) == pytest.approx(2, rel=0.01)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.tokens import cut_position, overlap_start
+from app.src.core.tokens import cut_position
 
 FEW = settings(max_examples=30, deadline=None)
 HASHING = load_engine(EngineOptions("hash:16"))
@@ -130,14 +130,6 @@ OFFSETS = [(0, 3), (4, 7), (7, 8), (8, 11), (12, 15)]
 )
 def test_where_a_piece_ends(first: int, limit: int, cut: int) -> None:
     assert cut_position("one two-two end", OFFSETS, first, limit) == cut
-
-
-@pytest.mark.parametrize(
-    ("end", "overlap", "start"),
-    [(4, 0, 4), (4, 1, 3), (4, 3, 1), (4, 4, 1), (5, 1, 4), (5, 2, 4), (3, 2, 1)],
-)
-def test_where_the_overlap_begins(end: int, overlap: int, start: int) -> None:
-    assert overlap_start("one two-two end", OFFSETS, end, overlap) == start
 
 
 def test_a_very_long_text_is_cut_in_time_that_grows_with_it() -> None:

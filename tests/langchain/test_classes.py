@@ -15,7 +15,6 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.evaluation.run import EvaluationRequest
 from app.src.langchain import Owl
 from app.src.service.search import Like
 from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
@@ -286,10 +285,10 @@ def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_ow
 
 
 def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorStore, tmp_path: Path) -> None:
-    service = local.collection._service  # type: ignore[attr-defined]
+    service = local.collection._service
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
-    measured = service.evaluation.evaluate("notes", EvaluationRequest(file, ("vector",))).as_dict()
+    measured = service.evaluation.evaluate("notes", file, ("vector",))
     assert measured["missing"] == 0
     assert measured["modes"]["vector"]["all"]["mrr"] == 1
 

@@ -199,7 +199,7 @@ def monitored(
         guarded = {"OWL_SAP_ACCESS__KEYS": str(folder / "keys.json")}
         alone = {"OWL_SAP_API__JOB_WORKERS": "0", "OWL_SAP_API__RUN_SCHEDULES": "false"}
         api = stack.enter_context(ended(scene.spawn("serve", "--port", "0", env=guarded | alone)))
-        worker = stack.enter_context(ended(scene.spawn("worker", "--metrics-port", "0", env=guarded)))
+        worker = stack.enter_context(ended(scene.spawn("worker", env=guarded | {"OWL_SAP_WORKER__METRICS_PORT": "0"})))
         dcgm = stack.enter_context(answering(RECORDED.read_bytes))
         card = stack.enter_context(answering(own.render))
         url, scraped = first_line(api)["url"], first_line(worker)["metrics"]

@@ -252,7 +252,6 @@ def test_what_the_engine_did(folder: Path) -> None:
             ("tokens_total", stats.tokens),
             ("padded_tokens_total", stats.padded_tokens),
             ("batches_total", stats.batches),
-            ("padding_ratio", stats.padding_ratio),
             ("out_of_memory_total", 0),
             ("token_budget", engine.token_budget),
         ):

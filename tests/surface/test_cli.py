@@ -105,10 +105,8 @@ def test_every_verb_has_help(cli: Cli, verb: str) -> None:
     assert "Usage" in run.out
 
 
-def test_an_empty_collection_of_documents_has_no_rows(cli: Cli, tmp_path: Path) -> None:
+def test_no_row_is_like_another_in_an_empty_collection(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')
-    run = cli("rows", "notes", "abc", "--json", **LOCAL)
-    assert (run.code, json.loads(run.out)) == (0, [])
     alike = cli("search", "notes", "--like", "abc", **LOCAL)
     assert (alike.code, "[OWL-1017]" in alike.err) == (2, True), alike.err
 

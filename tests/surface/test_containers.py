@@ -29,7 +29,8 @@ from app.src.core.nvml import GpuSnapshot
 from app.src.jobs.journal import JobOptions
 from app.src.jobs.runner import Jobs
 from app.src.observe import Fault, gpu, health
-from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
+from app.src.settings import ApiSettings, EmbeddingSettings
+from app.src.settings.model import WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
 from tests.forked import owl_sap
@@ -298,18 +299,14 @@ def test_a_service_that_never_answers_or_listens_anywhere() -> None:
 def test_a_heartbeat_ages_when_the_worker_is_not_well(tmp_path: Path) -> None:
     path = tmp_path / "beat"
     settings = WorkerSettings(heartbeat=path)
-    heartbeat = health.Heartbeat(path)
-    born = path.stat().st_mtime
-    heartbeat._due = 0.0
-    heartbeat.beat(lambda: False)
-    assert path.stat().st_mtime == born
-    assert "was at work" in health.of_worker(settings)
-    with pytest.raises(Fault, match="61 s old"):
-        health.of_worker(settings, lambda: born + health.STALE_SECONDS + 1)
-    time.sleep(0.02)
-    heartbeat.beat(lambda: True)
-    assert path.stat().st_mtime > born
-    heartbeat.close()
+    with health.beating(path) as beat:
+        born = path.stat().st_mtime
+        assert "was at work" in health.of_worker(settings)
+        with pytest.raises(Fault, match="61 s old"):
+            health.of_worker(settings, lambda: born + health.STALE_SECONDS + 1)
+        time.sleep(0.02)
+        beat()
+        assert path.stat().st_mtime > born
     with pytest.raises(Fault, match="no worker is at work"):
         health.of_worker(settings)
 
@@ -325,9 +322,9 @@ def test_a_dead_workers_heartbeat_is_not_that_of_the_next_one(scene: Scene) -> N
 
 
 def test_a_heartbeat_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"\[worker\] heartbeat: .* cannot be written"):
-        health.Heartbeat(tmp_path / "nowhere" / "beat")
-    health.Heartbeat(None).close()
+    wrong = health.beating(tmp_path / "nowhere" / "beat")
+    with pytest.raises(ConfigurationError, match=r"\[worker\] heartbeat: .* cannot be written"), wrong:
+        pass
 
 
 class Ended:
@@ -348,5 +345,5 @@ class Ended:
 
 
 def test_a_worker_ends_when_its_engine_is_beyond_help() -> None:
-    assert until_over(cast("Any", Ended(3)), health.Heartbeat(None), 0.0) is None
-    assert until_over(cast("Any", Ended(9, stuck_at=2)), health.Heartbeat(None), 0.0) == "the engine stands still"
+    assert until_over(cast("Any", Ended(3)), None, 0.0) is None
+    assert until_over(cast("Any", Ended(9, stuck_at=2)), None, 0.0) == "the engine stands still"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,8 +16,6 @@ import pytest
 
 from app.src import demo
 from app.src.api.openapi import BASE
-from app.src.cli.demo import sync_all
-from app.src.cli.interrupts import interruptible
 from app.src.demo import Demo
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
@@ -107,18 +103,3 @@ def first_of_the_clients_page(url: str) -> Any:
     exec(re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)[0].replace(BASE, url), names)
     names["client"].close()
     return names["found"]
-
-
-def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-
-    def sync(name: str, *_: object) -> SimpleNamespace:
-        synced.append(name)
-        os.kill(os.getpid(), signal.SIGINT)
-        return SimpleNamespace(as_dict=lambda: {"paused": None})
-
-    running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=SimpleNamespace(run=sync)))
-    with interruptible() as interrupted:
-        sync_all(running, interrupted)  # type: ignore[arg-type]
-    assert synced == ["first"]
-    assert interrupted.code == 130

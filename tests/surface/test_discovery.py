@@ -83,7 +83,7 @@ def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     shown = cli("tables", "SAPDEMO", "--limit", "2", **hana)
     assert "KNA1" in shown.out
     assert "MARA" not in shown.out
-    assert "--offset 2" in shown.err
+    assert "raise --limit" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     tables = cli("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
     assert all(title in tables for title in ("a sync would do", "Texts as they"))
     narrow = cli("--output", "table", "plan", "notifications", **hana | {"COLUMNS": "80"})
-    assert re.search(r"about [\d.]+ s \([\d.]+ s to [\d.]+ s\), without writing \(reading took", narrow.err), narrow.err
+    assert re.search(r"about [\d.]+ s, without writing \(reading took", narrow.err), narrow.err
     assert "a sync would run without a pause" in narrow.err
     assert re.search(r"[\d,]+ long texts are split into chunks, so no text is truncated", narrow.err), narrow.err
     quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json

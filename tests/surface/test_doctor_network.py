@@ -221,7 +221,7 @@ def test_a_name_that_does_not_resolve() -> None:
     with pytest.raises(Fault, match="cannot be resolved"):
         Network(HanaSettings(host="ü" * 70)).dns()
     with pytest.raises(Fault, match="no HANA host"):
-        Network(HanaSettings()).address()
+        Network(HanaSettings()).dns()
 
 
 @contextlib.contextmanager

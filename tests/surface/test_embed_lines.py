@@ -204,11 +204,6 @@ GOLDEN = [
         {"OWL_SAP_EMBEDDING__MODEL": "hash:7"},
         "owl-sap: model 'hash:7': a hashing model is hash:N with N from 8 to 4096",
     ),
-    (
-        ["emulator", "sql", "--data", "nowhere", "SELECT 1 FROM DUMMY"],
-        {},
-        "owl-sap: no emulator is serving the folder nowhere; start one: owl-sap emulator --data nowhere",
-    ),
 ]
 
 

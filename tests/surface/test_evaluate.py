@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.src.evaluation.index_recall import proposal
-from app.src.evaluation.measures import Difference
 from app.src.evaluation.queries import read
+from app.src.evaluation.run import proposal
 from connector.errors import ConfigurationError
-from connector.model import IndexUse
 from tests.adversity.scene import Scene
 
 RIGHT = '{"query": "a", "relevant": [["1"]]}'
@@ -32,7 +30,10 @@ RIGHT = '{"query": "a", "relevant": [["1"]]}'
         ('{"query": "b", "relevant": [["1", "2"]]}', "line 2: .* 2 key values; the collection has 1"),
         ('{"query": "b", "relevant": [[["1"]]]}', "line 2: a row of .relevant."),
         ('{"query": "b", "relevant": [{"MATNRX": "1"}]}', "line 2: .* must name the key columns MATNR"),
-        ('{"query": "b", "relevant": [["1"]], "filters": {}}', 'line 2: "filters" is unknown; did you mean "filter"'),
+        (
+            '{"query": "b", "relevant": [["1"]], "filters": {}}',
+            'line 2: "filters" is unknown; known names: query',
+        ),
         ('{"query": "b", "relevant": [["1"]], "filter": []}', "line 2: .filter. must be an object"),
         (RIGHT, "line 2: the query repeats line 1"),
     ],
@@ -151,7 +152,7 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (("rows", "queries.jsonl", "--recall"), "give a FILE of labelled queries, or --recall"),
         (("rows", "none.jsonl"), "none.jsonl cannot be read"),
         (("rows", "wrong.jsonl"), "line 1: "),
-        (("rows", "queries.jsonl", "--mode", "fuzzy"), "--mode fuzzy: use vector, keyword, hybrid or all"),
+        (("rows", "queries.jsonl", "--mode", "fuzzy"), "'fuzzy' is not one of"),
         (("rows", "queries.jsonl", "--against", "no-report.json"), "not a report of"),
         (("rows", "queries.jsonl", "--against", "short.json"), "the output of --json is shorter"),
         (("rows", "queries.jsonl", "--against", "other-k.json"), "made with -k 3, this one with -k 10"),
@@ -174,4 +175,4 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
     ],
 )
 def test_what_is_proposed(used: bool | None, recall: float, low: float, queries: int, says: str) -> None:
-    assert says in proposal(IndexUse(used, ""), Difference(recall, low, 1.0, 0.0, queries), 10)
+    assert says in proposal(used, {"difference": recall, "low": low, "queries": queries}, 10)

@@ -30,7 +30,7 @@ COLUMNS = ("collection", "rows", "last_sync", "model")
 
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
     monkeypatch.setattr(output, "console", lambda stderr=False: Console(width=width, stderr=stderr))
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     output.data(ROWS, "Collections", COLUMNS, json=False)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
@@ -61,7 +61,7 @@ def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     output.table("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
     shown = capsys.readouterr().out
     assert "[red]x" in shown
@@ -71,7 +71,7 @@ def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_values_never_order_the_terminal_about(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output.Chosen, "layout", "table")
+    monkeypatch.setattr(output.Invocation, "layout", "table")
     sent = "\x1b]0;owned\x07 :key: \x9b2J \u202egnp"
     output.table(sent, [{"text": sent}], whole=False)
     output.say(sent)
@@ -160,7 +160,7 @@ def test_lines_hold_the_records_and_tables_what_is_for_people(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     shown: dict[str, Any] = {"ok": "yes", "text": "short…"}
-    monkeypatch.setattr(output.Chosen, "layout", "lines")
+    monkeypatch.setattr(output.Invocation, "layout", "lines")
     output.data([{"ok": True, "text": "a long text"}], "T", ("ok",), json=False, rows=[shown])
     assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
 

@@ -58,10 +58,10 @@ def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Servic
 
 
 def test_doctor_tells_of_both_models(service: Service) -> None:
-    (line,) = [line for line in service.readiness.doctor() if line.check == "model"]
-    assert line.ok
-    assert "hash:64: 64 dimensions" in line.detail
-    assert "collection own: hash:32: 32 dimensions" in line.detail
+    (line,) = [line for line in service.readiness.doctor() if line["check"] == "model"]
+    assert line["ok"]
+    assert "hash:64: 64 dimensions" in line["detail"]
+    assert "collection own: hash:32: 32 dimensions" in line["detail"]
 
 
 def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:

@@ -86,7 +86,7 @@ def test_what_is_dropped_is_met_again(scene: Scene) -> None:
     assert document(scene, "drop", "bad", "B=5") == {"collection": "bad", "dropped": 1}
     assert numbers(scene) == [(4, 1)]
     assert document(scene, "drop", "bad")["dropped"] == 1
-    assert document(scene, "drop", "bad", "--all")["dropped"] == 0
+    assert document(scene, "drop", "bad")["dropped"] == 0
     assert numbers(scene) == []
     assert scene.verb("sync", "bad", "--strict")[0] == 1
     assert numbers(scene) == [(4, 1), (5, 1)]
@@ -94,7 +94,7 @@ def test_what_is_dropped_is_met_again(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
-    for words in (["list"], ["show"], ["retry"], ["drop", "--all"]):
+    for words in (["list"], ["show"], ["retry"], ["drop"]):
         code, out, errors = scene.verb("quarantine", *words, "bat")
         assert (code, out) == (2, "")
         assert 'did you mean "bad"' in errors
@@ -108,9 +108,6 @@ def test_refusals(scene: Scene) -> None:
             code, out, errors = scene.verb("quarantine", verb, "bad", key)
             assert (code, out) == (2, ""), (verb, key)
             assert why in errors
-    code, out, errors = scene.verb("quarantine", "drop", "bad", "B=4", "--all")
-    assert (code, out) == (2, "")
-    assert "--all" in errors
     assert numbers(scene) == [(4, 1), (5, 1)]
 
 

@@ -12,7 +12,7 @@ from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits, T4MemoryManager
 from app.src.service.wiring import EnginesScan
 from connector.errors import ConfigurationError
-from connector.stores.scan.int8_scan import best_scan
+from connector.stores.scan import Int8Scan
 
 
 def engine(profile: DeviceProfile) -> Any:
@@ -28,7 +28,7 @@ def test_without_a_card_the_stores_own_scan_is_used_and_found_once() -> None:
 
     scan = EnginesScan(load, wanted=False)
     assert not asked
-    assert type(scan.copy(8)) is type(scan.copy(8)) is type(best_scan().copy(8))
+    assert type(scan.copy(8)) is type(scan.copy(8)) is type(Int8Scan().copy(8))
     assert len(asked) == 1
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from app.src.cli.search import _shown_text
 from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import Run
 
@@ -116,13 +115,3 @@ def test_nothing_in_a_text_is_syntax_and_bad_filters_are_refused(search: Search)
     assert search("((", "--mode", "keyword", "--json").json == []
     bad = search("chair", "--mode", "hybrid", "--filter", '{"MTART": {"$foo": 1}}')
     assert (bad.code, "$foo" in bad.err) == (2, True)
-
-
-def test_a_table_shows_each_passage_with_its_score() -> None:
-    hit: dict[str, Any] = {
-        "text": "oil  pump",
-        "passages": [{"text": "oil  pump", "score": 0.81}, {"text": "a hose", "score": 0.2}],
-    }
-    assert _shown_text(hit) == "0.810 oil pump\n0.200 a hose"
-    assert _shown_text(hit | {"passages": hit["passages"][:1]}) == "oil pump"
-    assert _shown_text({"text": "oil  pump"}) == "oil pump"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.src.evaluation.measures import ranks_by_score
-from app.src.training.held_out import HELD_OUT, Embed, Figures, Trial, split
+from app.src.training.held_out import HELD_OUT, Embed, measured, split
 from app.src.training.pairs import Pair
 from connector.errors import ConfigurationError
 
@@ -90,25 +90,16 @@ def vectors(**of: list[float]) -> Embed:
 def test_figures_by_hand() -> None:
     """Twelve texts that nobody seeks are nearer to the second query than its own text is."""
     others = {f"d{number}": [0.0, 1.0] for number in range(12)}
-    trial = Trial.of([Pair("a", "x"), Pair("a", "y"), Pair("b", "z")], [Pair("w", text) for text in others])
-    assert (trial.queries, len(trial.texts)) == (["a", "b"], 15)
     embed = vectors(a=[1.0, 0.0], b=[0.0, 1.0], x=[1.0, 0.1], y=[-1.0, 0.0], z=[1.0, 1.0], w=[1, 1], **others)
-    figures = trial.run(embed)
-    assert figures.recall_at_10 == pytest.approx((0.5 + 0.0) / 2)
-    assert figures.mrr == pytest.approx((1 / 1 + 1 / 13) / 2)
-    assert (figures.queries, figures.texts) == (2, 15)
+    held_out = [Pair("a", "x"), Pair("a", "y"), Pair("b", "z")]
+    figures = measured(held_out, [Pair("w", text) for text in others], embed)
+    assert figures["recall_at_10"] == pytest.approx((0.5 + 0.0) / 2)
+    assert figures["mrr"] == pytest.approx((1 / 1 + 1 / 13) / 2)
+    assert (figures["queries"], figures["texts"]) == (2, 15)
 
 
 def test_a_model_with_one_vector_for_everything_finds_nothing() -> None:
-    trial = Trial.of([Pair("a", "x")], [Pair("w", f"d{number}") for number in range(20)])
-    figures = trial.run(lambda texts: np.full((len(texts), 4), 0.5, dtype=np.float32))
-    assert figures.recall_at_10 == 0
-    assert figures.mrr == pytest.approx(1 / 21)
-
-
-def test_worse_is_less_recall_and_where_that_is_equal_lower_ranks() -> None:
-    figures = Figures(0.5, 0.4, 10, 100)
-    assert Figures(0.4, 0.9, 10, 100).worse_than(figures)
-    assert Figures(0.5, 0.3, 10, 100).worse_than(figures)
-    assert not Figures(0.5, 0.4, 10, 100).worse_than(figures)
-    assert not Figures(0.6, 0.1, 10, 100).worse_than(figures)
+    others = [Pair("w", f"d{number}") for number in range(20)]
+    figures = measured([Pair("a", "x")], others, lambda texts: np.full((len(texts), 4), 0.5, dtype=np.float32))
+    assert figures["recall_at_10"] == 0
+    assert figures["mrr"] == pytest.approx(1 / 21)

@@ -56,7 +56,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 def test_pairs_whose_texts_are_cut_elsewhere_are_two(tmp_path: Path) -> None:
     file = lines(tmp_path, {"query": "a b", "text": "c"}, {"query": "a", "text": "b c"}, {"query": "a b", "text": " c"})
     found = read_file(file, 100)
-    assert (len(found.pairs), found.duplicates) == (2, 1)
+    assert (len(found.pairs), found.skipped["duplicates"]) == (2, 1)
 
 
 def test_a_limit_ends_the_reading_and_is_told(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_values_are_formatted_as_in_texts_of_the_collection() -> None:
 def test_a_value_that_cannot_be_shown_is_counted() -> None:
     table = Table(TABLE.ref, (*TABLE.columns, Column("D", "DOUBLE")), ("K",))
     found = read(Rows(("pump", float("nan")), ("seal", 1.5), table=table), ("TITLE", "D"))
-    assert (found.pairs, found.unreadable, found.read) == ([Pair("seal", "1.5")], 1, 2)
+    assert (found.pairs, found.skipped["unreadable"], found.read) == ([Pair("seal", "1.5")], 1, 2)
 
 
 def test_no_more_pages_are_read_than_are_needed() -> None:

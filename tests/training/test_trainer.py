@@ -16,7 +16,7 @@ from app.src.core.backends.folder import read_folder
 from app.src.core.device import DeviceProfile
 from app.src.core.finetune.recipe import TrainingFailed, TrainingJob, TrainingObserver
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.training.held_out import Figures, Trial
+from app.src.training.held_out import measured
 from app.src.training.pairs import Pair
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs
 
@@ -59,23 +59,22 @@ def killed_after(step: int) -> TrainingObserver:
     return TrainingObserver(step=look)
 
 
-def figures(folder: Path) -> Figures:
+def figures(folder: Path) -> dict[str, Any]:
     pairs = [Pair(*pair) for pair in ALL]
-    trial = Trial.of(pairs[:HELD_OUT], pairs[HELD_OUT:])
     with load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
-        return trial.run(lambda texts: engine.embed(list(texts)))
+        return measured(pairs[:HELD_OUT], pairs[HELD_OUT:], lambda texts: engine.embed(list(texts)))
 
 
 @pytest.mark.slow
 def test_it_learns_what_it_never_saw_and_the_engine_loads_it(base: Path, tmp_path: Path) -> None:
     model, trained = trainer.train(job(base, tmp_path / "c", pairs=len(TRAINING), epochs=8), TrainingObserver())
-    assert (trained.steps, trained.began_at, trained.stopped) == (96, 0, False)
-    assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
+    assert (trained["steps"], trained["began_at"], trained["stopped"]) == (96, 0, False)
+    assert trained["losses"][max(trained["losses"])] < trained["losses"][min(trained["losses"])] / 2
     trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
     before, after = figures(base), figures(tmp_path / "trained")
-    assert before.recall_at_10 < 0.35
-    assert after.recall_at_10 > before.recall_at_10 + 0.3
-    assert after.mrr > before.mrr + 0.2
+    assert before["recall_at_10"] < 0.35
+    assert after["recall_at_10"] > before["recall_at_10"] + 0.3
+    assert after["mrr"] > before["mrr"] + 0.2
     assert files_with(CANARY, tmp_path) == [], "no text in checkpoints or in the model"
     with load_engine(EngineOptions(str(tmp_path / "trained"), device="cpu", precision="fp32")) as engine:
         assert engine.path == "packed", engine.path_reason
@@ -107,9 +106,9 @@ def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: P
     torn = tmp_path / "cut" / "checkpoint-99"
     torn.mkdir()
     model, trained = trainer.train(job(base, tmp_path / "cut"), TrainingObserver())
-    assert trained.began_at == 5
-    assert trained.steps == told.steps == 8
-    assert trained.losses == pytest.approx(told.losses, abs=1e-5)
+    assert trained["began_at"] == 5
+    assert trained["steps"] == told["steps"] == 8
+    assert trained["losses"] == pytest.approx(told["losses"], abs=1e-5)
     assert same_weights(weights_of(model), weights_of(whole))
     assert not torn.exists()
 
@@ -118,9 +117,9 @@ def test_a_wish_to_stop_leaves_a_checkpoint_of_that_very_step(base: Path, tmp_pa
     done: list[int] = []
     hooks = TrainingObserver(step=lambda step, *_: done.append(step), stop=lambda: len(done) >= 3)
     _, trained = trainer.train(job(base, tmp_path), hooks)
-    assert (trained.steps, trained.stopped) == (3, True)
+    assert (trained["steps"], trained["stopped"]) == (3, True)
     _, trained = trainer.train(job(base, tmp_path), TrainingObserver())
-    assert (trained.began_at, trained.steps, trained.stopped) == (3, 8, False)
+    assert (trained["began_at"], trained["steps"], trained["stopped"]) == (3, 8, False)
 
 
 @pytest.mark.slow
@@ -129,7 +128,7 @@ def test_a_training_that_was_done_is_not_done_again(base: Path, tmp_path: Path) 
     seen: list[int] = []
     observer = TrainingObserver(step=lambda step, *_: seen.append(step))
     again, trained = trainer.train(job(base, tmp_path, epochs=1), observer)
-    assert (seen, trained.steps) == ([], 4)
+    assert (seen, trained["steps"]) == ([], 4)
     assert same_weights(weights_of(model), weights_of(again))
 
 
@@ -216,6 +215,6 @@ def test_on_a_card(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "tiny")
     on_card = TrainingJob(base, tmp_path / "c", TRAINING, profile, epochs=8, learning_rate=3e-3)
     model, trained = trainer.train(on_card, TrainingObserver())
-    assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
+    assert trained["losses"][max(trained["losses"])] < trained["losses"][min(trained["losses"])] / 2
     trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
-    assert figures(tmp_path / "trained").recall_at_10 > figures(base).recall_at_10 + 0.3
+    assert figures(tmp_path / "trained")["recall_at_10"] > figures(base)["recall_at_10"] + 0.3

@@ -408,7 +408,7 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
         timeout_graceful_shutdown=math.ceil(api.shutdown_seconds),
         server_header=False,
         proxy_headers=bool(api.trusted_proxies),
-        forwarded_allow_ips=list(api.trusted_proxies),
+        forwarded_allow_ips=list(map(str, api.trusted_proxies)),
     )
     config.load()
     if api.tls_certificate is not None and api.tls_key is not None:

@@ -9,13 +9,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from app.src.benchmark.harness import (
-    Figure,
     PeerUnavailable,
     Report,
     Say,
@@ -25,7 +24,7 @@ from app.src.benchmark.harness import (
     machine,
     significant,
 )
-from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess, left_out
+from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess
 from app.src.benchmark.workloads import texts
 from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
@@ -56,8 +55,8 @@ def measure(  # noqa: PLR0913 - the options of the verb
     scale: float = 0.5,
     folder: Path = DEFAULT_FOLDER,
 ) -> Report:
-    """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. A peer that does
-    not start is skipped with a note (PeerUnavailable if none remains); one that fails later gets a failed figure."""
+    """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. Raises
+    PeerUnavailable if one fails."""
     threads = settings.threads or cores()
     ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     report = Report("embed", machine(), ours | {"threads": threads, "rounds": rounds, "scale": scale})
@@ -66,72 +65,50 @@ def measure(  # noqa: PLR0913 - the options of the verb
     processes = {process.name: process for process in (PeerProcess(name, "embed", folder) for name in peers)}
     with ExitStack() as held:
         place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
-        for name, process in list(processes.items()):
+        for name, process in processes.items():
             say(f"starting {name}")
-            with left_out(report, processes, name):
-                held.enter_context(process)
-                cache = str(process.cache / engine.weights_sha256[:16])
-                loaded = process.ask("load", model=model, device=engine.profile.kind, threads=threads, cache=cache)
-                report.peers[name] = process.versions | loaded.get("about", {})
+            held.enter_context(process)
+            cache = str(process.cache / engine.weights_sha256[:16])
+            loaded = process.ask("load", model=model, device=engine.profile.kind, threads=threads, cache=cache)
+            report.peers[name] = process.versions | loaded.get("about", {})
         for load, some in texts(scale).items():
             file = place / f"{load}.json"
             file.write_text(json.dumps(some), encoding="utf-8")
             tuned = {}
-            for name, process in list(processes.items()):
+            for name, process in processes.items():
                 say(f"{load}: searching for the best setting of {name}")
-                with left_out(report, processes, name):
-                    tuned[name] = process.ask("tune", texts=str(file)).get("setting")
-            if tuned:
-                say(f"{load}: {rounds} rounds of {', '.join((OURS, *processes))}")
-                report.figures += _compared(engine, processes, file, tuned, rounds)
+                tuned[name] = process.ask("tune", texts=str(file)).get("setting")
+            say(f"{load}: {rounds} rounds of {', '.join((OURS, *processes))}")
+
+            def ours(some: Sequence[str] = some) -> tuple[float, float]:
+                start, before = time.perf_counter(), time.process_time()
+                engine.embed(some)
+                return time.perf_counter() - start, time.process_time() - before
+
+            def theirs(name: str, file: Path = file) -> tuple[float, float]:
+                took = processes[name].ask("embed", texts=str(file))
+                return float(took["seconds"]), float(took["cpu_seconds"])
+
+            works: dict[str, Work] = {OURS: ours, **{name: partial(theirs, name) for name in processes}}
+            done = interleaved(works, rounds, pause=PAUSE)
+            tokens, vectors = sum(engine.count_tokens(some)), engine.embed(some)
+            for name, process in processes.items():
+                out = place / f"{load}.npy"
+                process.ask("embed", texts=str(file), out=str(out))
+                near = agreement(np.load(out), vectors)
+                report.figures.append(
+                    done.ratio(
+                        f"{load}: {name} / {OURS}",
+                        name,
+                        OURS,
+                        setting=tuned[name],
+                        texts=len(some),
+                        tokens=tokens,
+                        tokens_per_second=significant(tokens / done.median(OURS)),
+                        their_tokens_per_second=significant(tokens / done.median(name)),
+                        least_cosine=significant(near.least_cosine, 7),
+                        mean_cosine=significant(near.mean_cosine, 7),
+                        top_10_overlap=significant(near.overlap),
+                    )
+                )
     return report
-
-
-def _compared(
-    engine: EmbeddingEngine, processes: dict[str, PeerProcess], file: Path, tuned: dict[str, Any], count: int
-) -> list[Figure]:
-    """Measure one workload in rounds. Removes a failing peer from `processes`."""
-    some = json.loads(file.read_text(encoding="utf-8"))
-
-    def ours() -> tuple[float, float]:
-        start, before = time.perf_counter(), time.process_time()
-        engine.embed(some)
-        return time.perf_counter() - start, time.process_time() - before
-
-    def theirs(name: str) -> tuple[float, float]:
-        took = processes[name].ask("embed", texts=str(file))
-        return float(took["seconds"]), float(took["cpu_seconds"])
-
-    works: dict[str, Work] = {OURS: ours, **{name: lambda name=name: theirs(name) for name in processes}}  # type: ignore[misc]
-    rounds = interleaved(works, count, pause=PAUSE)
-    failed = dict(rounds.failed)
-    tokens, vectors = sum(engine.count_tokens(some)), engine.embed(some)
-    figures = []
-    for name in tuned:
-        label, out = f"{file.stem}: {name} / {OURS}", file.with_suffix(".npy")
-        if name not in failed:
-            try:
-                processes[name].ask("embed", texts=str(file), out=str(out))
-            except PeerUnavailable as error:
-                failed[name] = str(error)
-        if name in failed:
-            del processes[name]
-            figures.append(Figure(label, (), error=failed[name]))
-            continue
-        near = agreement(np.load(out), vectors)
-        figures.append(
-            rounds.ratio(
-                label,
-                name,
-                OURS,
-                setting=tuned[name],
-                texts=len(some),
-                tokens=tokens,
-                tokens_per_second=significant(tokens / rounds.median(OURS)),
-                their_tokens_per_second=significant(tokens / rounds.median(name)),
-                least_cosine=significant(near.least_cosine, 7),
-                mean_cosine=significant(near.mean_cosine, 7),
-                top_10_overlap=significant(near.overlap),
-            )
-        )
-    return figures

@@ -1,5 +1,5 @@
 """The harness of all benchmarks: interleaved measurements, figures with targets and verdicts, the machine, and a report
-as table and JSON. Programs under benchmarks/ call `main`.
+as lines and JSON. Programs under benchmarks/ call `main`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from app.src.core.device import detect
 from connector.errors import ConfigurationError
@@ -106,6 +103,14 @@ class Figure:
         sign, goal = self.target
         return "met" if (self.median >= goal if sign == ">=" else self.median <= goal) else "missed"
 
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.name}: failed: {self.error}"
+        target = "" if self.target is None else f" ({self.target[0]} {self.target[1]:g}: {self.verdict})"
+        disturbed = "; DISTURBED: ignore, the rounds scatter because other work was running" if self.disturbed else ""
+        rounds = ", ".join(f"{one:.4g}" for one in self.rounds)
+        return f"{self.name}: {self.median:.4g} {self.unit}{target}; rounds {rounds}{disturbed}"
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -125,11 +130,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The results of each work by round, and the CPU seconds of works that return them. `failed`: the reason for each
-    work that did not complete all rounds."""
+    """The results of each work by round, and the CPU seconds of works that return them."""
 
     took: Mapping[str, Sequence[float]]
-    failed: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
@@ -137,9 +140,7 @@ class Rounds:
 
     def ratio(self, name: str, over: str, under: str, target: Target | None = None, **more: Any) -> Figure:
         """Divide `over` by `under` round by round, because the two ran next to each other. Keeps both medians, and the
-        ratio of CPU seconds if known. A failed work gives a failed figure."""
-        if error := self.failed.get(over, self.failed.get(under)):
-            return Figure(name, (), target=target, error=error)
+        ratio of CPU seconds if known."""
         kept = {f"{work} seconds": significant(self.median(work)) for work in (over, under)}
         if over in self.busy and under in self.busy:
             shares = np.array(self.busy[over]) / np.maximum(self.busy[under], 1e-9)
@@ -148,38 +149,29 @@ class Rounds:
         return Figure(name, ratios, target=target, more={**kept, **more})
 
     def figure(self, name: str, work: str, unit: str = "s", target: Target | None = None, **more: Any) -> Figure:
-        error = self.failed.get(work)
-        return Figure(name, () if error else self.took[work], unit, target, more=more, error=error)
+        return Figure(name, self.took[work], unit, target, more=more)
 
 
 def interleaved(works: Mapping[str, Work], rounds: int, *, pause: float = 0.0) -> Rounds:
     """Run every work once per round, reversing the order every second round to cancel order effects.
 
     A first round to warm up does not count. `pause`: seconds before each work, in which thread pools stop spinning.
-    Collects garbage between works. A work that raises PeerUnavailable gets no more rounds.
+    Collects garbage between works.
     """
     if rounds < 1:
         raise ValueError("rounds must be at least 1")
     took: dict[str, list[float]] = {name: [] for name in works}
     busy: dict[str, list[float]] = {}
-    failed: dict[str, str] = {}
     for turn in range(rounds + 1):
         for name in list(works) if turn % 2 else list(works)[::-1]:
-            if name in failed:
-                continue
             gc.collect()
             time.sleep(pause)
-            try:
-                result = works[name]()
-            except PeerUnavailable as error:
-                failed[name] = str(error)
-                del took[name]
-                continue
+            result = works[name]()
             seconds, *cpu = result if isinstance(result, tuple) else (result,)
             if turn > 0:
                 took[name].append(seconds)
                 busy.setdefault(name, []).extend(cpu)
-    return Rounds(took, failed, {name: seconds for name, seconds in busy.items() if seconds})
+    return Rounds(took, {name: seconds for name, seconds in busy.items() if seconds})
 
 
 # ------------------------------------------------------------------------------------------------------------- machine
@@ -270,28 +262,6 @@ class Report:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
 
-    def show(self, console: Console) -> None:
-        """Print the figures as a table, then machine and notes."""
-        drawn = Table("figure", "median", "target", "", "rounds", title=escape(self.benchmark))
-        for figure in self.figures:
-            marks = [figure.verdict or "", "DISTURBED" if figure.disturbed else ""]
-            rounds = figure.error or ", ".join(map(_short, figure.rounds))
-            median = "" if figure.error else f"{_short(figure.median)} {figure.unit}"
-            target = figure.as_dict()["target"] or ""
-            drawn.add_row(*map(escape, (figure.name, median, target, " ".join(filter(None, marks)), rounds)))
-        console.print(drawn)
-        about = self.machine
-        versions = ", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "torch") if name in about)
-        console.print(escape(f"{about['cpu']}, {about['cores']} cores; {versions}; commit {about['commit'] or 'none'}"))
-        for note in self.notes:
-            console.print(escape(note))
-        if self.disturbed:
-            console.print("DISTURBED: the rounds scatter because other work was running; ignore these figures")
-
-
-def _short(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
-
 
 # Yields figures one by one from options and report. It may add notes and versions to the report.
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
@@ -304,7 +274,7 @@ def main(
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     arguments: Sequence[str] | None = None,
 ) -> Report:
-    """Run the parts named on the command line (default: all), print the table, and write JSON to --out.
+    """Run the parts named on the command line (default: all), print the figures, and write JSON to --out.
 
     Every program accepts [PART ...] --rounds N --out FILE; `add_options` adds more. Each figure is printed and written
     as soon as it is measured, so an aborted run keeps its figures.
@@ -317,7 +287,6 @@ def main(
     given = parser.parse_args(arguments)
     if unknown := set(given.parts) - set(parts):
         parser.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(parts)}")
-    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
     # Keep paths out of committed results.
     chosen = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
     report = Report(name, options={key: value for key, value in chosen.items() if not isinstance(value, Path)})
@@ -326,15 +295,14 @@ def main(
         for part in given.parts or parts:
             for figure in parts[part](given, report):
                 report.figures.append(figure)
-                found = figure.error or f"{_short(figure.median)} {figure.unit}"
-                console.print(escape(f"{figure.name}: {found}"))
+                sys.stdout.write(f"{figure}\n")
                 if given.out:
                     report.write(given.out)
     except BaseException as error:
         report.notes.append(f"incomplete: {part} ended with {type(error).__name__}: {error}")
         raise
     finally:
-        report.show(console)
+        sys.stdout.writelines(f"{line}\n" for line in (*report.notes, f"machine: {report.machine}"))
         if given.out:
             report.write(given.out)
     return report

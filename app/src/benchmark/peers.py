@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -124,18 +124,6 @@ def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
-    """Drop a failing peer from `processes` with a note. Raises PeerUnavailable if no peer and no figure remains."""
-    try:
-        yield
-    except PeerUnavailable as error:
-        del processes[name]
-        if not processes and not report.figures:
-            raise
-        report.notes.append(f"left out: {error}")
-
-
 _BOOTSTRAP = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -172,8 +160,7 @@ class PeerProcess:
             else:
                 where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"
                 raise PeerUnavailable(
-                    f"{name} has no environment in {folder}; make it: "
-                    f"owl-sap benchmark peers {self.environment} --make{where}"
+                    f"{name} has no environment in {folder}; make it: owl-sap benchmark peers {self.environment}{where}"
                 )
         self.cache = (folder / "cache" / (self.environment or self.name)).absolute()
 

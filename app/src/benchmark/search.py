@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from app.src.benchmark.harness import Figure, Report, Say, Target, Work, interleaved, machine, percentiles, significant
-from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess, left_out
+from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess
 from app.src.benchmark.workloads import clustered, exact_best, overlap
 from connector.model import ChangeSet, Chunk, Vectors
 from connector.stores.local.store import LocalStore
@@ -38,8 +39,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
     folder: Path = DEFAULT_FOLDER,
     target: Target | None = None,
 ) -> Report:
-    """Measure all peers; `target`: of the ratio to NumPy. A peer that does not start is skipped with a note
-    (PeerUnavailable if none remains); one that fails later gets a failed figure."""
+    """Measure all peers; `target`: of the ratio to NumPy. Raises PeerUnavailable if one fails."""
     about = {"rows": rows, "dimension": dimension, "k": K, "rounds": rounds, "queries": queries}
     report = Report("search", machine(("numpy",)), about)
     processes = {process.name: process for process in (PeerProcess(name, "search", folder) for name in peers)}
@@ -48,13 +48,12 @@ def measure(  # noqa: PLR0913 - the options of the verb
         vectors, asked = clustered(dimension, rows, queries)
         np.save(place / "vectors.npy", vectors)
         np.save(place / "queries.npy", asked)
-        for name, process in list(processes.items()):
+        for name, process in processes.items():
             say(f"{name}: {rows} vectors")
             (place / name).mkdir()
-            with left_out(report, processes, name):
-                held.enter_context(process)
-                built = process.ask("build", vectors=str(place / "vectors.npy"), folder=str(place / name))
-                report.peers[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
+            held.enter_context(process)
+            built = process.ask("build", vectors=str(place / "vectors.npy"), folder=str(place / name))
+            report.peers[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
         say(f"local store: {rows} vectors")
         store = held.enter_context(closing(filled(place / "store", vectors)))
         milliseconds: list[float] = []
@@ -75,7 +74,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
             found = processes[name].ask("search", queries=str(place / "queries.npy"), k=K, out=str(out))
             return float(np.median(found["milliseconds"])) / 1000, float(np.median(found["cpu_milliseconds"])) / 1000
 
-        works: dict[str, Work] = {OURS: ours, **{name: lambda name=name: theirs(name) for name in processes}}  # type: ignore[misc]
+        works: dict[str, Work] = {OURS: ours, **{name: partial(theirs, name) for name in processes}}
         say(f"{rounds} rounds of {', '.join(works)}")
         done = interleaved(works, rounds, pause=PAUSE)
         expected = exact_best(vectors, asked, K)
@@ -84,13 +83,11 @@ def measure(  # noqa: PLR0913 - the options of the verb
         more = {"p95": times["p95"], "recall": significant(overlap(np.array(hits), expected))}
         report.figures.append(Figure(OURS, [times["p50"]], "ms", more=more))
         for name in processes:
-            more = {}
-            if name not in done.failed:
-                more = {
-                    "milliseconds": significant(1000 * done.median(OURS)),
-                    "their_milliseconds": significant(1000 * done.median(name)),
-                    "their_recall": significant(overlap(np.load(place / f"{name}.npy"), expected)),
-                }
+            more = {
+                "milliseconds": significant(1000 * done.median(OURS)),
+                "their_milliseconds": significant(1000 * done.median(name)),
+                "their_recall": significant(overlap(np.load(place / f"{name}.npy"), expected)),
+            }
             wanted = target if name == "numpy" else None
             report.figures.append(done.ratio(f"{OURS} / {name}", OURS, name, wanted, **more))
     return report

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, Name, app, opened, read_settings, subcommands, verb
+from app.src.cli.application import JsonFlag, Name, app, opened, read_settings, subcommands, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 from app.src.cli.interrupts import interruptible
-from app.src.cli.output import watched
+from app.src.cli.output import Invocation, watched
 
 if TYPE_CHECKING:
     from app.src.benchmark.harness import Report as BenchmarkReport
@@ -24,36 +24,34 @@ _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at 
 @verb(app, "finetune")
 def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help='Lines of {"query", "text"} or {"anchor", "positive"}.'),
-    ] = None,
-    columns: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="TITLE LONGTEXT", help="Two columns of the collection's rows; mind SAP's licence."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the new model; default: NAME-1, -2 ...")
-    ] = None,
+    pairs: Annotated[Path | None, typer.Option(help='Lines of {"query", "text"} or {"anchor", "positive"}.')] = None,
+    columns: Annotated[tuple[str, str] | None, typer.Option(help="TITLE LONGTEXT; mind SAP's licence.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new model; default: NAME-1, -2 ...")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Passes over all pairs; default: 1.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="16|32", help="Pairs a step; default: 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-8, max=1, help="Highest; default: 0.00002.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of split and order; default: 7.")] = None,
     max_pairs: Annotated[int | None, typer.Option(min=1, help="Read no more pairs; default: 100000.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished training.")] = False,
-    generation: Annotated[
-        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside the active one.")
-    ] = True,
+    generation: Annotated[bool, typer.Option(help="Build a generation with it, beside the active one.")] = True,
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
     from app.src.core.finetune.recipe import TrainingObserver
-    from app.src.training.run import Request
     from connector.model import ModelSource
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
-    request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
+    options = {
+        "file": pairs and str(pairs.absolute()),
+        "columns": columns and list(columns),
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "most_pairs": max_pairs,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
     shown_at = 0.0
 
     def step(done: int, steps: int, loss: float | None) -> None:
@@ -68,16 +66,18 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
             output.line_on_stderr({"collection": name, "step": done, "steps": steps, "loss": loss})
 
     with opened() as service, interruptible(_STOPPING) as interrupted:
-        report = service.tuning.finetune(name, request, out, TrainingObserver(output.say, step, interrupted))
+        training = TrainingObserver(output.say, step, interrupted)
+        report = service.tuning.finetune(name, given, out, training, resume=resume)
         whole = not report.stopped
-        if generation and whole and not report.worse:  # build a generation beside the active one
+        if generation and whole and not report.worse and service.collections.stored(name) is not None:
+            from app.src.service.sync import SyncRequest
+
             precision = service.settings.embedding.precision
             source = ModelSource(str(report.folder), None, report.weights_sha256, precision)
-            with watched(name) as observer:
-                built = service.sync.build_with(name, source, observer, interrupted)
-            if built is not None:
-                report.generation, whole = built.generation, not built.stopped
-                output.notes(name, built.notes)
+            with watched(name) as observer:  # a generation beside the active one
+                built = service.sync.build(name, SyncRequest(owner="finetune"), observer, interrupted, source)
+            report.generation, whole = built.generation, not built.stopped
+            output.notes(name, built.notes)
         model = service.settings.embedding_of(name).model
     before, after = report.before, report.after
     if json or (before is not None and after is not None):
@@ -108,12 +108,8 @@ _CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES
 @verb(app, "calibrate")
 def calibrate(
     name: Name,
-    texts: Annotated[
-        int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
-    ] = 1000,
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
-    ] = False,
+    texts: Annotated[int, typer.Option(min=128, max=20_000, help="To calibrate on; a quarter more judges.")] = 1000,
+    stored: Annotated[bool, typer.Option("--stored", help="Texts from the store, not the source.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
@@ -136,7 +132,6 @@ benchmark_app = subcommands("benchmark", "Measure this machine and model against
 
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
-_ENGINE = "engine"
 
 Against = Annotated[
     list[str] | None,
@@ -156,7 +151,7 @@ def benchmark_embed(
     scale: Annotated[float, typer.Option(min=0.01, max=100, help="Size of the workloads.")] = 0.5,
     peers: Peers = None,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
@@ -170,7 +165,7 @@ def benchmark_embed(
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
         report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "search")
@@ -180,7 +175,7 @@ def benchmark_search(
     rows: Annotated[int, typer.Option(min=100, max=10_000_000, help="Vectors to search among.")] = 100_000,
     peers: Peers = None,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
     faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
@@ -189,25 +184,23 @@ def benchmark_search(
     read_settings()
     folder = peers or DEFAULT_FOLDER
     report = benchmark.measure(against or ["numpy"], output.say, rounds=rounds, rows=rows, folder=folder)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "sync")
 def benchmark_sync(
-    against: Annotated[str, typer.Option(help="Compared with: engine, which embeds the same texts.")] = _ENGINE,
+    against: Annotated[Literal["engine"], typer.Option(help="Compared with: the engine alone.")] = "engine",
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
     from app.src.benchmark import sync as benchmark
 
-    if against != _ENGINE:
-        raise UsageFault(f"--against {against}: a sync is compared with the engine only; use {_ENGINE}")
     with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
         report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "serve")
@@ -220,7 +213,7 @@ def benchmark_serve(
     rounds: Rounds = 3,
     seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Seconds of load in one round.")] = 1.5,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
     from app.src.benchmark import serve as benchmark
 
@@ -228,50 +221,28 @@ def benchmark_serve(
     report = benchmark.measure(
         Invocation.config, output.say, url=url, against=against, model=model, rounds=rounds, seconds=seconds
     )
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "peers")
 def benchmark_peers(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
-    make: Annotated[bool, typer.Option("--make", help="Create missing environments.")] = False,
     folder: Peers = None,
-    json: JsonFlag = False,
-) -> int:
-    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
+) -> None:
+    """Create the environments of engines to compare with, from the package index. Keeps those that are there."""
     from app.src.benchmark import peers as environments
-    from app.src.benchmark.harness import PeerUnavailable
 
     place = folder or environments.DEFAULT_FOLDER
-    chosen = environments.chosen(names or ())
-    code = OK
-    for name in chosen if make else ():
-        try:
-            if not environments.is_made(name, place):
-                environments.make(name, place, output.say)
-        except PeerUnavailable as error:
-            output.fail(str(error))
-            code = FAILED
-    rows = [
-        {
-            "environment": name,
-            "peers": [peer for peer, (_, its) in environments.PEERS.items() if its == name],
-            "made": environments.is_made(name, place),
-            "pip": list(environments.RECIPES[name]),
-        }
-        for name in chosen
-    ]
-    output.data(rows, f"Peers in {place}", json=json, whole=False)
-    return code
+    for name in environments.chosen(names or ()):
+        if not environments.is_made(name, place):
+            environments.make(name, place, output.say)
 
 
-def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
-    """Print the report. Return 1 if a peer failed; the other figures are valid."""
+def _print_benchmark(report: BenchmarkReport, json: bool) -> None:
     document = report.as_dict()
-    code = FAILED if report.failed else OK
     if json:
         output.write_json(document)
-        return code
+        return
     figures = document["figures"]
     rows = [figure | {"figure": figure["name"]} for figure in figures]
     output.data(figures, f"Benchmark: {report.benchmark}", _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
@@ -284,4 +255,3 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:
         output.say("DISTURBED: other load made the rounds scatter, so the figure is not valid")
-    return code

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from app.src.cli import output
 from app.src.cli.exits import INTERRUPTED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import not_held_up, orderly
+from app.src.cli.output import Invocation, Layout
 from app.src.settings import Loaded, load
 from connector import failpoints
 from connector.extras import missing_module
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # The panels of `owl-sap --help` with their verbs, in the order shown.
 PANELS = {
     "Start": ("init", "doctor", "sync", "search", "status", "tables", "introspect", "plan", "explain", "demo"),
-    "Search": ("rows", "evaluate", "embed", "mcp"),
+    "Search": ("evaluate", "embed", "mcp"),
     "Operate": (
         *("serve", "worker", "verify", "quarantine", "jobs", "generations"),
         *("config", "keys", "grants", "changes"),
@@ -59,7 +60,7 @@ def subcommands(name: str, help_: str, *, no_args_is_help: bool = True) -> typer
     return group
 
 
-jobs_app = subcommands("jobs", "Background jobs of the service: list, follow and cancel them.", no_args_is_help=False)
+jobs_app = subcommands("jobs", "Background jobs of the service: list, show and cancel them.", no_args_is_help=False)
 keys_app = subcommands("keys", "API keys of the REST service: create, list, rotate and revoke them.")
 quarantine_app = subcommands("quarantine", "Rows that could not be processed: show, retry or drop them.")
 changes_app = subcommands("changes", "The change log that the change method `log` needs at the source.")
@@ -67,13 +68,6 @@ config_app = subcommands("config", "Show the settings and where they come from."
 
 P = ParamSpec("P")
 Verb = Callable[P, int | None]
-
-
-class Invocation:
-    """The global options of this process."""
-
-    config: Path | None = None
-    debug = False
 
 
 _CONFIG_HELP = "Settings file; default: owl-sap.toml in the current folder."
@@ -86,9 +80,7 @@ _PANEL = "Global options"
 # The global options as every verb takes them too: `owl-sap doctor --output table`.
 GLOBAL_OPTIONS = {
     "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_PANEL)],
-    "given_layout": Annotated[
-        output.Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_PANEL)
-    ],
+    "given_layout": Annotated[Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_PANEL)],
     "given_debug": Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP, rich_help_panel=_PANEL)],
 }
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -106,14 +98,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global(
     config: Annotated[Path | None, typer.Option(help=_CONFIG_HELP)] = None,
-    layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = "auto",
+    layout: Annotated[Layout, typer.Option("--output", help=_OUTPUT_HELP)] = "auto",
     debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    output.Chosen.layout = layout
-    Invocation.config, Invocation.debug = config, debug
+    Invocation.config, Invocation.layout, Invocation.debug = config, layout, debug
 
 
 def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
@@ -136,7 +127,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         config, layout, debug = (kwargs.pop(name, None) for name in GLOBAL_OPTIONS)
-        output.Chosen.layout = layout or output.Chosen.layout
+        Invocation.layout = layout or Invocation.layout
         Invocation.config = config or Invocation.config
         Invocation.debug = debug or Invocation.debug
         try:

@@ -42,12 +42,8 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Collections.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every configured collection.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Compare every row, with any change method.")] = False,
-    max_deletes: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
-    ] = None,
-    accept_schema: Annotated[
-        bool, typer.Option("--accept-schema", help="Continue although a column in use changed its type.")
-    ] = False,
+    max_deletes: Annotated[float | None, typer.Option(min=0, max=1, help="Largest share of rows to delete.")] = None,
+    accept_schema: Annotated[bool, typer.Option("--accept-schema", help="Accept a column's new type.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -128,13 +124,8 @@ def _is_paused(name: str, report: SyncReport) -> bool:
 @verb(app, "verify")
 def verify(
     name: Name,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what differs: rows that differ are rewritten.")
-    ] = False,
-    generation: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**31 - 1, help="This generation instead of the active one (owl-sap generations)."),
-    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Rewrite the rows that differ.")] = False,
+    generation: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Instead of the active one.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
@@ -230,14 +221,11 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 @verb(quarantine_app, "drop")
 def quarantine_drop(
     name: Name,
-    keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
+    keys: KeyArguments = None,
     json: JsonFlag = False,
 ) -> None:
     """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
     rows again."""
-    if all_ and keys:
-        raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
     with opened() as service:
         dropped = service.quarantine.drop(name, _wanted_keys(service, name, keys))
     if json:
@@ -273,34 +261,23 @@ def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Gi
 _GENERATION_COLUMNS = ("generation", "state", "complete", "rows", "model", "dimension", "last_sync", "created", "table")
 _COMPARED = (
     *("serving", "other", "serving_rows", "other_rows", "complete", "queries"),
-    *("overlap_at_10", "rank_biased_overlap", "same_first"),
+    *("overlap_at_10", "same_first"),
 )
+_WHICH = "The generation to compare, switch to or drop; default: the newest unfinished."
 _BUILT = ("collection", "generation", "read", "upserted", "unchanged", "empty", "quarantined", "seconds")
 
 
 @verb(app, "generations")
 def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    number: Annotated[
-        int | None,
-        typer.Argument(
-            min=1,
-            max=2**31 - 1,
-            metavar="[N]",
-            help="The generation to compare, switch to or drop; default: the newest unfinished.",
-        ),
-    ] = None,
-    build: Annotated[
-        bool, typer.Option("--build", help="Build a generation by the settings, beside the active one.")
-    ] = False,
+    number: Annotated[int | None, typer.Argument(min=1, max=2**31 - 1, metavar="[N]", help=_WHICH)] = None,
+    build: Annotated[bool, typer.Option("--build", help="Build one beside the active one.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Compare the results of the same queries.")] = False,
     switch: Annotated[bool, typer.Option("--switch", help="Make N active.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="Make the previous generation active again.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Delete N, which must not be active.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Switch even to an incomplete one.")] = False,
-    queries: Annotated[
-        Path | None, typer.Option(help="With --compare: a file of queries, one per line, besides stored texts.")
-    ] = None,
+    queries: Annotated[Path | None, typer.Option(help="With --compare: a file of queries, one a line.")] = None,
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="With --compare: stored texts to ask for.")] = 50,
     json: JsonFlag = False,
 ) -> int:

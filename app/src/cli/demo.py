@@ -1,10 +1,13 @@
-"""The verb `demo`: run the demonstration step by step and show the result of each step."""
+"""The verb `demo`, which shows the result of each step, and `emulator`, which starts the HANA emulator."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,13 +15,10 @@ from rich.markup import escape
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, read_settings, verb
 from app.src.cli.exits import FAILED, OK
-from app.src.cli.interrupts import Interrupted, interruptible, orderly
+from app.src.cli.interrupts import interruptible, orderly
 from app.src.cli.output import watched
 from app.src.settings import Settings
-
-if TYPE_CHECKING:
-    from app.src.demo import Demo
-
+from connector.extras import emulator_command
 
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")
@@ -38,29 +38,34 @@ def demo(
     from app.src.api import server
     from app.src.demo import TOP, Demo
 
-    output.Chosen.layout = "table"  # a report for people, in a pipe too
+    output.Invocation.layout = "table"  # a report for people, in a pipe too
     start = time.perf_counter()
     settings = read_settings({("api", "port"): port}).settings
     prepared = Demo(settings)
     output.say("Starting the HANA emulator and loading the sample tables ...")
     with orderly(), prepared as demo:
         output.say(f"The emulator listens on {demo.place}; SAP's driver hdbcli connects to it.")
+        synced = []
         with interruptible() as interrupted:
-            synced = sync_all(demo, interrupted)
+            for name in demo.names:
+                if not interrupted():
+                    with watched(name) as observer:
+                        synced.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
         if interrupted.code is not None:
             return interrupted.code
-        _table("Synced", synced, _SYNC_COLUMNS, json)
+        show = output.table if not json else lambda *_: None
+        show("Synced", synced, _SYNC_COLUMNS)
         searches = []
         for query in demo.queries:
             searches.append(demo.ask(query))
             if not json:
                 _show_answer(searches[-1])
         verified = [demo.service.sync.verify(name).as_dict() for name in demo.names]
-        _table("Verified", verified, _VERIFY_COLUMNS, json)
+        show("Verified", verified, _VERIFY_COLUMNS)
         engine, seconds = demo.service.parts.engine, time.perf_counter() - start
         found = sum(search["found"] for search in searches)
-        good = found == len(searches) and not any(report["paused"] for report in synced)
-        good = good and all(report["ok"] for report in verified)
+        paused, ok = any(report["paused"] for report in synced), all(report["ok"] for report in verified)
+        good = found == len(searches) and ok and not paused
         output.say(f"Model {engine.model}, SHA-256 of its weights {engine.weights_sha256}")
         output.say(
             f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s in all."
@@ -82,21 +87,6 @@ def demo(
     return OK if good else FAILED
 
 
-def sync_all(demo: Demo, interrupted: Interrupted) -> list[dict[str, Any]]:
-    reports = []
-    for name in demo.names:
-        if interrupted():
-            break
-        with watched(name) as observer:
-            reports.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
-    return reports
-
-
-def _table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
-    if not json:
-        output.table(title, rows, columns)
-
-
 def _show_answer(answer: Mapping[str, Any]) -> None:
     console = output.console()
     title, place = escape(answer["query"]), f"{answer['collection']}, {answer['milliseconds']} ms"
@@ -115,3 +105,25 @@ def served(url: str, settings: Settings) -> str:
     console = f"Console: {url}/\n" if api.console else ""
     manual = f"documentation: {url}/docs, " if api.docs else ""
     return f"{console}REST: {url} ({manual}health: {url}/health/ready)."
+
+
+@verb(app, "emulator")
+def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder that keeps the data; default: none is kept.")] = None,
+    schema: Annotated[str, typer.Option(help="Schema the user OWL owns and starts in.")] = "SAPDEMO",
+    sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS; the first line names the PEM to trust.")] = False,
+    tls_host: Annotated[str | None, typer.Option(help="TLS for another host name.", hidden=True)] = None,
+    tls_expired: Annotated[bool, typer.Option("--tls-expired", help="Expired TLS certificate.", hidden=True)] = False,
+    fault: Annotated[list[str] | None, typer.Option(metavar="JSON", help="A fault to inject; repeatable.")] = None,
+) -> None:
+    """Run the HANA emulator in the foreground. The first line on stdout says how to connect."""
+    command = [*emulator_command(), "--port", str(port), "--schema", schema]
+    for name, value in (("--data", data), ("--tls-host", tls_host), *(("--fault", order) for order in fault or [])):
+        command += [] if value is None else [name, str(value)]
+    flags = {"--sample": sample, "--tls": tls, "--tls-expired": tls_expired}
+    command += [name for name, given in flags.items() if given]
+    # Not a child process: a SIGTERM must reach the emulator itself.
+    sys.stdout.flush()
+    os.execv(sys.executable, command)  # nosec B606 # this Python, no shell

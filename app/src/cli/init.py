@@ -16,7 +16,7 @@ from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import UsageFault
 from app.src.settings import Settings, load
-from app.src.settings.writing import environment_file, settings_file
+from app.src.settings.writing import ENVIRONMENT_FILE, settings_file
 from connector.errors import NoProposal
 from connector.model import TableRef
 
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _TAKEN_BY_ITSELF = 3  # tables that --yes chooses from the best candidates
 _NAMES_SHOWN = 10
-_OF_HANA = (
-    *("host", "port", "user", "userkey", "encrypt", "validate_certificate", "trust_store", "host_name_in_certificate"),
-)
 Flags = dict[tuple[str, ...], Any]
+Store = Literal["hana", "local"]
 
 
 @verb(app, "init")
@@ -37,21 +35,13 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     host: Annotated[str | None, typer.Option(help="HANA host name; default: HANA_HOST.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="443, 3NN13 or 3NN15.")] = None,
     user: Annotated[str | None, typer.Option(help="The technical user.")] = None,
-    password_file: Annotated[
-        Path | None, typer.Option(help="A file with the password; default: HANA_PASSWORD, or it is asked for.")
-    ] = None,
+    password_file: Annotated[Path | None, typer.Option(help="File with the password; default: HANA_PASSWORD.")] = None,
     encrypt: Annotated[bool | None, typer.Option("--encrypt/--no-encrypt", help="TLS; on unless switched off.")] = None,
     trust_store: Annotated[str | None, typer.Option(help="PEM file of the authority to trust.")] = None,
     schema: Annotated[str | None, typer.Option(help="Where the tables are.")] = None,
-    table: Annotated[
-        list[str] | None, typer.Option(help="A table or view, SCHEMA.TABLE or, with --schema, TABLE; repeatable.")
-    ] = None,
-    store: Annotated[
-        Literal["hana", "local"] | None, typer.Option(help="Where vectors go; default: hana where it has vector types.")
-    ] = None,
-    language: Annotated[
-        list[str] | None, typer.Option(help="Of texts in proposed views, best first: E, D or en, de ...; repeatable.")
-    ] = None,
+    table: Annotated[list[str] | None, typer.Option(help="SCHEMA.TABLE; with --schema TABLE; repeatable.")] = None,
+    store: Annotated[Store | None, typer.Option(help="Default: hana where it has vector types.")] = None,
+    language: Annotated[list[str] | None, typer.Option(help="Of texts in proposed views: E or de; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write into, created if absent.")] = Path(),
     offline: Annotated[bool, typer.Option("--offline", help="Ask no database: a template to fill in.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
@@ -80,7 +70,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         values = _values(loaded.settings, store or loaded.settings.store.kind)
         named = {path[1] for path in loaded.origins if path[0] == "hana" and len(path) > 1}
         values["hana"] = {name: value for name, value in values["hana"].items() if name in named}
-        _write(out, (values, {}, "Made by owl-sap init --offline."), [], json)
+        _write(out, settings_file(values, {}, [], "Made by owl-sap init --offline."), [], json)
         return
     ask = sys.stdin.isatty() and not yes
     if ask:
@@ -94,9 +84,8 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     from connector.hana.connection import HanaFeatures
 
     with opened(loaded) as service:
-        named_ = [_ref(name, schema) for name in table or ()]
-        refs = named_ or _chosen(service, schema or _schema(service, ask), ask, yes)
-        blocks = _blocks(service, refs, language or (), strict=bool(named_) or ask)
+        refs = [_ref(name, schema) for name in table or ()] or _chosen(service, schema, ask, yes)
+        blocks = _blocks(service, refs, language or (), strict=bool(table) or ask)
         why = {}
         kind = store or (settings.store.kind if ("store", "kind") in loaded.origins else None)
         if kind is None:
@@ -110,7 +99,8 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
                 reason = "GUESS: where the first table is; better one of its own: CREATE SCHEMA, see owl-sap grants"
             values["store"]["schema"], why["store.schema"] = home, reason
     made = f"Made by owl-sap init on {datetime.now(UTC):%Y-%m-%d} from {settings.hana.host or 'the secure user store'}."
-    _write(out, (values, why, made), blocks, json)
+    text = settings_file(values, why, [block["toml"] for block in blocks], made)
+    _write(out, text, [block["name"] for block in blocks], json)
 
 
 def _asked(settings: Settings, flags: Flags) -> Flags:
@@ -130,30 +120,21 @@ def _asked(settings: Settings, flags: Flags) -> Flags:
     return answers
 
 
-def _schema(service: Service, ask: bool) -> str:
-    """Return the only schema with texts, else ask the user."""
+def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> list[TableRef]:
+    """Return the tables that the user chooses, or with --yes the most likely ones."""
     from connector.discovery.introspection import candidates
     from connector.hana.catalog import schemas
 
     pool = service.parts.pool("hana")
-    names = [name for name in schemas(pool) if candidates(pool, name, 1)]
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise UsageFault("this user can see no table with text columns; owl-sap tables lists all visible tables")
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (" ..." if len(names) > _NAMES_SHOWN else "")
-    if not ask:
-        raise UsageFault(f"several schemas have texts: give --schema NAME, one of: {shown}")
-    output.say(f"Schemas with texts: {shown}")
-    answer: str = typer.prompt("Schema", default=names[0], err=True)
-    return answer
-
-
-def _chosen(service: Service, schema: str, ask: bool, accept: bool) -> list[TableRef]:
-    """Return the tables that the user chooses, or with --yes the most likely ones."""
-    from connector.discovery.introspection import candidates
-
-    found = candidates(service.parts.pool("hana"), schema)
+    if schema is None:
+        names = [name for name in schemas(pool) if candidates(pool, name, 1)]
+        if not names:
+            raise UsageFault("this user can see no table with text columns; owl-sap tables lists all visible tables")
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (" ..." if len(names) > _NAMES_SHOWN else "")
+        if len(names) > 1 and not ask:
+            raise UsageFault(f"several schemas have texts: give --schema NAME, one of: {shown}")
+        schema = names[0] if len(names) == 1 else typer.prompt(f"Schema ({shown})", default=names[0], err=True)
+    found = candidates(pool, str(schema))
     if not found:
         raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if not ask and accept:
@@ -167,19 +148,15 @@ def _chosen(service: Service, schema: str, ask: bool, accept: bool) -> list[Tabl
     for number, (ref, count, texts) in enumerate(found, 1):
         rows = "view" if count is None else f"{count:,} rows"
         output.say(f"{number:>3}  {ref.name:<28} {rows:>16}  {output.shorten(', '.join(texts), 28)}")
+    numbered = {str(number): ref for number, (ref, *_) in enumerate(found, 1)}
     while True:
         answer: str = typer.prompt("Tables to use (numbers or names, separated by commas)", default="1", err=True)
-        chosen = []
-        try:
-            for part in filter(None, map(str.strip, answer.split(","))):
-                if part.isdecimal() and not 1 <= int(part) <= len(found):
-                    raise UsageFault(f"{part} is not in the list (1 to {len(found)})")
-                chosen.append(found[int(part) - 1][0] if part.isdecimal() else _ref(part, schema))
-        except UsageFault as error:
-            output.fail(str(error))
-        else:
-            if chosen:
-                return chosen
+        parts = [part.strip() for part in answer.split(",") if part.strip()]
+        wrong = [part for part in parts if part.isdecimal() and part not in numbered]
+        if wrong:
+            output.fail(f"{wrong[0]} is not in the list (1 to {len(found)})")
+        elif parts:
+            return [numbered.get(part) or _ref(part, schema) for part in parts]
 
 
 def _ref(name: str, schema: str | None) -> TableRef:
@@ -194,7 +171,7 @@ def _ref(name: str, schema: str | None) -> TableRef:
 def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str], *, strict: bool) -> list[Any]:
     """Return one proposal per source. Raises NoProposal for a table without one if `strict`, and if there is none."""
     blocks: dict[str, dict[str, Any]] = {}
-    why = ""
+    why: NoProposal | None = None
     for ref in dict.fromkeys(refs):
         output.say(f"reading {ref} ...")
         try:
@@ -203,7 +180,7 @@ def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str]
         except NoProposal as error:
             if strict:
                 raise
-            why = str(error)
+            why = error
             continue
         if block["source"] in blocks:
             output.say(f"{ref}: its texts are in {block['source']}, which already has a block")
@@ -214,7 +191,7 @@ def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str]
 
 
 def _values(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
-    hana = {name: getattr(settings.hana, name) for name in _OF_HANA} | {"schema": settings.hana.schema_name}
+    hana = settings.hana.model_dump(by_alias=True, exclude={"password"})
     if hana["validate_certificate"]:
         del hana["validate_certificate"]
     store: dict[str, Any] = {"kind": kind, "schema": settings.store.schema_name}
@@ -228,18 +205,15 @@ def _values(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _write(out: Path, start: tuple[Any, Any, str], blocks: Sequence[dict[str, Any]], json: bool) -> None:
-    """Write both files. `start`: the values by section and key, the reasons of some of them, and the first line."""
-    values, why, made_by = start
-    names = [block["name"] for block in blocks]
-    text = settings_file(values, why, [block["toml"] for block in blocks], made_by)
-    with tempfile.TemporaryDirectory() as folder:  # it must load
+def _write(out: Path, text: str, names: Sequence[str], json: bool) -> None:
+    """Write both files, once the settings were read back."""
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_text(text, encoding="utf-8")
         read = load(environ={}, folder=Path(folder))
     assert [collection.name for collection in read.settings.collections] == names
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, content in ((_FILE, text), (_ENVIRONMENT, environment_file(values))):
+        for name, content in ((_FILE, text), (_ENVIRONMENT, ENVIRONMENT_FILE)):
             draft = out / f".{name}.new"
             draft.write_text(content, encoding="utf-8")
             draft.replace(out / name)

@@ -27,10 +27,9 @@ class Interrupted:
     """`code`: the exit code of the signal, or None. `heard`: the main thread knows that it must end at once. `told`:
     the message for the first signal."""
 
-    def __init__(self, told: bytes = _TOLD) -> None:
-        self._told = told
+    def __init__(self, told: bytes) -> None:
+        self._told, self.heard = told, False
         self.code: int | None = None
-        self.heard = False
 
     def __call__(self) -> bool:
         """Return whether the work should stop: the connector's `stop`."""
@@ -49,8 +48,7 @@ class Interrupted:
 @contextmanager
 def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
     interrupted = Interrupted(told)
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.signal(kind, interrupted.receive) for kind in kinds}
+    before = {kind: signal.signal(kind, interrupted.receive) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupted
     finally:
@@ -90,7 +88,10 @@ def orderly(code: int = TERMINATED) -> Iterator[None]:
 def not_held_up() -> Iterator[None]:
     """Let Ctrl-C raise an exception in the block, and end the process within `GRACE` seconds of a signal even if the
     main thread hangs. For the main thread only."""
-    reading, writing = map(_above_standard, os.pipe())
+    pipe = os.pipe()  # moved above 2: with stdin closed, an end would take its place
+    reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in pipe)
+    for end in pipe:
+        os.close(end)
     os.set_blocking(writing, False)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     before = signal.signal(signal.SIGINT, _Leave(INTERRUPTED))
@@ -113,8 +114,8 @@ def not_held_up() -> Iterator[None]:
 def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C call `cancel`, and raise their exception only at the end of the block: an event loop
     cannot take an exception inside a task."""
-    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-    leaves = {kind: handler for kind, handler in found.items() if isinstance(handler, _Leave)}
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    leaves = {kind: found for kind in kinds if isinstance(found := signal.getsignal(kind), _Leave)}
     for handler in leaves.values():
         handler.cancel = cancel
     try:
@@ -140,15 +141,6 @@ def leave_behind_what_hangs(code: int) -> None:
                 os._exit(code)
 
 
-def _above_standard(descriptor: int) -> int:
-    """Move a descriptor above 2: with stdin closed, a new file would take its place."""
-    if descriptor > 2:
-        return descriptor
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return moved
-
-
 def _watch(reading: int, done: threading.Event) -> None:
     """Read the pipe to which the system writes each signal's number at once."""
     interrupts = 0
@@ -156,13 +148,8 @@ def _watch(reading: int, done: threading.Event) -> None:
         interrupts += number[0] == signal.SIGINT
         handler: object = signal.getsignal(number[0])
         handler = getattr(handler, "__self__", handler)
-        if isinstance(handler, _Leave):
-            _see_to_the_end(handler, handler.code, done)
-        elif isinstance(handler, Interrupted) and number[0] == signal.SIGINT and interrupts > 1:
-            _see_to_the_end(handler, INTERRUPTED, done)
-
-
-def _see_to_the_end(handler: _Leave | Interrupted, code: int, done: threading.Event) -> None:
-    ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
-    if not ended:
-        os._exit(code)
+        again = number[0] == signal.SIGINT and interrupts > 1
+        if isinstance(handler, _Leave) or (isinstance(handler, Interrupted) and again):
+            ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
+            if not ended:
+                os._exit(handler.code if isinstance(handler, _Leave) else INTERRUPTED)

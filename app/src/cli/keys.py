@@ -32,15 +32,11 @@ Out = Annotated[
 def create(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Annotated[str, typer.Argument(help="Its purpose or owner.", metavar="NAME")],
     scope: Annotated[list[str], typer.Option(help=f"Its scopes: {' '.join(SCOPES)}; may be repeated.")],
-    claim: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for row rules; repeated with one name: several values.")
-    ] = None,
+    claim: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for row rights; repeatable.")] = None,
     every_row: Annotated[bool, typer.Option("--every-row", help="Row rights do not apply to it.")] = False,
     expires: Annotated[str | None, typer.Option(help='It expires after this time: "90d", "12h".')] = None,
     rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute", or "unlimited".')] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=0, help="Its own limit of requests at once; 0: any number.")
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Its own requests at once; 0: any.")] = None,
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
@@ -67,8 +63,7 @@ def list_(json: JsonFlag = False) -> None:
     """List the keys and what they may do. The keys themselves are not stored."""
     from app.src.access import keys
 
-    now = datetime.now(UTC)
-    rows = [key.shown(now) for key in keys.read(_path())]
+    rows = [key.shown(datetime.now(UTC)) for key in keys.read(_path())]
     shown = [row | {column: _day(row[column]) for column in ("created", "expires")} for row in rows]
     output.data(rows, "API keys", _COLUMNS, json=json, rows=shown, whole=False)
 
@@ -112,19 +107,13 @@ def _path() -> Path:
 
 def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | None, json: bool) -> None:
     """Make a key and write or print it. With `out` it is stored only after it was written there."""
-    path, deliver = _path(), None
-    if out is not None:
-        file = out
-        if not file.parent.is_dir():
-            raise UsageFault(f"{file.parent}: folder not found; create it: mkdir -m 700 {file.parent}")
-        if file.exists() and not file.is_file():
-            raise UsageFault(f"{file}: not a regular file; without --out the key goes to stdout")
-
-        def deliver(secret: str) -> None:
-            write_private(file, secret.encode())
-
+    path = _path()
+    if out is not None and not out.parent.is_dir():
+        raise UsageFault(f"{out.parent}: folder not found; create it: mkdir -m 700 {out.parent}")
+    if out is not None and out.exists() and not out.is_file():
+        raise UsageFault(f"{out}: not a regular file; without --out the key goes to stdout")
     with refusals():
-        key, secret = make(path, deliver)
+        key, secret = make(path, None if out is None else lambda new: write_private(out, new.encode()))
     document = key.shown(datetime.now(UTC)) | ({"key": secret} if out is None else {"file": str(out)})
     if json:
         output.write_json(document)
@@ -137,9 +126,8 @@ def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | N
 
 def _seconds(text: str, option: str, *, zero: bool = False) -> float:
     """Parse a duration with a unit: a bare 90 would mean seconds, where users mean days."""
-    number = text.strip()
-    if number.replace(".", "", 1).isdecimal():
-        raise UsageFault(f"{option} {number} needs a unit: write {number}d for days, {number}h for hours")
+    if text.strip().replace(".", "", 1).isdecimal():
+        raise UsageFault(f"{option} {text} needs a unit: write {text}d for days, {text}h for hours")
     with refusals():
         length = seconds(text)
     if not length and not zero:

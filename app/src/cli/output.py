@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 from rich.console import Console
@@ -16,27 +17,30 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from connector.protocols import Observer
+
 _PIPED_WIDTH = 140
 # Control characters except tab and line feed, and those that change the writing direction.
 _ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 Record = Mapping[str, Any]
-
-
 Layout = Literal["auto", "table", "lines"]  # of data without --json
 
 
-class Chosen:
-    """The layout of this process's stdout."""
+class Invocation:
+    """The global options of this process."""
 
+    config: Path | None = None
     layout: Layout = "auto"
+    debug = False
 
 
 def for_people(*, stderr: bool = False) -> bool:
     """Return whether to print tables and bars: as chosen, else only on a terminal."""
-    if Chosen.layout == "auto" or (stderr and Chosen.layout == "lines"):
+    if Invocation.layout == "auto" or (stderr and Invocation.layout == "lines"):
         return (sys.stderr if stderr else sys.stdout).isatty()
-    return Chosen.layout == "table"
+    return Invocation.layout == "table"
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -141,14 +145,12 @@ def shown(value: Any) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
-        case float():
-            return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.0f}"
-        case int():
-            return f"{value:,}"
+        case int() | float():
+            return f"{value:,.3f}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.0f}"
         case dict():
             return ", ".join(f"{name}={shown(item)}" for name, item in value.items())
         case list() | tuple():
-            return ", ".join(shown(item) for item in value)
+            return ", ".join(map(shown, value))
         case _:
             return str(value)
 
@@ -166,16 +168,14 @@ def minute(moment: str | None) -> str | None:
 _PROGRESS_SECONDS = 5.0
 
 
-class Watch:
-    """A `connector.model.Observer` that shows progress: on a bar, or every few seconds as a line."""
+class _Watch:
+    """A `connector.protocols.Observer` that shows progress: on a bar, or every few seconds as a line."""
 
     def __init__(self, collection: str, unit: str, bars: Progress | None = None) -> None:
-        self._collection = collection
-        self._unit = unit
-        self._bars = bars
-        self._task = None if bars is None else bars.add_task(collection, total=None, rate="-")
-        self._start = time.monotonic()
-        self._next = 0.0
+        self._collection, self._unit, self._bars = collection, unit, bars
+        if bars is not None:
+            bars.add_task(collection, total=None, rate="-")
+        self._start, self._next = time.monotonic(), 0.0
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         return
@@ -189,29 +189,24 @@ class Watch:
         now = time.monotonic()
         rate = done / max(now - self._start, 1e-3)
         rate = round(rate) if rate >= 10 else round(rate, 1)
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, total=total, rate=f"{rate:,}")
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], completed=done, total=total, rate=f"{rate:,}")
         elif now >= self._next:  # at the first row, then every few seconds
             self._next = now + _PROGRESS_SECONDS
             if for_people(stderr=True):  # also in a file with --output table
                 say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")
             else:
-                speed = {f"{self._unit}_per_second": rate}
-                line_on_stderr({"collection": self._collection, "done": done, "total": total, **speed})
+                figures = {"done": done, "total": total, f"{self._unit}_per_second": rate}
+                line_on_stderr({"collection": self._collection, **figures})
 
 
 @contextmanager
-def watched(collection: str, unit: str = "rows") -> Iterator[Watch]:
+def watched(collection: str, unit: str = "rows") -> Iterator[Observer]:
     """Yield an observer that shows the collection's progress until the block ends. `unit`: the counted things."""
     if not sys.stderr.isatty():
-        yield Watch(collection, unit)
+        yield _Watch(collection, unit)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(f"{{task.fields[rate]}} {unit}/s"),
-        TimeRemainingColumn(),
-    )
+    rate = TextColumn(f"{{task.fields[rate]}} {unit}/s")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        yield Watch(collection, unit, bars)
+        yield _Watch(collection, unit, bars)

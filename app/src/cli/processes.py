@@ -7,14 +7,13 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
-from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import (
-    Invocation,
     JsonFlag,
     app,
     guarded,
@@ -25,8 +24,10 @@ from app.src.cli.application import (
 )
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
+from app.src.cli.output import Invocation
 from app.src.jobs.journal import State
-from app.src.observe.health import Heartbeat, forget
+from app.src.observe import Fault
+from app.src.observe import health as health_
 from app.src.settings import no_collections
 
 if TYPE_CHECKING:
@@ -62,39 +63,29 @@ _LOOKED_SECONDS = 30.0
 
 
 @verb(app, "worker")
-def worker(
-    max_jobs: Annotated[
-        int | None, typer.Option(min=0, help="Exit with 0 after this many jobs, to be restarted; 0: never.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
-    ] = None,
-) -> int:
+def worker() -> int:
     """Run jobs and schedules without REST. Runs beside a service with `api.job_workers = 0`, or alone. The first
     line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
     SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
     fails for good."""
-    loaded = read_settings({("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
+    loaded = read_settings()
     settings = loaded.settings.worker
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
-    forget(settings.heartbeat)
+    health_.forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
-        listener = None
+        first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:
             from app.src.api.server import MetricsListener
 
             listener = MetricsListener(service, settings.metrics_host, settings.metrics_port)
             opening.enter_context(closing(listener)).start()  # before loading the model, which may take minutes
+            first["metrics"] = listener.url
         service.jobs.open()
         service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
-        first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
-        if listener is not None:
-            first["metrics"] = listener.url
         output.write_json(first)
-        with closing(Heartbeat(settings.heartbeat)) as heartbeat:
-            stuck = until_over(service, heartbeat)
+        stuck = until_over(service, settings.heartbeat)
         if stuck is None:
             output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): exiting, to be restarted")
         else:
@@ -104,14 +95,15 @@ def worker(
     return code
 
 
-def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0) -> str | None:
+def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1.0) -> str | None:
     """Wait, with a heartbeat, until all allowed jobs are over (returns None) or the engine cannot recover (returns
     why)."""
-    while not service.jobs.wait_spent(look_seconds):
-        stuck = service.readiness.beyond_help()
-        if stuck is not None:
-            return stuck
-        heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
+    with health_.beating(heartbeat) as beat:
+        while not service.jobs.wait_spent(look_seconds):
+            if stuck := service.readiness.beyond_help():
+                return stuck
+            if service.jobs.looked_ago < _LOOKED_SECONDS:
+                beat()
     return None
 
 
@@ -122,7 +114,7 @@ Role = Annotated[Literal["serve", "worker"], typer.Argument(help="Which process 
 def start(role: Role = "serve") -> int:
     """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
-    from app.src.observe import Fault, gpu
+    from app.src.observe import gpu
 
     loaded = read_settings()
     try:
@@ -141,12 +133,9 @@ def start(role: Role = "serve") -> int:
 def health(role: Role = "serve") -> int:
     """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
     heartbeat of the worker; exit 1 when it is not healthy."""
-    from app.src.observe import Fault
-    from app.src.observe import health as checks
-
     settings = read_settings().settings
     try:
-        well = checks.of_service(settings.api) if role == "serve" else checks.of_worker(settings.worker)
+        well = health_.of_service(settings.api) if role == "serve" else health_.of_worker(settings.worker)
     except Fault as fault:
         output.fail(f"{fault}; {fault.fix}")
         return FAILED
@@ -155,8 +144,7 @@ def health(role: Role = "serve") -> int:
 
 
 _JOB_COLUMNS = ("id", "collection", "kind", "state", "progress", "created", "seconds")
-_POLL = 0.2
-_SETTLE_POLLS = 10
+JobId = Annotated[str, typer.Argument(help="As `jobs list` shows it.", metavar="ID")]
 
 
 @jobs_app.callback(invoke_without_command=True)
@@ -164,9 +152,6 @@ _SETTLE_POLLS = 10
 def _jobs_without_verb(ctx: typer.Context, json: JsonFlag = False) -> None:
     if ctx.invoked_subcommand is None:
         jobs_list(json=json)
-
-
-JobId = Annotated[str, typer.Argument(help="As `jobs list` shows it.", metavar="ID")]
 
 
 @verb(jobs_app, "list")
@@ -191,7 +176,12 @@ def jobs_show(job_id: JobId, json: JsonFlag = False) -> None:
     """Show one job with its result."""
     with opened() as service:
         job = service.jobs.get(job_id)
-    _print_job(job, json)
+    if json or not output.for_people():
+        output.data(job.as_dict(), "", json=json)
+        return
+    tried = None if job.next_try is None else _moment(job.next_try)
+    more = {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
+    output.fields(f"Job {job.id}", _job_row(job) | more)
 
 
 @verb(jobs_app, "cancel")
@@ -202,38 +192,7 @@ def jobs_cancel(job_id: JobId, json: JsonFlag = False) -> None:
     if json:
         output.write_json(job.as_dict())
     else:
-        output.say("cancelled" if job.over else f"asked to stop; follow it with: owl-sap jobs watch {job_id}")
-
-
-@verb(jobs_app, "watch")
-def jobs_watch(job_id: JobId, json: JsonFlag = False) -> int:
-    """Follow a job to its end, on stderr; then show it. Exit 1 when it failed or was cancelled."""
-    with opened() as service:
-        after, last = 0, ""
-        for polls in count():
-            if polls % _SETTLE_POLLS == 0:
-                service.jobs.get(job_id)  # queues the job of a dead process again; raises UnknownJob
-            for event in service.jobs.events(job_id, after):
-                after, last = event.id, event.name
-                if last == "state":
-                    output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
-                elif last == "progress":
-                    output.say(f"{event.data['done']:,} of {event.data['total']:,} rows")
-            if last == "result":
-                break
-            time.sleep(_POLL)
-        job = service.jobs.get(job_id)
-    _print_job(job, json)
-    return OK if job.state == "succeeded" else FAILED
-
-
-def _print_job(job: Job, json: bool) -> None:
-    if json or not output.for_people():
-        output.data(job.as_dict(), "", json=json)
-        return
-    tried = None if job.next_try is None else _moment(job.next_try)
-    more = {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
-    output.fields(f"Job {job.id}", _job_row(job) | more)
+        output.say("cancelled" if job.over else f"asked to stop; see owl-sap jobs show {job_id}")
 
 
 def _job_row(job: Job) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
@@ -24,50 +24,28 @@ from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.service.embedder import EngineEmbedder
-    from app.src.service.service import Service
 
 
-_MODES = "vector (meaning), keyword (words) or hybrid (both)"
+Mode = Literal["vector", "keyword", "hybrid"]  # by meaning, words or both
 
 
 @verb(app, "search")
 def search(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
     text: Annotated[str | None, typer.Argument(help="The search text.", metavar="TEXT", show_default=False)] = None,
-    like: Annotated[
-        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows similar to this one, by a hit's id.")
-    ] = None,
+    like: Annotated[str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows like the hit ID.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(help=f"{_MODES}. Default: hybrid for TEXT, vector for --like.", show_default=False),
-    ] = None,
-    min_score: Annotated[
-        float | None,
-        typer.Option(
-            help="Leave out hits below this score; in mode hybrid it is compared with the cosine, not the score shown."
-        ),
-    ] = None,
-    mmr: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, metavar="LAMBDA", help="Diversity: 0 maximum, 1 off."),
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Default: hybrid; vector for --like.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Least score; in mode hybrid least cosine.")] = None,
+    mmr: Annotated[float | None, typer.Option(min=0, max=1, help="Diversity: 0 maximum, 1 off.")] = None,
     passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain on stderr, as JSON, how the hits were found.")
-    ] = False,
-    rerank: Annotated[
-        bool | None,
-        typer.Option(
-            "--rerank/--no-rerank",
-            help="Reorder hits with the configured reranker; default: on where one is configured.",
-        ),
-    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the hits on stderr, as JSON.")] = False,
+    rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
-    from app.src.service.search import MODES, Like, SearchOptions
+    from app.src.service.search import Like, SearchOptions
 
     if (text is None) == (like is None):
         raise UsageFault("give either TEXT or --like ID")
@@ -80,16 +58,15 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
             where = orjson.loads(filter_)
         if not isinstance(where, dict):
             raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
-    chosen = next((known for known in MODES if known == mode), None)
-    if mode is not None and chosen is None:
-        raise UsageFault(f"--mode {mode}: use {_MODES}")
     with refusals():
-        options = SearchOptions(chosen, min_score, mmr, passages=passages, explain=explain, rerank=rerank)
+        options = SearchOptions(mode, min_score, mmr, passages=passages, explain=explain, rerank=rerank)
     with opened() as service, refusals():
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
         except UnknownRow as error:
-            raise UnknownRow(f"{error}; {_how_ids_look(service, name)}") from None
+            example = service.browse.example_id(name)
+            shape = f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows ids"
+            raise UnknownRow(f"{error}; {shape}") from None
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:
@@ -97,42 +74,16 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     if found.explain is not None:
         output.line_on_stderr({"explain": found.explain})
     hits = [hit.as_dict() for hit in found.hits]
-    shown = [hit | {"text": _shown_text(hit)} for hit in hits]
+    shown = []
+    for hit in hits:
+        texts = [output.shorten(hit["text"])]
+        if len(found_passages := hit.get("passages") or ()) > 1:  # a line for each
+            texts = [f"{each['score']:.3f} {output.shorten(each['text'])}" for each in found_passages]
+        shown.append(hit | {"text": "\n".join(texts)})
     columns = ("score", "key", "text", "metadata")
     output.data(hits, f"{name}: {text or like}", columns, json=json, rows=shown, whole=False)
 
 
-def _how_ids_look(service: Service, name: str) -> str:
-    example = service.browse.example_id(name)
-    return f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows the ids"
-
-
-def _shown_text(hit: dict[str, Any]) -> str:
-    """Return one line for each passage."""
-    passages = hit.get("passages") or []
-    if len(passages) < 2:
-        return output.shorten(hit["text"])
-    return "\n".join(f"{each['score']:.3f} {output.shorten(each['text'])}" for each in passages)
-
-
-@verb(app, "rows")
-def rows(
-    name: Name,
-    ids: Annotated[list[str], typer.Argument(help="Ids of rows, as search gives them.", metavar="ID...")],
-    json: JsonFlag = False,
-) -> None:
-    """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
-    with opened() as service, refusals():
-        found = service.browse.rows(name, ids, principal=OPERATOR)
-        missing = len(set(ids)) - len(found)
-        if missing:
-            output.say(f"not in {name}: {missing} of the ids; {_how_ids_look(service, name)}")
-    records = [row.as_dict() for row in found]
-    shown = [record | {"chunks": len(record["chunks"])} for record in records]
-    output.data(records, name, ("key", "text", "metadata", "chunks"), json=json, rows=shown, whole=False)
-
-
-_ALL = "all"
 _FIGURES = ("mode", "group", "queries", "hit_1", "hit_3", "hit_10", "mrr", "recall", "ndcg")
 _WORST = ("mode", "line", "query", "right", "ranks")
 _RECALL = ("k", "queries", "index_used", "recall", "low", "high", "same_first", "search_ms", "exact_ms")
@@ -142,41 +93,29 @@ _DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
 @verb(app, "evaluate")
 def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     name: Name,
-    queries: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Labelled queries, one JSON object a line.", show_default=False),
-    ] = None,
-    mode: Annotated[str, typer.Option(help="vector, keyword, hybrid or all.")] = _ALL,
+    queries: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Labelled queries: JSON lines.")] = None,
+    mode: Annotated[Literal["vector", "keyword", "hybrid", "all"], typer.Option(help="One of them, or all.")] = "all",
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
     against: Annotated[Path | None, typer.Option(help="A saved report to compare with.")] = None,
-    recall: Annotated[
-        bool, typer.Option("--recall", help="Instead of FILE: the recall of the vector index against exact search.")
-    ] = False,
-    sample: Annotated[
-        int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
-    ] = 100,
-    rerank: Annotated[
-        bool | None,
-        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
-    ] = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Instead of FILE: recall of the vector index.")] = False,
+    sample: Annotated[int, typer.Option("--queries", min=1, max=10_000, help="Rows asked with by --recall.")] = 100,
+    rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
-    from app.src.evaluation.run import MODES, EvaluationRequest, check_earlier, differences
+    from app.src.evaluation.run import MODES, check_earlier, differences
 
     if recall == (queries is not None):
         raise UsageFault("give a FILE of labelled queries, or --recall")
     if queries is None:
         with opened() as service, watched(name, "queries") as observer, refusals(f"{name}: "):
-            found = service.evaluation.index_recall(name, sample, k, observer.progress).as_dict()
+            found = service.evaluation.index_recall(name, sample, k, observer.progress)
         output.data(found, f"{name}: usual search against exact search", _RECALL, json=json)
         if not json:
             output.notes(name, (str(found["index_detail"]), str(found["proposal"])))
         return
-    modes = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
-    if not modes:
-        raise UsageFault(f"--mode {mode}: use {', '.join(MODES)} or {_ALL}")
+    modes = MODES if mode == "all" else (mode,)
     earlier = None
     if against is not None:
         with suppress(orjson.JSONDecodeError):
@@ -185,9 +124,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
             raise UsageFault(f"{against} is not a report of owl-sap evaluate --save")
         check_earlier(earlier, k)
     with opened() as service, watched(name, "queries") as observer:
-        report = service.evaluation.evaluate(
-            name, EvaluationRequest(queries, modes, k, rerank), observer.progress
-        ).as_dict()
+        report = service.evaluation.evaluate(name, queries, modes, k=k, rerank=rerank, progress=observer.progress)
     if save is not None:
         try:
             save.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
@@ -199,29 +136,25 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(report | changes)
     else:
-        _show_evaluation(name, report | changes)
+        rows = [
+            {"mode": each, "group": group, **summary}
+            for each, figures in report["modes"].items()
+            for group, summary in {"all": figures["all"], **figures["groups"]}.items()
+        ]
+        worst = [{"mode": each} | query for each, figures in report["modes"].items() for query in figures["worst"]]
+        changed = [
+            {"mode": each, "measure": measure, **difference}
+            for each, measures in changes.get("differences", {}).items()
+            for measure, difference in measures.items()
+        ]
+        for title, records, columns in (
+            (f"{report['queries']} queries, k = {report['k']}", rows, _FIGURES),
+            ("found late or not at all", worst, _WORST),
+            ("now minus before", changed, _DIFFERENCES),
+        ):
+            if records:
+                output.data(records, f"{name}: {title}", columns, json=False, whole=False)
     output.notes(name, report["notes"])
-
-
-def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
-    rows = [
-        {"mode": mode, "group": group, **summary}
-        for mode, figures in report["modes"].items()
-        for group, summary in {_ALL: figures["all"], **figures["groups"]}.items()
-    ]
-    worst = [{"mode": mode, **each} for mode, figures in report["modes"].items() for each in figures["worst"]]
-    changed = [
-        {"mode": mode, "measure": measure, **difference}
-        for mode, measures in report.get("differences", {}).items()
-        for measure, difference in measures.items()
-    ]
-    for title, records, columns in (
-        (f"{report['queries']} queries, k = {report['k']}", rows, _FIGURES),
-        ("found late or not at all", worst, _WORST),
-        ("now minus before", changed, _DIFFERENCES),
-    ):
-        if records:
-            output.data(records, f"{name}: {title}", columns, json=False, whole=False)
 
 
 @verb(app, "embed")
@@ -235,8 +168,6 @@ def embed(
     if out is not None:  # before computing anything
         if out.suffix != ".npy":
             raise UsageFault(f"--out {out}: only .npy files are written")
-        if not out.parent.is_dir():
-            raise UsageFault(f"--out {out}: folder {out.parent} not found")
         if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
             raise UsageFault(f"--out {out}: cannot be written")
     with opened() as service:
@@ -289,13 +220,8 @@ def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: 
 
 @verb(app, "mcp")
 def mcp(
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with an API key or token whose rights apply; default: the setting mcp.key, or yours."),
-    ] = None,
-    write: Annotated[
-        bool | None, typer.Option("--write/--read-only", help="Offer start_sync too; default: the setting mcp.write.")
-    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="API key whose rights apply; default: mcp.key.")] = None,
+    write: Annotated[bool | None, typer.Option("--write/--read-only", help="Offer start_sync.")] = None,
 ) -> int:
     """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
     stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""

@@ -4,8 +4,7 @@ that decides whether a quantised model may serve.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +25,16 @@ class Agreement:
     overlap: float
 
 
-def agreement(found: Vectors, exact: Vectors, neighbours: int = NEIGHBOURS) -> Agreement:
+def agreement(found: Vectors, exact: Vectors) -> Agreement:
     """Compare (n, d) arrays row by row; lengths are ignored. A row that is zero or not finite in either has cosine -1.
 
     A found neighbour is right if its reference score is at least that of the last true neighbour. With fewer than
-    `neighbours` other texts all of them count; with none the overlap is 1.
+    NEIGHBOURS other texts all of them count; with none the overlap is 1.
     """
     ours, theirs = _unit(found), _unit(exact)
     cosines = np.einsum("ij,ij->i", ours, theirs)
     cosines[~(ours.any(1) & theirs.any(1))] = -1.0
-    count = min(neighbours, len(ours) - 1)
+    count = min(NEIGHBOURS, len(ours) - 1)
     shares: list[float] = []
     for start in range(0, len(theirs), _BLOCK) if count > 0 else ():
         rows = np.arange(start, min(start + _BLOCK, len(theirs)))
@@ -62,18 +61,11 @@ def _unit(vectors: Vectors) -> NDArray[np.float64]:
     return unit
 
 
+# The accuracy gate of a quantised model, on texts held back.
 LEAST_TEXTS = 32  # with fewer texts a share of neighbours means little
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Minimum figures of a candidate. `int8_share`: of the linear layers' multiplications in 8 bits; with few, a model
-    is not worth its own index."""
-
-    mean_cosine: float = 0.99
-    overlap: float = 0.90
-    int8_share: float = 0.5
-    neighbours: int = NEIGHBOURS
+LEAST_COSINE = 0.99  # on average, to fp32
+LEAST_OVERLAP = 0.90  # share of fp32's nearest neighbours that are found too
+LEAST_INT8_SHARE = 0.5  # of the linear layers' products in 8 bits; with less, a model is not worth its own index
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,57 +75,40 @@ class Verdict:
     accepted: bool
     reason: str
     texts: int
-    mean_cosine: float | None
-    worst_cosine: float | None
-    overlap: float | None
-    int8_share: float | None
-    neighbours: int
-    bar: Bar
-
-    def by(self, bar: Bar) -> Verdict:
-        """Return the verdict by another bar. Without figures it stays refused."""
-        if self.mean_cosine is None or self.worst_cosine is None or self.overlap is None:
-            return self
-        missed = []
-        if self.mean_cosine < bar.mean_cosine:
-            missed.append(f"mean cosine {self.mean_cosine:.4f} is below {bar.mean_cosine:g}")
-        if self.overlap < bar.overlap:
-            missed.append(f"overlap of neighbours {self.overlap:.3f} is below {bar.overlap:g}")
-        if self.int8_share is not None and self.int8_share < bar.int8_share:
-            missed.append(
-                f"only {self.int8_share:.0%} of the linear layers' products are in 8 bits;"
-                f" {bar.int8_share:.0%} are required"
-            )
-        figures = (
-            f"cosine to fp32 {self.mean_cosine:.4f} on average, {self.worst_cosine:.4f} at the least,"
-            f" {self.overlap:.3f} of the first {self.neighbours}"
-        )
-        reason = f"accepted: {figures}" if not missed else f"refused: {'; '.join(missed)} ({figures})"
-        return replace(self, accepted=not missed, reason=reason, bar=bar)
-
-    @classmethod
-    def from_dict(cls, given: dict[str, object]) -> Verdict:
-        """Read what `asdict` made."""
-        values: dict[str, Any] = dict(given)
-        return cls(**values | {"bar": Bar(**values["bar"])})
+    mean_cosine: float | None = None
+    worst_cosine: float | None = None
+    overlap: float | None = None
+    int8_share: float | None = None
 
 
-def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, bar: Bar | None = None) -> Verdict:
+def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None) -> Verdict:
     """Compare (n, d) arrays of distinct texts row by row. `int8_share` None: not checked.
 
     Refuses a candidate with any row that is zero or not finite.
     """
-    bar = bar or Bar()
     if exact.shape != candidate.shape or exact.ndim != 2:
         raise ValueError(f"vectors must have one shape, not {exact.shape} and {candidate.shape}")
-    neighbours = min(bar.neighbours, len(exact) - 1)
-    if len(exact) < max(LEAST_TEXTS, bar.neighbours + 1):
-        reason = f"refused: {len(exact)} different texts to judge by, at least {LEAST_TEXTS} are needed"
-        return Verdict(False, reason, len(exact), None, None, None, int8_share, max(neighbours, 0), bar)
+    texts = len(exact)
+    if texts < LEAST_TEXTS:
+        reason = f"refused: {texts} different texts to judge by, at least {LEAST_TEXTS} are needed"
+        return Verdict(False, reason, texts, int8_share=int8_share)
     spoilt = int(np.count_nonzero(~directed(candidate) | ~directed(exact)))
     if spoilt:
-        reason = f"refused: {spoilt} of {len(exact)} texts have no finite vector"
-        return Verdict(False, reason, len(exact), None, None, None, int8_share, neighbours, bar)
-    near = agreement(candidate, exact, neighbours)
-    figures = (near.mean_cosine, near.least_cosine, near.overlap)
-    return Verdict(False, "", len(exact), *figures, int8_share, neighbours, bar).by(bar)
+        reason = f"refused: {spoilt} of {texts} texts have no finite vector"
+        return Verdict(False, reason, texts, int8_share=int8_share)
+    near = agreement(candidate, exact)
+    missed = []
+    if near.mean_cosine < LEAST_COSINE:
+        missed.append(f"mean cosine {near.mean_cosine:.4f} is below {LEAST_COSINE:g}")
+    if near.overlap < LEAST_OVERLAP:
+        missed.append(f"overlap of neighbours {near.overlap:.3f} is below {LEAST_OVERLAP:g}")
+    if int8_share is not None and int8_share < LEAST_INT8_SHARE:
+        missed.append(
+            f"only {int8_share:.0%} of the linear layers' products are in 8 bits; {LEAST_INT8_SHARE:.0%} are required"
+        )
+    figures = (
+        f"cosine to fp32 {near.mean_cosine:.4f} on average, {near.least_cosine:.4f} at the least,"
+        f" {near.overlap:.3f} of the first {NEIGHBOURS}"
+    )
+    reason = f"refused: {'; '.join(missed)} ({figures})" if missed else f"accepted: {figures}"
+    return Verdict(not missed, reason, texts, near.mean_cosine, near.least_cosine, near.overlap, int8_share)

@@ -147,20 +147,16 @@ class BatchRunner:
         return sum(lengths) if self._packed else padded(max(lengths), self._multiple) * len(lengths)
 
     def begin(self, batch: TokenBatch, pause: Pause | None = None) -> Running:
-        """Start a batch. `pause` is called `steps` - 1 times within it, and may itself begin another batch.
-
-        If `ahead` is 0, the batch is done when this returns.
-        """
+        """Launch a batch; if `ahead` is 0, calling the result computes it. `pause` is called `steps` - 1 times
+        within it, and may itself begin another batch."""
+        if not self.ahead:
+            return lambda: self._compute(batch, pause)
+        failed: Future[Vectors] = Future()
         try:
-            if not self.ahead:
-                vectors = self._compute(batch, pause)
-                return lambda: vectors
             with self._device:
                 self.check_open()
                 return partial(self._land, batch, time.perf_counter(), self.backend.launch(batch))
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
-            failed: Future[Vectors] = Future()
             failed.set_exception(error)
             return failed.result
 
@@ -227,7 +223,10 @@ class BatchRunner:
 
     def check_open(self) -> None:
         if self._closed:
-            raise EngineClosed(f"the engine of {self.backend.info.name} is closed")
+            raise self.closed_error()
+
+    def closed_error(self) -> EngineClosed:
+        return EngineClosed(f"the engine of {self.backend.info.name} is closed")
 
     def close(self) -> None:
         """Wait for a batch that is being computed or launched, then free model and memory."""
@@ -276,22 +275,13 @@ class Request:
 
     def __post_init__(self) -> None:
         lengths = self.tokens.lengths.tolist()
-        self.missing = self.queued_texts = len(lengths)
-        self.queued_tokens = sum(lengths)
+        self.missing = len(lengths)
         pieces = (Piece(self, place, length) for place, length in enumerate(lengths))
         self.unplanned = sorted(pieces, key=lambda piece: piece.length)
 
     @property
     def waits(self) -> bool:
         return bool(self.unplanned) and not self.over
-
-    def pieces(self, tokens: int) -> list[Piece]:
-        """Take the longest unplanned texts, at least one, of at most `tokens` in all."""
-        found: list[Piece] = []
-        while self.unplanned and (tokens > 0 or not found):
-            found.append(self.unplanned.pop())
-            tokens -= max(1, found[-1].length)
-        return found
 
 
 class Piece(NamedTuple):
@@ -314,11 +304,11 @@ class LaneQueue:
 
     def add(self, request: Request) -> None:
         self._requests.append(request)
-        self._count(request, request.queued_texts, request.queued_tokens)
+        self._count(request, len(request.tokens), request.tokens.tokens)
 
     def forget(self, request: Request) -> None:
         """Stop counting a request that is over."""
-        self._subtract(request, request.queued_texts, request.queued_tokens)
+        self._count(request, -request.queued_texts, -request.queued_tokens)
 
     def take(self, plan: Callable[[Sequence[int]], list[list[int]]], budget: int, most: int) -> list[Piece]:
         """Return the next batch, at most `most` of its tokens; [] if no text waits.
@@ -336,7 +326,7 @@ class LaneQueue:
                     batch = batch[:place]
                     break
             for piece in batch:
-                self._subtract(piece.request, 1, piece.length)
+                self._count(piece.request, -1, -piece.length)
             if batch:
                 return batch
         return []
@@ -349,12 +339,9 @@ class LaneQueue:
         self._planned.clear()
         return found
 
-    def _subtract(self, request: Request, texts: int, tokens: int) -> None:
-        request.queued_texts -= texts
-        request.queued_tokens -= tokens
-        self._count(request, -texts, -tokens)
-
     def _count(self, request: Request, texts: int, tokens: int) -> None:
+        request.queued_texts += texts
+        request.queued_tokens += tokens
         self.texts += texts
         self.tokens += tokens
         self.bounded_tokens += tokens if request.bounded else 0
@@ -367,10 +354,11 @@ class LaneQueue:
             if window <= 0:
                 break
             request = self._requests.popleft()
-            if request.waits:
-                found = request.pieces(min(share, window))
-                window -= sum(max(1, piece.length) for piece in found)
-                pieces += found
+            left = min(share, window)
+            while request.waits and left > 0:  # at least one, the longest first
+                pieces.append(request.unplanned.pop())
+                left -= max(1, pieces[-1].length)
+                window -= max(1, pieces[-1].length)
             if request.waits:
                 self._requests.append(request)
         try:
@@ -390,7 +378,7 @@ class Speed:
     def __init__(self) -> None:
         self._rate = 0.0
 
-    def ran(self, tokens: int, seconds: float) -> None:
+    def count(self, tokens: int, seconds: float) -> None:
         if tokens >= LEAST_MEASURED_TOKENS and seconds > 0:
             latest = tokens / seconds
             self._rate = self._rate * _DECAY + latest * (1 - _DECAY) if self._rate else latest
@@ -448,7 +436,7 @@ class EmbeddingQueue:
         lane, lost = request.lane, list[Request]()
         with self._changed:
             if self._closed:
-                raise self._closed_error()
+                raise self._runner.closed_error()
             if lane == "interactive":
                 self._interactive_at = request.arrived
             if request.bounded:
@@ -507,14 +495,11 @@ class EmbeddingQueue:
             thread = self._thread
             self._changed.notify_all()
         for request in waiting:
-            self._fail(request, self._closed_error())
+            self._fail(request, self._runner.closed_error())
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     # -- ends of requests
-
-    def _closed_error(self) -> EngineClosed:
-        return EngineClosed(f"the engine of {self._runner.backend.info.name} is closed")
 
     def _end(self, request: Request) -> bool:
         """Remove a request from the queue; return False if it was already over."""
@@ -559,6 +544,9 @@ class EmbeddingQueue:
         self._thread.start()
         return lost
 
+    def _waiting(self) -> int:
+        return sum(lane.texts for lane in self._lanes.values())
+
     def _abandoned(self) -> list[Request]:
         lost = dict.fromkeys(piece.request for batch in self._in_progress for piece in batch)
         self._in_progress = []
@@ -581,29 +569,27 @@ class EmbeddingQueue:
                 lost = self._abandoned()
                 self._thread = None
                 self.deaths += 1
-                if any(lane.texts for lane in self._lanes.values()):
+                if self._waiting():
                     self._ensure_thread()
             self._lose(lost, error)
 
     def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
         """Return the next batch; None if there is none, which with `wait` means that the thread must end."""
         with self._changed:
-            waited = True
             while not self._closed:
-                before = sum(queue.texts for queue in self._lanes.values())
+                before = self._waiting()
                 if before:
                     bulk = self._lanes["bulk"].texts > 0
                     first = self._lanes["interactive"].texts and not (bulk and self._run_seconds >= RUN_SECONDS)
                     lane: Lane = "interactive" if first else "bulk"
                     if batch := self._take(lane):
                         return lane, batch
-                    if 0 < sum(queue.texts for queue in self._lanes.values()) < before:
+                    if 0 < self._waiting() < before:
                         continue  # requests that could not be planned have failed; others still wait
                 if not wait:
                     return None
-                if not waited:
+                if not self._changed.wait(IDLE_SECONDS) and not self._waiting():
                     break
-                waited = self._changed.wait(IDLE_SECONDS)
             if wait:
                 self._thread = None
             return None
@@ -646,16 +632,17 @@ class EmbeddingQueue:
                 self.watcher.began(lane, now - request.arrived)
         passed = self._passed_seconds
         wanted = [piece for piece in pieces if not piece.request.over]
-        return _Batch(lane, pieces, wanted, self._begin(lane, wanted) if wanted else None, now, passed)
+        return _Batch(lane, pieces, wanted, self._begin(lane, wanted), now, passed)
 
-    def _begin(self, lane: Lane, pieces: Sequence[Piece]) -> Running:
+    def _begin(self, lane: Lane, pieces: Sequence[Piece]) -> Running | None:
+        if not pieces:
+            return None
         batch = TokenBatch.gather((piece.request.tokens, piece.place) for piece in pieces)
         return self._runner.begin(batch, self._pass_interactive if lane == "bulk" else None)
 
     def _land(self, batch: _Batch, *, nested: bool = False) -> None:
         """Wait for a batch and deliver it. `nested`: it ran within another one."""
-        if batch.running is not None:
-            self._settle(batch.lane, batch.wanted, batch.running)
+        self._settle(batch.lane, batch.wanted, batch.running)
         now = self.clock()
         own = now - max(batch.begun, self._landed) - (self._passed_seconds - batch.passed_seconds)
         with self._changed:
@@ -665,11 +652,11 @@ class EmbeddingQueue:
                 self._passed_seconds += now - batch.begun
             else:
                 self._landed = now
-            self._speed.ran(sum(piece.length for piece in batch.pieces), own)
+            self._speed.count(sum(piece.length for piece in batch.pieces), own)
             in_a_row = batch.lane == "interactive" and (nested or self._lanes["bulk"].texts > 0)
             self._run_seconds = self._run_seconds + own if in_a_row else 0.0
 
-    def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running) -> None:
+    def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running | None) -> None:
         """Give every text its vector, or its request an error that belongs to no other request.
 
         A batch that ran out of memory is split; after any other error its requests are computed one by one.
@@ -679,12 +666,13 @@ class EmbeddingQueue:
             pieces, begun = pending.popleft()
             if begun is None:
                 pieces = [piece for piece in pieces if not piece.request.over]
-                if not pieces:
-                    continue
                 begun = self._begin(lane, pieces)
+            if begun is None:
+                continue
             try:
                 vectors = begun()
             except Exception as error:
+                traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
                 if isinstance(error, OutOfMemory):
                     plan = self._runner.smaller([piece.length for piece in pieces]) if len(pieces) > 1 else []
                     parts = [[pieces[place] for place in places] for places in plan]

@@ -1,7 +1,7 @@
 """Exact search with vectors on the card: one pass in fp16, with a bound on the rounding error of a score.
 
 The caller rescores the few rows that may be best with the exact vectors. Rows that do not fit into the card's memory
-are scanned elsewhere. The interfaces are those of `connector.protocols.VectorScan`.
+are scanned elsewhere. The interfaces are those of `connector.stores.scan.vector_scan`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from .device import DeviceProfile
 from .memory import T4MemoryManager
+
+if TYPE_CHECKING:
+    from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan
 
 # Rows of a collection's first and largest block. Each block is as large as all before it, so that small collections
 # need little memory and growth copies nothing.
@@ -27,58 +30,27 @@ KEPT_SHARE = 2.0  # times the bookable share: a copy of kept rows exists beside 
 _EPSILON = float(np.finfo(np.float32).eps)
 
 Vectors = NDArray[np.float32]
-Positions = NDArray[np.int64]
-
-
-class Ranking(Protocol):
-    def best(self, count: int) -> tuple[Positions, float]: ...
-
-
-class View(Protocol):
-    def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]: ...
-
-    def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking: ...
-
-
-class Copy(Protocol):
-    def append(self, vectors: Vectors) -> None: ...
-
-    def kept(self, rows: NDArray[np.bool_]) -> Copy: ...
-
-    def view(self) -> View: ...
-
-
-class Scan(Protocol):
-    def copy(self, dimension: int) -> Copy: ...
-
-
-class CardScan:
-    """A `VectorScan` on one card; a row takes 2 x dimension bytes. `elsewhere` scans rows that do not fit."""
-
-    def __init__(self, profile: DeviceProfile, memory: T4MemoryManager, elsewhere: Scan) -> None:
-        self._card = _Card(torch.device(profile.torch_name), memory)
-        self._elsewhere = elsewhere
-
-    def copy(self, dimension: int) -> CardCopy:
-        return CardCopy(self._card, dimension, self._elsewhere.copy)
-
-
-# ----------------------------------------------------------------------------------------------------------- the card
 
 
 # Queries (q, d) and rows (n, d), both fp16 -> dot products (q, n), summed in fp32.
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class _Card:
-    """The device with its own high-priority stream: a search waits for at most one kernel of a running batch."""
+class CardScan:
+    """A `VectorScan` on one card; a row takes 2 x dimension bytes. `elsewhere` scans rows that do not fit.
 
-    def __init__(self, device: torch.device, memory: T4MemoryManager) -> None:
-        self.device = device
-        self.memory = memory
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    It has its own high-priority stream: a search waits for at most one kernel of a running batch.
+    """
+
+    def __init__(self, profile: DeviceProfile, memory: T4MemoryManager, elsewhere: VectorScan) -> None:
+        self.device, self.memory, self.elsewhere = torch.device(profile.torch_name), memory, elsewhere
+        on_cpu = self.device.type == "cpu"
+        self._stream = None if on_cpu else torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         with self.work():
-            self.product = _product_for(device)
+            self.product = product_for(self.device)
+
+    def copy(self, dimension: int) -> CardCopy:
+        return CardCopy(self, dimension)
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
@@ -86,15 +58,8 @@ class _Card:
         with torch.inference_mode(), beside:
             yield
 
-    def halves(self, rows: NDArray[np.float32]) -> tuple[torch.Tensor, float]:
-        """Return the rows in fp16 on the device, and the norm of the largest rounding error of a row."""
-        exact = torch.tensor(rows).to(self.device)
-        rounded = exact.half()
-        lost = torch.linalg.vector_norm((exact - rounded.float()).double(), dim=1)
-        return rounded, float(lost.max()) if len(rows) else 0.0
 
-
-def _product_for(device: torch.device) -> Product:
+def product_for(device: torch.device) -> Product:
     """Return cuBLAS' product with fp32 results if it exists and sums in fp32, else one over a copy in fp32."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(300, 512, generator=generator).half().to(device)
@@ -117,12 +82,10 @@ def _widened_product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Block:
-    """Space for rows on the card; its memory stays booked while it is referenced."""
+    """Space for rows on the card; its memory, booked before, stays booked while it is referenced."""
 
-    def __init__(self, card: _Card, rows: int, dimension: int) -> None:
-        """The memory must be booked before."""
-        size = rows * dimension * ELEMENT
-        self._booking = weakref.finalize(self, card.memory.release, size)
+    def __init__(self, card: CardScan, rows: int, dimension: int) -> None:
+        self._booking = weakref.finalize(self, card.memory.release, rows * dimension * ELEMENT)
         self._booking.atexit = False
         self.rows = torch.empty((rows, dimension), dtype=torch.float16, device=card.device)
         self.used = 0
@@ -132,60 +95,57 @@ class _Block:
         return len(self.rows) - self.used
 
 
-# ------------------------------------------------------------------------------------------------- a collection's copy
-
-
 class CardCopy:
     """A `ScanCopy`: the first rows are on the card, those that do not fit are elsewhere."""
 
-    def __init__(self, card: _Card, dimension: int, elsewhere: Callable[[int], Copy]) -> None:
+    def __init__(self, card: CardScan, dimension: int) -> None:
         self._card = card
         self._dimension = dimension
-        self._elsewhere = elsewhere
         self._blocks: list[_Block] = []
-        self._rows = 0
-        self._lost = 0.0
-        self._rest: Copy | None = None
-        self._rest_rows = 0
+        self._lost = 0.0  # norm of the largest rounding error of a row
+        self._rest: ScanCopy | None = None
 
     @property
     def rows_on_card(self) -> int:
-        return self._rows
+        return sum(block.used for block in self._blocks)
 
     def append(self, vectors: Vectors) -> None:
         done = 0
         while done < len(vectors) and self._rest is None:
             block = self._open_block(1.0)
-            if block is None:
-                self._rest = self._elsewhere(self._dimension)
-                break
-            some = vectors[done : done + min(block.room, ROWS_AT_ONCE)]
-            try:
-                with self._card.work():
-                    rows, lost = self._card.halves(some)
-                    self._write(block, rows)
-            except torch.OutOfMemoryError:  # treat as no room for a block
-                self._rest = self._elsewhere(self._dimension)
-                break
-            self._lost = max(self._lost, lost)
-            done += len(some)
+            if block is not None:
+                some = vectors[done : done + min(block.room, ROWS_AT_ONCE)]
+                with contextlib.suppress(torch.OutOfMemoryError), self._card.work():  # treat as no room for a block
+                    exact = torch.tensor(some).to(self._card.device)
+                    rounded = exact.half()
+                    lost = torch.linalg.vector_norm((exact - rounded.float()).double(), dim=1)
+                    self._write(block, rounded)
+                    self._lost = max(self._lost, float(lost.max()))
+                    done += len(some)
+                    continue
+            self._rest = self._card.elsewhere.copy(self._dimension)
         if self._rest is not None and done < len(vectors):
             self._rest.append(vectors[done:])
-            self._rest_rows += len(vectors) - done
 
     def kept(self, rows: NDArray[np.bool_]) -> CardCopy:
         """Return a copy with these rows. Raises MemoryError if the card has no room for it."""
-        other = CardCopy(self._card, self._dimension, self._elsewhere)
+        other = CardCopy(self._card, self._dimension)
         other._lost = self._lost
         start = 0
         for block in self._blocks:
             mask = torch.tensor(rows[start : start + block.used])
             start += block.used
             with self._card.work():
-                other._take(block.rows[: block.used][mask.to(self._card.device)])
+                kept = block.rows[: block.used][mask.to(self._card.device)]
+                while len(kept):
+                    target = other._open_block(KEPT_SHARE)
+                    if target is None:
+                        raise MemoryError("the card's memory does not hold the rows that are kept")
+                    room = target.room
+                    other._write(target, kept[:room])
+                    kept = kept[room:]
         if self._rest is not None:
-            other._rest = self._rest.kept(rows[self._rows :])
-            other._rest_rows = int(rows[self._rows :].sum())
+            other._rest = self._rest.kept(rows[start:])
         return other
 
     def view(self) -> CardView:
@@ -193,26 +153,15 @@ class CardCopy:
         rest = self._rest.view() if self._rest is not None else None
         return CardView(self._card, parts, self._lost, rest)
 
-    def _take(self, rows: torch.Tensor) -> None:
-        done = 0
-        while done < len(rows):
-            block = self._open_block(KEPT_SHARE)
-            if block is None:
-                raise MemoryError("the card's memory does not hold the rows that are kept")
-            some = rows[done : done + block.room]
-            self._write(block, some)
-            done += len(some)
-
     def _write(self, block: _Block, rows: torch.Tensor) -> None:
         block.rows[block.used : block.used + len(rows)] = rows
         block.used += len(rows)
-        self._rows += len(rows)
 
     def _open_block(self, share: float) -> _Block | None:
         """Return a block with room; None if the card has no room for another."""
         if self._blocks and self._blocks[-1].room:
             return self._blocks[-1]
-        rows = min(MOST_ROWS, max(FIRST_ROWS, self._rows))
+        rows = min(MOST_ROWS, max(FIRST_ROWS, self.rows_on_card))
         if not self._card.memory.book(rows * self._dimension * ELEMENT, share):
             return None
         try:
@@ -223,13 +172,10 @@ class CardCopy:
         return self._blocks[-1]
 
 
-# ------------------------------------------------------------------------------------------------------------- a search
-
-
 class CardView:
     """A `ScanView`."""
 
-    def __init__(self, card: _Card, parts: Sequence[tuple[_Block, int]], lost: float, rest: View | None) -> None:
+    def __init__(self, card: CardScan, parts: Sequence[tuple[_Block, int]], lost: float, rest: ScanView | None) -> None:
         self._card = card
         self._blocks = [block for block, _used in parts]  # keeps them booked while the view exists
         with card.work():
@@ -257,22 +203,18 @@ class CardView:
         here = int(np.searchsorted(rows, self._rows))
         with self._card.work():
             halves, (error,) = self._queries(query[None])
-            found = [self._card.product(halves, part) for part in self._taken(rows[:here])]
+            cuts = np.searchsorted(rows[:here], self._ends)
+            starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
+            found = [
+                self._card.product(halves, part[torch.tensor(rows[start:end] - first).to(self._card.device)])
+                for part, start, end, first in zip(self._parts, starts, cuts, firsts, strict=True)
+                if start < end
+            ]
             scores = torch.cat(found, dim=1)[0] if found else halves.new_zeros(0, dtype=torch.float32)
         ranked = _Scored(self._card, scores, error, rows[:here])
         if self._rest is None:
             return ranked
         return _Joined(ranked, self._rest.rank_rows(query, rows[here:] - self._rows), self._rows)
-
-    def _taken(self, rows: Positions) -> list[torch.Tensor]:
-        """Return the given rows, in ascending order, from the blocks that contain some."""
-        cuts = np.searchsorted(rows, self._ends)
-        starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
-        return [
-            part[torch.tensor(rows[start:end] - first).to(self._card.device)]
-            for part, start, end, first in zip(self._parts, starts, cuts, firsts, strict=True)
-            if start < end
-        ]
 
     def _queries(self, queries: Vectors) -> tuple[torch.Tensor, list[float]]:
         """Return the queries in fp16, and the error bound of each one's scores: |x.q - x'.q'| <= |x - x'| |q| +
@@ -290,7 +232,7 @@ class CardView:
 class _Scored:
     """The ranking of rows by scores with an error of at most `error`."""
 
-    def __init__(self, card: _Card, scores: torch.Tensor, error: float, rows: Positions | None = None) -> None:
+    def __init__(self, card: CardScan, scores: torch.Tensor, error: float, rows: Positions | None = None) -> None:
         self._card = card
         self._scores = scores
         self._error = error

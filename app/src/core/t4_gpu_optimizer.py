@@ -213,7 +213,8 @@ def measure_products(
 
 def in_turns(works: Sequence[tuple[Callable[[int], float], int]], seconds: float) -> list[list[float]]:
     """Return samples of each work, given with its launches, after a warm-up of a quarter of `seconds`."""
-    started, rounds = time.perf_counter(), []
+    started = time.perf_counter()
+    rounds: list[list[float]] = []
     while len(rounds) < MOST_SAMPLES:
         spent = time.perf_counter() - started
         if spent >= 1.25 * seconds and len(rounds) >= LEAST_SAMPLES:

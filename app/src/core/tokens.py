@@ -148,7 +148,8 @@ def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: Co
             allowed = max(1, min(allowed - 1, end - first - (found - limit)))
         yield begin, stop
         if end < len(offsets):
-            first = max(first + 1, overlap_start(text, offsets, end, overlap))
+            spaces = (at for at in range(end - overlap, end) if at > 0 and _after_space(text, offsets, at))
+            first = max(first + 1, next(spaces, end - overlap))
             begin = min(offsets[first][0], stop)
 
 
@@ -160,28 +161,18 @@ def cut_position(text: str, offsets: Offsets, first: int, limit: int) -> int:
     last = min(first + limit, len(offsets))
     if last == len(offsets):
         return last
-    half = first + max(1, limit // 2)
-    for border in (_after_space, _after_word):
-        for token in range(last, half - 1, -1):
-            if border(text, offsets, token):
-                return token
-    return last
-
-
-def overlap_start(text: str, offsets: Offsets, end: int, overlap: int) -> int:
-    """Return the first token of the next piece: after white space up to `overlap` tokens before `end`, if any."""
-    for token in range(end - overlap, end):
-        if token > 0 and _after_space(text, offsets, token):
+    candidates = range(last, first + max(1, limit // 2) - 1, -1)
+    for token in candidates:
+        if _after_space(text, offsets, token):
             return token
-    return end - overlap
+    for token in candidates:
+        start = offsets[token][0]
+        if start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum()):
+            return token
+    return last
 
 
 def _after_space(text: str, offsets: Offsets, token: int) -> bool:
     start = offsets[token][0]
     between = text[offsets[token - 1][1] : start]
     return bool(between and not between.strip()) or text[start : start + 1].isspace()
-
-
-def _after_word(text: str, offsets: Offsets, token: int) -> bool:
-    start = offsets[token][0]
-    return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())

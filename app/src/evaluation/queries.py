@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +72,8 @@ def _query(line: str, columns: Sequence[str], number: int) -> LabelledQuery:
         raise ValueError(f"invalid JSON: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError(f"must be a JSON object, such as {_EXAMPLE}")
-    for name in entry:
-        if name not in _NAMES:
-            near = difflib.get_close_matches(name, _NAMES, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"known names: {', '.join(_NAMES)}"
-            raise ValueError(f'"{name}" is unknown; {hint}')
+    if unknown := set(entry) - set(_NAMES):
+        raise ValueError(f'"{min(unknown)}" is unknown; known names: {", ".join(_NAMES)}')
     text, where, group = entry.get("query"), entry.get("filter"), entry.get("group", NO_GROUP)
     if not isinstance(text, str) or not text.strip():
         raise ValueError('"query" must be a text that is not blank')

@@ -1,17 +1,17 @@
-"""Evaluate a collection: each labelled query in each mode, the report, and its difference to an earlier one."""
+"""Evaluate a collection: each labelled query in each mode, the report and its difference to an earlier one, and the
+recall of an approximate vector index."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from app.src.evaluation.index_recall import RecallReport, measure_index_recall
-from app.src.evaluation.measures import HIT_RANKS, MEASURES, Figures, figures, mean, paired
+from app.src.evaluation.measures import HIT_RANKS, MEASURES, figures, mean, paired
 from app.src.evaluation.queries import LabelledQuery, read
 from connector.errors import BadFilter, ConfigurationError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter
@@ -19,68 +19,17 @@ from connector.stores.store import VectorStore
 
 FORMAT = 1  # of a saved report
 WORST = 10
+ENOUGH = 0.95  # below this recall of the index a larger efSearch is proposed
+ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values have no variance
+DEFAULT_EF_SEARCH = 200  # HANA's default
 _NAMED = 3  # unknown rows or lines that a note names
 _NOTES = 20  # notes of searches in a report
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Progress = Callable[[int, int], None]
-
+# Collection, text, k, filter, mode, whether to rerank -> ids of the hits, best first, and the notes of the search.
 Search = Callable[[str, str, int, Filter | None, Mode, bool | None], tuple[Sequence[str], Sequence[str]]]
-"""Collection, text, k, filter, mode, whether to rerank -> ids of the hits, best first, and the notes of the search."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """`file`: labelled queries. `k`: cutoff of recall and nDCG. `rerank` None: as configured."""
-
-    file: Path
-    modes: tuple[Mode, ...] = MODES
-    k: int = 10
-    rerank: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One query in one mode. `ranks`: of the relevant rows that were found, from 1."""
-
-    query: LabelledQuery
-    ranks: tuple[int, ...]
-    figures: Figures
-    milliseconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "line": self.query.line,
-            "query": self.query.text,
-            "filter": self.query.where,
-            "group": self.query.group,
-            "right": len(self.query.relevant),
-            "ranks": list(self.ranks),
-            **self.figures.as_dict(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """`subject`: the collection, model and rows. `missing`: labelled rows that the collection lacks."""
-
-    subject: Mapping[str, Any]
-    k: int
-    outcomes: Mapping[str, Sequence[Outcome]]
-    missing: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            **self.subject,
-            "k": self.k,
-            "queries": len(next(iter(self.outcomes.values()))),
-            "missing": self.missing,
-            "modes": {mode: _mode(outcomes) for mode, outcomes in self.outcomes.items()},
-            "notes": self.notes,
-        }
 
 
 class Evaluator:
@@ -92,62 +41,111 @@ class Evaluator:
         self._store = store
 
     def evaluate(
-        self, name: str, request: EvaluationRequest, progress: Progress = lambda _done, _total: None
-    ) -> Evaluation:
-        """Search every query in every mode. A first, untimed search per mode loads what is needed. Raises
-        ConfigurationError for an invalid file, BadFilter with the line, else as search."""
+        self,
+        name: str,
+        file: Path,
+        modes: Sequence[Mode] = MODES,
+        *,
+        k: int = 10,
+        rerank: bool | None = None,
+        progress: Progress = lambda _done, _total: None,
+    ) -> dict[str, Any]:
+        """Search every labelled query of the file in every mode, and return the report. `k`: cutoff of recall and nDCG;
+        `rerank` None: as configured. A first, untimed search per mode loads what is needed. Raises ConfigurationError
+        for an invalid file, BadFilter with the line, else as search."""
         spec, stored = self._spec(name), self._stored(name)
-        queries = read(request.file, stored.key or spec.key)
-        depth = max(request.k, *HIT_RANKS)
+        queries = read(file, stored.key or spec.key)
         noted: dict[str, set[int]] = {}
 
         def ask(query: LabelledQuery, mode: Mode) -> Sequence[str]:
             try:
-                ids, notes = self._search(name, query.text, depth, query.where, mode, request.rerank)
+                ids, notes = self._search(name, query.text, max(k, *HIT_RANKS), query.where, mode, rerank)
             except BadFilter as error:
                 raise BadFilter(f"line {query.line}: {error}") from None
             for each in notes:
                 noted.setdefault(each, set()).add(query.line)
             return ids
 
-        missing = self._missing(name, queries)
-        outcomes: dict[str, list[Outcome]] = {mode: [] for mode in request.modes}
-        total, done = len(request.modes) * len(queries), 0
-        for mode in request.modes:
+        rows = {names for query in queries for names in query.relevant}
+        held = {chunk.id for page in self._store().stored(name, sorted(set().union(*rows))) for chunk in page}
+        missing = sorted((names for names in rows if not names & held), key=sorted)
+        found: dict[str, Any] = {}
+        done = 0
+        for mode in modes:
+            outcomes, milliseconds = [], []
             ask(queries[0], mode)
             for query in queries:
                 start = time.perf_counter()
-                ids = ask(query, mode)
-                milliseconds = (time.perf_counter() - start) * 1000
-                ranks = query.ranks(ids)
-                measured = figures(ranks, len(query.relevant), request.k)
-                outcomes[mode].append(Outcome(query, ranks, measured, milliseconds))
-                progress(done := done + 1, total)
+                ranks = query.ranks(ask(query, mode))
+                milliseconds.append((time.perf_counter() - start) * 1000)
+                known = {"line": query.line, "query": query.text, "filter": query.where, "group": query.group}
+                known |= {"right": len(query.relevant), "ranks": list(ranks)}
+                outcomes.append(known | figures(ranks, len(query.relevant), k))
+                progress(done := done + 1, len(modes) * len(queries))
+            found[mode] = _report_of_mode(outcomes, milliseconds)
 
         notes = []
         if missing:
             shown = ", ".join(min(names) for names in missing[:_NAMED]) + ", ..." * (len(missing) > _NAMED)
             notes.append(f"{len(missing)} labelled rows are not in the collection and count as not found: {shown}")
-        notes += [f"{_lines(lines)}: {each}" for each, lines in noted.items()][:_NOTES]
-        subject = {
+        for note, lines in list(noted.items())[:_NOTES]:
+            shown = ", ".join(map(str, sorted(lines)[:_NAMED])) + ", ..." * (len(lines) > _NAMED)
+            notes.append(f"line{'s' * (len(lines) > 1)} {shown}: {note}")
+        return {
+            "format": FORMAT,
             "collection": name,
             "store": stored.store,
             "generation": stored.generation,
             "model": stored.model,
             "rows": stored.rows,
+            "k": k,
+            "queries": len(queries),
+            "missing": len(missing),
+            "modes": found,
+            "notes": notes,
         }
-        return Evaluation(subject, request.k, outcomes, len(missing), notes)
 
     def index_recall(
         self, name: str, queries: int = 100, k: int = 10, progress: Progress = lambda _done, _total: None
-    ) -> RecallReport:
-        """Measure the recall of the collection's index with vectors of up to `queries` stored rows. Raises
+    ) -> dict[str, Any]:
+        """Measure the recall of the collection's index with vectors of up to `queries` stored rows, each searched both
+        ways. `recall`: the mean share of the exact best `k` rows that the ordinary search finds, with its 95 % interval
+        from `low` to `high`; rows with the score of the k-th count as found. Milliseconds are medians. Raises
         UnknownCollection, ValueError for an empty collection."""
         self._spec(name)
-        stored, store = self._stored(name), self._store()
-        sample = store.view(name, stored.generation).sample(queries, texts=False).chosen
-        vectors = [vector for vector in store.view(name, stored.generation).vectors(sample) if vector.any()]
-        return measure_index_recall(store, name, vectors, k, progress)
+        view = self._store().view(name, self._stored(name).generation)
+        sample = view.sample(queries, texts=False).chosen
+        vectors = [vector for vector in view.vectors(sample) if vector.any()]
+        if not vectors:
+            raise ValueError("the collection has no vectors to search with")
+        recalls, first, usual, exact = [], [], [], []
+        for place, vector in enumerate(vectors):
+            start = time.perf_counter()
+            found = view.search(vector, k)
+            middle = time.perf_counter()
+            best = view.search(vector, k, exact=True)
+            usual.append(1000 * (middle - start))
+            exact.append(1000 * (time.perf_counter() - middle))
+            least = best[-1].score - 1e-6 if best else math.inf
+            hits = sum(hit.score >= least for hit in found[: len(best)])
+            recalls.append(hits / len(best) if best else 1.0)
+            first.append(not best or (bool(found) and found[0].score >= best[0].score - 1e-6))
+            progress(place + 1, len(vectors))
+        interval, index = paired([0.0] * len(recalls), recalls), view.index_use(k)
+        return {
+            "collection": name,
+            "k": k,
+            "queries": len(vectors),
+            "index_used": index.used,
+            "index_detail": index.detail,
+            "recall": interval["difference"],
+            "low": interval["low"],
+            "high": interval["high"],
+            "same_first": round(float(np.mean(first)), 4),
+            "search_ms": round(float(np.median(usual)), 3),
+            "exact_ms": round(float(np.median(exact)), 3),
+            "proposal": proposal(index.used, interval, k),
+        }
 
     def _stored(self, name: str) -> CollectionStatus:
         stored = self._store().status(name)
@@ -155,37 +153,47 @@ class Evaluator:
             raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
         return stored
 
-    def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> list[frozenset[str]]:
-        rows = {names for query in queries for names in query.relevant}
-        ids = list(dict.fromkeys(id_ for names in rows for id_ in names))
-        held = {chunk.id for page in self._store().stored(name, ids) for chunk in page}
-        return sorted((names for names in rows if not names & held), key=sorted)
 
-
-def _lines(numbers: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(numbers)[:_NAMED]))
-    return f"line {shown}" if len(numbers) == 1 else f"lines {shown}" + ", ..." * (len(numbers) > _NAMED)
+def proposal(index_used: bool | None, recall: Mapping[str, float], k: int) -> str:
+    """Propose a change, if any. efSearch is set when an index is created, so each trial rebuilds it."""
+    if index_used is not True:
+        return "no index is used: nothing is lost, and there is nothing to set"
+    if recall["low"] >= ENOUGH and recall["queries"] >= ENOUGH_QUERIES:
+        return f"the index finds at least {recall['low']:.1%} of the best {k}: keep efSearch"
+    if recall["difference"] >= ENOUGH:
+        return (
+            f"{recall['queries']} queries are too few to decide whether the index finds enough; ask with more "
+            "(--queries)"
+        )
+    larger = max(2 * DEFAULT_EF_SEARCH, 4 * k)
+    return (
+        f"the index finds {recall['difference']:.1%} of the best {k}: rebuild it with SEARCH CONFIGURATION "
+        f"'{{\"efSearch\":{larger}}}' (HANA's default is {DEFAULT_EF_SEARCH}) and measure again; if that is not "
+        "enough, use a larger M and efConstruction"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- reports
 
 
-def _mode(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    groups = dict.fromkeys(outcome.query.group for outcome in outcomes)
-    took = [outcome.milliseconds for outcome in outcomes]
-    late = [each for each in outcomes if not each.figures.hit_1]
-    worst = sorted(late, key=lambda each: (each.figures.mrr, each.figures.ndcg, each.query.line))[:WORST]
+def _report_of_mode(outcomes: Sequence[dict[str, Any]], milliseconds: Sequence[float]) -> dict[str, Any]:
+    def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: round(value, 4) if name in MEASURES else value for name, value in values.items()}
+
+    def summary(some: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"queries": len(some), **rounded(mean(some))}
+
+    groups = dict.fromkeys(each["group"] for each in outcomes)
+    late = [each for each in outcomes if not each["hit_1"]]
+    worst = sorted(late, key=lambda each: (each["mrr"], each["ndcg"], each["line"]))[:WORST]
+    median, p95 = np.percentile(milliseconds, [50, 95])
     return {
-        "all": _summary(outcomes),
-        "groups": {group: _summary([each for each in outcomes if each.query.group == group]) for group in groups},
-        "worst": [each.as_dict() for each in worst],
-        "milliseconds": {"median": round(float(np.median(took)), 2), "p95": round(float(np.percentile(took, 95)), 2)},
-        "outcomes": [each.as_dict() for each in outcomes],
+        "all": summary(outcomes),
+        "groups": {group: summary([each for each in outcomes if each["group"] == group]) for group in groups},
+        "worst": [rounded(each) for each in worst],
+        "milliseconds": {"median": round(float(median), 2), "p95": round(float(p95), 2)},
+        "outcomes": [rounded(each) for each in outcomes],
     }
-
-
-def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return {"queries": len(outcomes), **mean(each.figures for each in outcomes).as_dict()}
 
 
 def check_earlier(earlier: Mapping[str, Any], k: int) -> None:
@@ -199,25 +207,21 @@ def check_earlier(earlier: Mapping[str, Any], k: int) -> None:
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the differences, now minus earlier, by mode and measure, over the queries in both reports. Raises as
-    `check_earlier`, and ConfigurationError when the reports have no query in common."""
-    check_earlier(earlier, now["k"])
+    """Return the differences, now minus earlier, by mode and measure, over the queries in both reports. Call
+    `check_earlier` before. Raises ConfigurationError when the reports have no query in common."""
+
+    def identity(outcome: Mapping[str, Any]) -> tuple[str, str]:
+        return outcome["query"], repr(sorted((outcome["filter"] or {}).items(), key=str))
+
     found: dict[str, dict[str, Any]] = {}
-    for mode in now["modes"]:
-        if mode not in earlier["modes"]:
-            continue
-        before = {_identity(each): each for each in earlier["modes"][mode]["outcomes"]}
+    for mode in (mode for mode in now["modes"] if mode in earlier["modes"]):
+        before = {identity(each): each for each in earlier["modes"][mode]["outcomes"]}
         after = now["modes"][mode]["outcomes"]
-        both = [(before[_identity(each)], each) for each in after if _identity(each) in before]
+        both = [(before[identity(each)], each) for each in after if identity(each) in before]
         if both:
             found[mode] = {
-                name: paired([old[name] for old, _ in both], [new[name] for _, new in both]).as_dict()
-                for name in MEASURES
+                name: paired([old[name] for old, _ in both], [new[name] for _, new in both]) for name in MEASURES
             }
     if not found:
         raise ConfigurationError("the earlier report has no mode and query in common with this one")
     return found
-
-
-def _identity(outcome: Mapping[str, Any]) -> tuple[str, str]:
-    return outcome["query"], repr(sorted((outcome["filter"] or {}).items(), key=str))

@@ -332,12 +332,6 @@ class Journal:
             _tell(db, inserted.lastrowid, "state", {"state": "queued"})
             return _job(db, id_)
 
-    def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
-        """Queue a job. Raises as `add`."""
-        job = self.add(collection, kind, request)
-        assert job is not None
-        return job
-
     def cancel(self, id_: str) -> Job:
         """End a job that no process runs; ask the process of a running one to stop after its current batch. Raises
         UnknownJob, and JobOver unless it was cancelled."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.src.jobs.journal import ENDED, Job, JobOptions, Journal, Kind, StateUnusable, Turn
+from app.src.jobs.journal import ENDED, Job, JobOptions, Journal, Kind, StateUnusable
 from connector.errors import ConnectorError
 
 PROGRESS_SECONDS = 0.5  # seconds between two writes of progress, and between two checks for a cancellation
@@ -30,7 +30,8 @@ def pause(failures: int, longest: float) -> float:
 
 
 class Run:
-    """A job as seen by its work. `fault`: set it to fail the job although the work returns a result."""
+    """A job as seen by its work; an `Observer` of it. `fault`: set it to fail the job although the work returns a
+    result."""
 
     def __init__(self, job: Job, journal: Journal) -> None:
         self.job = job
@@ -44,7 +45,10 @@ class Run:
         self._looked = time.monotonic()
         self._written = 0.0
 
-    def report(self, done: int, total: int) -> None:
+    def stage(self, name: str, seconds: float, items: int) -> None:
+        """Ignore how long a stage took."""
+
+    def progress(self, done: int, total: int) -> None:
         """Report progress; it is written every PROGRESS_SECONDS and at the end."""
         self.last = (done, total)
         if time.monotonic() - self._written >= PROGRESS_SECONDS:
@@ -52,10 +56,11 @@ class Run:
             with suppress(ConnectorError, StateUnusable):
                 self._journal.progress(self.id, done, total)
 
-    def wait(self, waiting: bool) -> None:
+    def event(self, name: str, **fields: str | int | float) -> None:
         """Record whether another worker blocks this job."""
-        with suppress(ConnectorError, StateUnusable):
-            self._journal.wait(self.id, waiting)
+        if name in ("waiting", "owned"):
+            with suppress(ConnectorError, StateUnusable):
+                self._journal.wait(self.id, name == "waiting")
 
     def stopping(self) -> bool:
         """Return whether the work should end early. Reads the file now and then, because another process may have
@@ -115,14 +120,10 @@ class Jobs(Journal):
                 self._unrecorded.pop(job_id, None)
         super().settle()
 
-    def add(
-        self,
-        collection: str,
-        kind: Kind = "sync",
-        request: Mapping[str, Any] | None = None,
-        turn: Turn | None = None,
-    ) -> Job | None:
-        job = super().add(collection, kind, request, turn)
+    def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
+        """Queue a job, for a thread of this process too. Raises as `add`."""
+        job = self.add(collection, kind, request)
+        assert job is not None
         if self._workers:
             self._dispatch()
         return job

@@ -3,8 +3,6 @@ secret. Add a check in `Checks._steps`."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import secrets
 import shutil
 import ssl
@@ -12,18 +10,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography import x509
 
 from app.src.access.authentication import Authentication
 from app.src.observe import Fault, gpu
-from app.src.observe.grants import needed, own_places
+from app.src.observe.grants import own_places, wanted
 from app.src.observe.metrics import Metrics
 from app.src.observe.network import EXPIRES_SOON, Network, names_of
 from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings
@@ -36,7 +34,6 @@ from connector.errors import (
     UnknownCollection,
     UnknownTable,
 )
-from connector.extras import install_command
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
@@ -52,39 +49,16 @@ STUCK_SECONDS = 300.0  # after this time the batch is not expected to end
 MOST_FAILURES = 3
 SICK_SECONDS = 60.0
 MINIMUM_FREE = 1 << 30  # bytes of disk
-_CLOCKS_MAY_DIFFER = 5.0  # seconds: leases and watermarks use the database's clock, logs this machine's
 _NO_COLLECTION, _NO_EPOCH = "no collection", -1  # a look-up that finds nothing: no real name contains a blank
 _STALLED = "the engine has been computing one batch for {:.0f} s and nothing comes of it: see nvidia-smi and dmesg"
-_NOT_CHECKED = "not checked"
+NOT_CHECKED = "not checked"
 _MUST_CHANGE, _LOCKED = 414, 416  # HANA's codes
 _SOME = 5  # excess rights named in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of doctor's report. `fix` is empty when `ok`; a skipped check is not ok."""
-
-    check: str
-    ok: bool
-    detail: str
-    fix: str = ""
-
-    @property
-    def skipped(self) -> bool:
-        return not self.ok and self.detail.startswith(_NOT_CHECKED)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class Step(NamedTuple):
-    """A check of doctor. `probe` returns the detail, or raises Fault or another error. `needs`: checks that must pass
-    first. `fix`: for errors without one."""
-
-    name: str
-    probe: Callable[[], str]
-    needs: tuple[str, ...] = ()
-    fix: str = ""
+# A check of doctor: its name; a function that returns the detail or raises an error; the checks that must pass first;
+# a fix for errors other than Fault, which has its own.
+Step = tuple[str, Callable[[], str], tuple[str, ...], str]
 
 
 @dataclass(slots=True)
@@ -98,12 +72,11 @@ class Readiness:
 
     def unanswered(self, seconds: float) -> Readiness:
         """Return the results so far; the unanswered check counts as failed."""
-        checks = dict(self.checks)
-        late = next((name for name in ("engine", "store") if name not in checks), None)
+        late = next((name for name in ("engine", "store") if name not in self.checks), None)
         if late is None:
             return self
         why = f"the {late} has not answered within {seconds:g} s"
-        return Readiness(checks | {late: False}, self.unavailable or why, self.note)
+        return Readiness(self.checks | {late: False}, self.unavailable or why, self.note)
 
     @property
     def ready(self) -> bool:
@@ -124,21 +97,24 @@ class Checks:
     def settings(self) -> Settings:
         return self._parts.settings
 
-    # ------------------------------------------------------------------------------------------------------ readiness
-
     def check(self, readiness: Readiness | None = None) -> Readiness:
         """Check that the engine answers a probe, the store is usable and the access keys are readable. `readiness` is
         filled check by check, so that a caller need not wait for a store that hangs."""
         readiness = readiness or Readiness()
-        for name, probe in (("engine", self._engine_ready), ("store", self._store_answers)):
+        asked = partial(self._engine_answers, PROBE_SECONDS)
+        for name, probe in (("engine", asked), ("store", self._store_answers)):
+            good = True
             try:
                 probe()
-                readiness.checks[name] = True
             except Exception as error:
+                good = False
                 self._metrics.count_error(error)
-                readiness.checks[name] = False
                 expected = isinstance(error, self._parts.expected_errors)
                 readiness.unavailable = str(error) if expected else type(error).__name__
+            readiness.checks[name] = good
+            if name == "engine":
+                self._failing_since = self._failing_since if self._failures else time.monotonic()
+                self._failures = 0 if good else self._failures + 1
         if self.settings.embedding.expect_gpu:
             missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded())
             readiness.checks["gpu"] = missing is None
@@ -163,31 +139,21 @@ class Checks:
             return f"the engine failed its self-test {self._failures} times in a row"
         return None
 
-    def _engine_ready(self) -> None:
-        try:
-            self._engine_answers(self._parts.embedder, PROBE_SECONDS)
-        except Exception:
-            self._failing_since = self._failing_since if self._failures else time.monotonic()
-            self._failures += 1
-            raise
-        self._failures = 0
-
-    @staticmethod
-    def _engine_answers(embedder: EngineEmbedder, patience: float | None = None) -> None:
+    def _engine_answers(self, patience: float | None = None, embedder: EngineEmbedder | None = None) -> None:
         from app.src.core.backends import EngineError
         from app.src.core.queue import EngineOverloaded
 
+        engine = (embedder or self._parts.embedder).engine
         try:
-            future = embedder.engine.submit(["probe"])
+            future = engine.submit(["probe"])
         except EngineOverloaded:
             return  # busy, so alive
         try:
             vectors = future.result(patience)
         except TimeoutError:
             future.cancel()
-            stalled = embedder.engine.stalled()
-            if stalled > STALLED_SECONDS:
-                raise EngineError(_STALLED.format(stalled)) from None
+            if engine.stalled() > STALLED_SECONDS:
+                raise EngineError(_STALLED.format(engine.stalled())) from None
             return
         if not np.isfinite(vectors).all():
             raise RuntimeError("the engine returned numbers that are not finite")
@@ -196,89 +162,73 @@ class Checks:
         self._parts.check_schema()
         self._parts.store.status(_NO_COLLECTION)
 
-    # --------------------------------------------------------------------------------------------------------- doctor
-
-    def doctor(self) -> list[Check]:
-        """Run every check of `owl-sap doctor` that these settings need, in a fixed order. A failed check skips the
-        checks that need it, so that a wrong password is tried once."""
-        done: dict[str, Check] = {}
+    def doctor(self) -> list[dict[str, Any]]:
+        """Run every check of `owl-sap doctor` that these settings need, in a fixed order; return records of "check",
+        "ok", "detail" and "fix". A failed check skips those that need it, so that a wrong password is tried once."""
+        done: dict[str, dict[str, Any]] = {}
         for name, probe, needs, fix in self._steps():
-            failed = next((need for need in needs if need in done and not done[need].ok), None)
-            if failed is not None:
-                done[name] = Check(name, False, f'{_NOT_CHECKED}: "{failed}" failed', f'Fix "{failed}" first.')
-                continue
+            failed = next((need for need in needs if need in done and not done[need]["ok"]), None)
+            ok = False
             try:
-                done[name] = Check(name, True, probe())
+                if failed is not None:
+                    raise Fault(f'{NOT_CHECKED}: "{failed}" failed', f'Fix "{failed}" first.')
+                ok, detail, fix = True, probe(), ""
             except Fault as fault:
-                done[name] = Check(name, False, str(fault), fault.fix)
+                detail, fix = str(fault), fault.fix
             except self._parts.expected_errors as error:
-                done[name] = Check(name, False, str(error), fix or "see the message")
+                detail, fix = str(error), fix or "see the message"
             except Exception as error:
-                unexpected = f"unexpected error: {type(error).__name__}"
-                done[name] = Check(name, False, unexpected, fix or "please report it")
+                detail, fix = f"unexpected error: {type(error).__name__}", fix or "please report it"
+            done[name] = {"check": name, "ok": ok, "detail": detail, "fix": fix}
         return list(done.values())
 
     def _steps(self) -> Iterator[Step]:
         settings = self.settings
         embedding, store = settings.embedding, settings.store
         # An older Python than 3.11 cannot get this far.
-        yield Step("python", lambda: f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
-        yield Step("torch", lambda: gpu.torch(embedding))
-        yield Step("gpu", lambda: gpu.gpu(embedding))
-        yield Step("kernels", lambda: gpu.kernels(embedding))
-        yield Step("model", self.probe_model, ("torch",), "check [embedding] model")
-        if embedding.expect_gpu:
-            yield Step("gpu in use", self.probe_gpu_use, ("model",))
-        yield Step("settings", self.probe_choices, ("model",))
+        yield "python", lambda: f"Python {'.'.join(str(part) for part in sys.version_info[:3])}", (), ""
+        for name, probe in (("torch", gpu.torch), ("gpu", gpu.gpu), ("kernels", gpu.kernels)):
+            yield name, partial(probe, embedding), (), ""
+        yield "model", self.probe_model, ("torch",), "check [embedding] model"
+        yield "settings", self.probe_choices, ("model",), ""
         if settings.hana.configured or settings.synced or store.kind == "hana":
-            yield Step("hdbcli", hdbcli)
             yield from self._hana_steps("hana", settings.hana, "HANA")
         if store.kind == "hana" and store.hana is not None:
             yield from self._hana_steps("store hana", store.hana, "HANA_STORE")
-        for collection in settings.synced:
-            probe, fix = partial(self.probe_table, collection), f"correct [[collections]] {collection.name}"
-            yield Step(f"table of {collection.name}", probe, ("hana login", "model"), fix)
+        for each in settings.synced:
+            probe = partial(self.probe_table, each)
+            yield f"table of {each.name}", probe, ("hana login", "model"), f"correct [[collections]] {each.name}"
         if store.kind == "hana":
             login = "store hana login" if store.hana is not None else "hana login"
-            yield Step("vector types", self.probe_vector_types, (login,), 'use [store] kind = "local" on this HANA')
-            yield Step("store writable", self.probe_store, ("vector types",), "see the message")
+            yield "vector types", self.probe_vector_types, (login,), 'use [store] kind = "local" on this HANA'
+            yield "store writable", self.probe_store, ("vector types",), ""
         else:
-            yield Step("store writable", self.probe_store, (), "check [store] path and its rights")
-        yield Step("disk", lambda: disk(store.path or Path()))
+            yield "store writable", self.probe_store, (), "check [store] path and its rights"
+        yield "disk", partial(disk, store.path or Path()), (), ""
         if settings.api.tls_certificate is not None:
-            yield Step("certificate", lambda: certificate(settings.api))
+            yield "certificate", partial(certificate, settings.api), (), ""
         if settings.access.configured:
-            yield Step("access", self.probe_access, (), "see the message; docs/access.md")
+            yield "access", self.probe_access, (), "see the message; docs/access.md"
 
     def _hana_steps(self, label: str, hana: HanaSettings, prefix: str) -> Iterator[Step]:
-        if hana.userkey:
-            yield Step(f"{label} userkey", lambda: user_store(hana.userkey or ""))
-        if not hana.userkey or hana.host:
-            network = Network(hana, prefix)
-            yield Step(f"{label} address", network.address)
-            yield Step(f"{label} dns", network.dns, (f"{label} address",))
-            yield Step(f"{label} tcp", network.tcp, (f"{label} dns",))
-            yield Step(f"{label} tls", network.tls, (f"{label} tcp",))
-        needs = ("hdbcli", f"{label} userkey", f"{label} tls")
-        yield Step(f"{label} login", lambda: self.probe_login(hana), needs, "check user, password and port")
-        yield Step(f"{label} rights", lambda: self.probe_rights(hana), (f"{label} login",))
-        yield Step(f"{label} clock", lambda: self.probe_clock(hana), (f"{label} login",))
-
-    # --------------------------------------------------------------------------------------------------------- models
+        network, before = Network(hana, prefix), ""
+        for name, probe in (("dns", network.dns), ("tcp", network.tcp), ("tls", network.tls)):
+            if not hana.userkey or hana.host:
+                yield f"{label} {name}", probe, (before,), ""
+                before = f"{label} {name}"
+        yield f"{label} login", partial(self.probe_login, hana), (before,), ""
+        yield f"{label} rights", partial(self.probe_rights, hana), (f"{label} login",), ""
 
     def probe_model(self) -> str:
         """Load the configured model and those of single collections."""
-        loads: dict[str, Callable[[], EngineEmbedder]] = {"": lambda: self._parts.embedder}
-        names: dict[str, str] = {}
-        for each in self.settings.collections:
-            if each.model is not None and each.model != self.settings.embedding.model:
-                names.setdefault(each.model, each.name)
-        loads |= {f"collection {name}: ": partial(self._parts.embedder_for, name) for name in names.values()}
+        users = {each.model: each.name for each in self.settings.collections if each.model is not None}
+        users.pop(self.settings.embedding.model, None)
         lines = []
-        for label, load in loads.items():
+        for name in ("", *users.values()):
             start = time.perf_counter()
-            embedder = load()
-            self._engine_answers(embedder)
+            label = f"collection {name}: " if name else ""
+            embedder = self._parts.embedder_for(name) if name else self._parts.embedder
+            self._engine_answers(None, embedder)
             engine = embedder.engine
             lines.append(
                 f"{label}{engine.model}: {engine.dimension} dimensions on {engine.profile.name}; "
@@ -287,20 +237,15 @@ class Checks:
             )
         return "; ".join(lines)
 
-    def probe_gpu_use(self) -> str:
+    def probe_choices(self) -> str:
+        """Return the engine's choices on this device. Raises Fault where a GPU is required and the CPU computes."""
         engine = self._parts.engine
         missing = gpu.gpu_missing(self.settings.embedding, engine)
         if missing is not None:
             raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
-        return f"{engine.model} computes on {engine.profile.name}"
-
-    def probe_choices(self) -> str:
-        """Return the engine's choices on this device."""
-        chosen = [each for each in choices(self._parts.engine) if each.value is not None]
+        chosen = [each for each in choices(engine) if each.value is not None]
         values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
         return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
-
-    # ----------------------------------------------------------------------------------------------------------- HANA
 
     def probe_login(self, hana: HanaSettings) -> str:
         """Log in once, because HANA locks users: the same login is not repeated for the store."""
@@ -333,20 +278,22 @@ class Checks:
             self._refused[who] = Fault(str(error), fix)
             raise self._refused[who] from None
         except DatabaseError as error:
-            raise Fault(str(error), "see the message and the lines above") from None
+            lookup = f"check the key {hana.userkey}: hdbuserstore LIST" if hana.userkey else "see the lines above"
+            raise Fault(str(error), lookup) from None
         features = HanaFeatures.probe(pool)
         return f"logged in; HANA {features.version or 'of unknown version'}"
 
     def probe_rights(self, hana: HanaSettings) -> str:
         """Compare the user's rights with the required ones. Excess is reported, not failed."""
-        from connector.hana.privileges import effective, excess
+        from connector.hana.privileges import Privilege, effective, excess
 
         system = self._section(hana)
+        needed = [each for each in wanted(self.settings, system) if isinstance(each, Privilege)]
         try:
             user, held = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
             return f"cannot read this user's rights: {error}"
-        beyond = excess(user, held, needed(self.settings, system), own_places(self.settings, system))
+        beyond = excess(user, held, needed, own_places(self.settings, system))
         if not beyond:
             return f"{_named(user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
@@ -354,21 +301,6 @@ class Checks:
             f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
             "`owl-sap grants` prints"
         )
-
-    def probe_clock(self, hana: HanaSettings) -> str:
-        from connector.hana.connection import utc_now
-
-        pool = self._parts.pool(self._section(hana))
-        asked = datetime.now(UTC)
-        told = utc_now(pool)
-        answered = datetime.now(UTC)
-        ahead = (told - asked - (answered - asked) / 2).total_seconds()
-        if abs(ahead) - (answered - asked).total_seconds() / 2 > _CLOCKS_MAY_DIFFER:
-            raise Fault(
-                f"HANA's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-                "synchronise both with NTP (here: timedatectl set-ntp true); lag and logged times are wrong until then",
-            )
-        return f"HANA's clock and this machine's differ by {abs(ahead):.1f} s"
 
     def probe_vector_types(self) -> str:
         from connector.hana.connection import HanaFeatures
@@ -477,16 +409,6 @@ def _named(user: str | None) -> str:
     return named(user) if user else "<USER>"
 
 
-# -------------------------------------------------------------------------------------------------------- this machine
-
-
-def hdbcli() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        if importlib.util.find_spec("hdbcli"):
-            return f"hdbcli {importlib.metadata.version('hdbcli')}"
-    raise Fault("SAP's driver hdbcli is not installed", f"{install_command('hana')} (SAP's licence)")
-
-
 def disk(path: Path) -> str:
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -495,44 +417,25 @@ def disk(path: Path) -> str:
     return f"{free >> 30} GiB free at {existing}"
 
 
-def user_store(key: str) -> str:
-    """Check the secure user store (SAP) of this operating system user: a folder per host name."""
-    stores = sorted(Path.home().glob(".hdb/*/SSFS_HDB.DAT"))
-    if not stores:
-        raise Fault(
-            f"this user has no secure user store (no {Path.home() / '.hdb'}/HOST/SSFS_HDB.DAT), so no key {key}",
-            f"as this user of the operating system: hdbuserstore SET {key} HOST:PORT USER PASSWORD "
-            "(it comes with SAP's HANA client)",
-        )
-    return f"{', '.join(str(store.parent) for store in stores)}; key {key} is looked up when logging in"
-
-
 def certificate(api: ApiSettings) -> str:
-    """Check the certificate of the REST service."""
+    """Check the certificate of the REST service, and that only its owner and group can read the key."""
     assert api.tls_certificate is not None
     assert api.tls_key is not None
-    pair = (
-        f"correct [api] tls_certificate and tls_key ({api.tls_certificate.name} and {api.tls_key.name}): the chain and "
-        "its key without a password"
-    )
     try:
         found = x509.load_pem_x509_certificate(api.tls_certificate.read_bytes())
-        readable_by_all = api.tls_key.stat().st_mode & 0o007
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(api.tls_certificate, api.tls_key, password="")
-    except ssl.SSLError:
-        raise Fault("certificate and key do not belong together, or are not PEM", pair) from None
-    except OSError as error:
-        raise Fault(f"{error.filename or api.tls_key} cannot be read ({error.strerror})", pair) from None
-    except ValueError:
-        raise Fault(f"{api.tls_certificate} is no PEM certificate", pair) from None
-    now, begins, ends = datetime.now(UTC), found.not_valid_before_utc, found.not_valid_after_utc
-    renew = "renew it and put it in its place: the service takes it up without a restart"
-    if now < begins:
-        raise Fault(f"the certificate is valid from {begins:%Y-%m-%d} on", "check the clock")
-    if ends < now:
-        raise Fault(f"the certificate ended on {ends:%Y-%m-%d}", renew)
-    if ends - now < EXPIRES_SOON:
-        raise Fault(f"the certificate ends on {ends:%Y-%m-%d}, in {(ends - now).days} days", renew)
+        readable_by_all = api.tls_key.stat().st_mode & 0o007
+    except (OSError, ValueError) as error:  # among them ssl.SSLError
+        raise Fault(
+            f"the certificate cannot be used with its key ({getattr(error, 'strerror', None) or type(error).__name__})",
+            f"correct [api] tls_certificate and tls_key ({api.tls_certificate.name} and {api.tls_key.name}): the chain "
+            "and its key without a password, both PEM",
+        ) from None
+    ends = found.not_valid_after_utc
+    left = ends - datetime.now(UTC)
+    if left < EXPIRES_SOON:
+        when = f"ends on {ends:%Y-%m-%d}, in {left.days} days" if left.days >= 0 else f"ended on {ends:%Y-%m-%d}"
+        raise Fault(f"the certificate {when}", "renew it in its place: the service takes it up without a restart")
     if readable_by_all:
         raise Fault(f"{api.tls_key} can be read by everybody on this machine", f"chmod o= {api.tls_key}")
     return f"certificate for {', '.join(names_of(found)) or 'no name'} valid until {ends:%Y-%m-%d}"

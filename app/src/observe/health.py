@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.src.observe import Fault
-from app.src.settings import ApiSettings, WorkerSettings
+from app.src.settings import ApiSettings
+from app.src.settings.model import WorkerSettings
 from connector.errors import ConfigurationError
 
 PATIENCE = 8.0  # seconds for the service to answer; readiness may have to ask HANA
-BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # asked instead; nothing listens here
 _LOG = "its log says more"
@@ -76,33 +75,25 @@ def forget(path: Path | None) -> None:
             path.unlink(missing_ok=True)
 
 
-class Heartbeat:
-    """A file whose modification time is renewed while the worker is healthy; removed at a regular end. Without a path
-    it does nothing."""
+@contextmanager
+def beating(path: Path | None) -> Iterator[Callable[[], None]]:
+    """Yield a function that renews the heartbeat, a file that is removed at a regular end; without a path it does
+    nothing. Raises ConfigurationError for a path that cannot be written."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Raise ConfigurationError for a path that cannot be written."""
-        self._path = path
-        self._due = 0.0
-        try:
-            self._write()
-        except OSError as error:
-            raise ConfigurationError(
-                f"[worker] heartbeat: {path} cannot be written ({error.strerror}): name a file in a folder that this "
-                "user may write"
-            ) from None
-
-    def beat(self, well: Callable[[], bool]) -> None:
-        """Renew the file when due and `well` returns True."""
-        if time.monotonic() >= self._due and well():
+    def beat() -> None:
+        if path is not None:
             with suppress(OSError):  # on a full disk the file ages, which the health check detects
-                self._write()
+                path.touch(mode=0o644)
 
-    def close(self) -> None:
-        forget(self._path)
-
-    def _write(self) -> None:
-        if self._path is not None:
-            self._path.touch(mode=0o644)
-            os.utime(self._path)
-        self._due = time.monotonic() + BEAT_SECONDS
+    try:
+        if path is not None:
+            path.touch(mode=0o644)
+    except OSError as error:
+        raise ConfigurationError(
+            f"[worker] heartbeat: {path} cannot be written ({error.strerror}): name a file in a folder that this user "
+            "may write"
+        ) from None
+    try:
+        yield beat
+    finally:
+        forget(path)

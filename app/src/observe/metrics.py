@@ -19,7 +19,6 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _LATE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
-_LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
 # Per card, from NVIDIA's driver: field of GET /v1/gpu, factor to the base unit, documentation. dcgm-exporter has
 # further figures.
@@ -28,11 +27,7 @@ GPU_FIGURES = {
     "owl_sap_gpu_memory_total_bytes": ("memory_total_bytes", 1, "Memory of the card"),
     "owl_sap_gpu_memory_used_bytes": ("memory_used_bytes", 1, "Memory in use, by all processes"),
     "owl_sap_gpu_temperature_celsius": ("temperature_celsius", 1, "Temperature"),
-    "owl_sap_gpu_temperature_slowdown_celsius": (
-        "temperature_slowdown_celsius",
-        1,
-        "Temperature from which on the clock is lowered",
-    ),
+    "owl_sap_gpu_temperature_slowdown_celsius": ("temperature_slowdown_celsius", 1, "Limit that lowers the clock"),
     "owl_sap_gpu_power_watts": ("power_watts", 1, "Power"),
     "owl_sap_gpu_power_limit_watts": ("power_limit_watts", 1, "Power limit in force"),
     "owl_sap_gpu_sm_clock_hertz": ("sm_clock_mhz", 1e6, "Clock of the multiprocessors"),
@@ -48,54 +43,29 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "owl_sap_engine_computed_texts_total": ("Different ones among them, computed", _ENGINE),
     "owl_sap_engine_tokens_total": ("Tokens computed, special ones included", _ENGINE),
     "owl_sap_engine_padded_tokens_total": ("The same with padding: what was paid for", _ENGINE),
-    "owl_sap_engine_padding_ratio": (
-        "Tokens computed per token that was in a text, since loading; 1 without waste",
-        _ENGINE,
-    ),
     "owl_sap_engine_batches_total": ("Batches computed", _ENGINE),
     "owl_sap_engine_tokenize_seconds_total": ("Time spent tokenising", _ENGINE),
     "owl_sap_engine_compute_seconds_total": ("Time spent computing", _ENGINE),
-    "owl_sap_engine_out_of_memory_total": (
-        "Batches that ran out of memory and were computed again in smaller ones",
-        _ENGINE,
-    ),
-    "owl_sap_engine_recomputed_rows_total": (
-        "Texts computed again in fp32, because their vectors were not finite",
-        _ENGINE,
-    ),
+    "owl_sap_engine_out_of_memory_total": ("Batches split because memory ran out", _ENGINE),
+    "owl_sap_engine_recomputed_rows_total": ("Texts computed again in fp32: vectors were not finite", _ENGINE),
     "owl_sap_engine_token_budget": ("Tokens that a batch may have now", _ENGINE),
     "owl_sap_engine_planned_tokens": ("The same while memory does not run out", _ENGINE),
     "owl_sap_rows": ("Source rows that are stored", _COLLECTION),
     "owl_sap_chunks": ("Vectors that are stored, one per piece of text", _COLLECTION),
     "owl_sap_empty_rows": ("Rows without any text at the last complete sync", _COLLECTION),
     "owl_sap_quarantined_rows": ("Rows in quarantine", _COLLECTION),
-    "owl_sap_sync_lag_seconds": (
-        "How old the answers may be: time since the last complete sync, and what its watermark was behind",
-        _COLLECTION,
-    ),
+    "owl_sap_sync_lag_seconds": ("Age of the answers: since the last complete sync, with its watermark", _COLLECTION),
     "owl_sap_checkpoint_age_seconds": ("Time since a sync last came to its end", _COLLECTION),
-    "owl_sap_full_comparison_age_seconds": (
-        "Time since the last complete comparison of source and store began",
-        _COLLECTION,
-    ),
-    "owl_sap_sync_overdue_seconds": (
-        "How long ago a scheduled sync should have begun; 0 in time, absent where no process keeps its schedule",
-        _COLLECTION,
-    ),
+    "owl_sap_full_comparison_age_seconds": ("Time since the last complete comparison began", _COLLECTION),
+    "owl_sap_sync_overdue_seconds": ("Delay of a scheduled sync; absent where no process keeps schedules", _COLLECTION),
     "owl_sap_store_answers": ("0 while the store cannot be asked for its collections", ()),
     "owl_sap_store_look_age_seconds": ("Age of the figures of the collections", ()),
     "owl_sap_jobs": ("Records of jobs, as far as they are kept", ("kind", "state")),
     "owl_sap_jobs_oldest_queued_seconds": ("How long the oldest job has waited for a worker; 0: none does", ()),
     "owl_sap_job_rows_done": ("Rows that a running job has handled so far", ("collection", "kind")),
     "owl_sap_job_rows": ("Rows that it has to handle, as far as it knows", ("collection", "kind")),
-    "owl_sap_tls_certificate_expiry_timestamp_seconds": (
-        "When the served certificate ends, as POSIX time; absent where the process speaks no TLS",
-        (),
-    ),
-    "owl_sap_tls_certificate_refused": (
-        "1 while the certificate in the files cannot be used and the one before is served",
-        (),
-    ),
+    "owl_sap_tls_certificate_expiry_timestamp_seconds": ("POSIX time when it ends; absent without TLS", ()),
+    "owl_sap_tls_certificate_refused": ("1 while the files are unusable and the certificate before is served", ()),
     "owl_sap_gpu_driver_answers": ("0 while the NVIDIA driver hangs; absent without a card", ()),
     **{name: (documentation, _CARD) for name, (_, _, documentation) in GPU_FIGURES.items()},
     "owl_sap_gpu_throttle": ("1 while the clock is held back for this reason", (*_CARD, "reason")),
@@ -117,70 +87,33 @@ class Metrics(Collector):
         outcome = ("collection", "outcome")
         self.build_info = gauge("owl_sap_build_info", "Version and model; always 1", ["version", "model"])
         self.rows_synced = counter("owl_sap_rows_synced", "Source rows by what became of them", outcome)
-        self.documents = counter(
-            "owl_sap_documents",
-            "Documents that clients wrote, by what became of them (upserted, unchanged, deleted)",
-            outcome,
-        )
+        self.documents = counter("owl_sap_documents", "Documents of clients: upserted, unchanged, deleted", outcome)
         self.syncs = counter("owl_sap_syncs", "Sync runs by how they ended", outcome)
-        self.sync_seconds = histogram("owl_sap_sync_seconds", "Duration of a sync run", ["collection"], buckets=_LONG)
-        self.stage_seconds = counter(
-            "owl_sap_sync_stage_seconds", "Time a stage of sync was busy", ["collection", "stage"]
-        )
+        self.stage_seconds = counter("owl_sap_sync_stage_seconds", "Busy time of a stage", ["collection", "stage"])
         self.embedded_texts = counter("owl_sap_embed_texts", "Texts embedded")
-        self.embed_tokens = counter("owl_sap_embed_tokens", "Tokens embedded by sync")
-        self.embed_seconds = histogram("owl_sap_embed_seconds", "Duration of one embed call", buckets=_FAST)
         self.embed_queue = gauge("owl_sap_embed_queue_texts", "Texts that wait for the engine", ["lane"])
         self.embed_wait_seconds = histogram(
             "owl_sap_embed_wait_seconds", "How long a request waited for the engine", ["lane"], buckets=_FAST
         )
-        self.embed_batch_texts = histogram(
-            "owl_sap_embed_batch_texts", "Texts computed together", ["lane"], buckets=_TEXTS
-        )
-        self.embed_batch_tokens = histogram(
-            "owl_sap_embed_batch_tokens", "Tokens of them, without padding", ["lane"], buckets=_TOKENS
-        )
-        self.embed_refused = counter(
-            "owl_sap_embed_refused", "Requests refused because they would have waited too long"
-        )
+        batch = partial(histogram, labelnames=["lane"])
+        self.embed_batch_texts = batch("owl_sap_embed_batch_texts", "Texts computed together", buckets=_TEXTS)
+        self.embed_batch_tokens = batch("owl_sap_embed_batch_tokens", "Their tokens, unpadded", buckets=_TOKENS)
+        self.embed_refused = counter("owl_sap_embed_refused", "Requests refused: the wait would be too long")
         self.query_cache = counter("owl_sap_query_cache", "Search texts looked up in the cache of vectors", ["result"])
-        self.query_cache_bytes = gauge("owl_sap_query_cache_bytes", "Memory of the cache of search texts' vectors")
-        self.search_seconds = histogram(
-            "owl_sap_search_seconds",
-            "Duration of a search by stage (embed, store, rerank, rank, passages)",
-            ["collection", "stage"],
-            buckets=_FAST,
-        )
-        self.reranks = counter(
-            "owl_sap_reranks",
-            "Searches whose hits were to be reranked, by how that ended (done, failed, timeout)",
-            outcome,
-        )
+        stages = "Duration of a search by stage (embed, store, rerank, rank, passages)"
+        self.search_seconds = histogram("owl_sap_search_seconds", stages, ["collection", "stage"], buckets=_FAST)
+        self.reranks = counter("owl_sap_reranks", "Searches to rerank: done, failed, timeout", outcome)
         self.hana_errors = counter("owl_sap_hana_errors", "Errors of HANA and its driver by code", ["code"])
-        self.http_requests = counter(
-            "owl_sap_http_requests", "HTTP requests by route template", ["method", "route", "status"]
-        )
-        self.audit_failures = counter(
-            "owl_sap_audit_failures", "Entries of the audit log that could not be written and are lost"
-        )
-        self.http_seconds = histogram(
-            "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST
-        )
-        self.access_refused = counter(
-            "owl_sap_access_refused", "Requests refused for who asked, or from where", ["reason"]
-        )
-        self.gpu_missing = gauge(
-            "owl_sap_gpu_wanted_but_missing", "1 while a GPU is asked for (USE_GPU=true) and the CPU computes"
-        )
-        self.ready = gauge(
-            "owl_sap_ready", "1 where the last check of readiness passed; absent before the first one", ["check"]
-        )
+        by_route = ["method", "route", "status"]
+        self.http_requests = counter("owl_sap_http_requests", "HTTP requests by route template", by_route)
+        self.http_seconds = histogram("owl_sap_http_request_seconds", "Their duration", ["route"], buckets=_FAST)
+        self.audit_failures = counter("owl_sap_audit_failures", "Lost entries of the audit log")
+        self.access_refused = counter("owl_sap_access_refused", "Requests refused for caller or origin", ["reason"])
+        self.gpu_missing = gauge("owl_sap_gpu_wanted_but_missing", "1 while USE_GPU=true and the CPU computes")
+        self.ready = gauge("owl_sap_ready", "1 where the last check passed; absent before the first", ["check"])
         self.ready_time = gauge("owl_sap_ready_timestamp_seconds", "When that check ended, as POSIX time; 0: never")
-        self.loop_lag = histogram(
-            "owl_sap_event_loop_lag_seconds",
-            "How late the service's event loop was, looked at twice a second: so long every request was held up",
-            buckets=_LATE,
-        )
+        lag = "Delay of the service's event loop, measured twice a second: it holds up every request"
+        self.loop_lag = histogram("owl_sap_event_loop_lag_seconds", lag, buckets=_LATE)
         self.registry.register(self)
 
     def describe(self) -> list[GaugeMetricFamily | CounterMetricFamily]:

@@ -18,7 +18,7 @@ from app.src.settings import HanaSettings
 PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may reduce it
 EXPIRES_SOON = timedelta(days=14)
 _ANSWER_WITHIN = 4.0
-_EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_*
+_PORTS = "443 Cloud, 3NN13 or 3NN15 on-premise"
 
 
 class Network:
@@ -32,12 +32,9 @@ class Network:
         self._place = f"{hana.host}:{hana.port}"
         self._patience = min(hana.connect_timeout, PATIENCE)
 
-    def address(self) -> str:
+    def dns(self) -> str:
         if not self._host:
             raise Fault("no HANA host is set", f"set [{self._section}] host in owl-sap.toml, or {self._prefix}_HOST")
-        return self._place
-
-    def dns(self) -> str:
         try:
             found = socket.getaddrinfo(self._host, self._hana.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
@@ -48,41 +45,34 @@ class Network:
         return f"{self._host} is {', '.join(sorted({str(address[4][0]) for address in found}))}"
 
     def tcp(self) -> str:
-        start = time.perf_counter()
+        start, names = time.perf_counter(), f"{self._prefix}_HOST and {self._prefix}_PORT ({_PORTS})"
         try:
             self._connect().close()
         except ConnectionRefusedError:
-            raise Fault(
-                f"{self._place} refuses connections: nothing listens there",
-                f"check {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise), and that the instance is running",
-            ) from None
+            why, fix = "refuses connections: nothing listens there", f"check {names}, and that the instance is running"
         except TimeoutError:
-            raise Fault(
-                f"{self._place} does not answer within {self._patience:g} s",
-                f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {self._prefix}_HOST and "
-                f"{self._prefix}_PORT too",
-            ) from None
+            why = f"does not answer within {self._patience:g} s"
+            fix = f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {names} too"
         except OSError as error:
-            raise Fault(
-                f"{self._place} cannot be reached ({error.strerror or type(error).__name__})",
-                f"check this machine's network, {self._prefix}_HOST and {self._prefix}_PORT",
-            ) from None
-        return f"connected in {(time.perf_counter() - start) * 1000:.0f} ms"
+            why = f"cannot be reached ({error.strerror or type(error).__name__})"
+            fix = f"check this machine's network, {names}"
+        else:
+            return f"connected in {(time.perf_counter() - start) * 1000:.0f} ms"
+        raise Fault(f"{self._place} {why}", fix)
 
     def tls(self) -> str:
         if not self._hana.encrypt:
             return "off (encrypt = false): everything, including the login, crosses the network in plain text"
         try:
-            version, certificate = self._handshake(self._context())
+            version, certificate = self._handshake()
         except ssl.SSLCertVerificationError as error:
             raise self._not_accepted(error) from None
         except OSError as error:
             why = getattr(error, "reason", None) or type(error).__name__
             raise Fault(
                 f"no TLS with the server at {self._place} ({why})",
-                f"check {self._prefix}_HOST and {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise); a stopped "
-                f"HANA Cloud instance must be started; only where the server has no TLS, set {self._prefix}_ENCRYPT="
-                "false",
+                f"check {self._prefix}_HOST and {self._prefix}_PORT ({_PORTS}); a stopped HANA Cloud instance must be "
+                f"started; only where the server has no TLS, set {self._prefix}_ENCRYPT=false",
             ) from None
         if not self._hana.validate_certificate:
             return f"{version}; the certificate is NOT checked (validate_certificate = false)"
@@ -94,12 +84,12 @@ class Network:
                 self._other_name(names),
             )
         left = until - datetime.now(UTC)
+        days = round(left / timedelta(days=1))
         if left < EXPIRES_SOON:
             raise Fault(
-                f"the certificate expires on {until:%Y-%m-%d}, in {round(left / timedelta(days=1))} days",
+                f"the certificate expires on {until:%Y-%m-%d}, in {days} days",
                 "renew it before then; afterwards no connection works",
             )
-        days = round(left / timedelta(days=1))
         return f"{version}, certificate for {', '.join(names)} valid until {until:%Y-%m-%d} ({days} days)"
 
     def _connect(self) -> socket.socket:
@@ -107,18 +97,15 @@ class Network:
         connection.settimeout(_ANSWER_WITHIN)
         return connection
 
-    def _handshake(self, context: ssl.SSLContext) -> tuple[str, x509.Certificate]:
-        name = self._hana.host_name_in_certificate or self._host
-        with self._connect() as plain, context.wrap_socket(plain, server_hostname=name) as secured:
-            presented = secured.getpeercert(binary_form=True) or b""
-            return str(secured.version()), x509.load_der_x509_certificate(presented)
-
-    def _context(self) -> ssl.SSLContext:
-        """Return a TLS context like the driver's. Raises Fault for an unusable trust store."""
-        store = self._hana.trust_store
-        if not self._hana.validate_certificate:
-            return _unchecked()
-        if not store:
+    def _handshake(self, *, checked: bool = True) -> tuple[str, x509.Certificate]:
+        """Connect as the driver would, or without a check of the certificate. Raises Fault for an unusable trust
+        store."""
+        store, name = self._hana.trust_store, self._hana.host_name_in_certificate or self._host
+        if not checked or not self._hana.validate_certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to look: no secret may be sent over it
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # nosemgrep: owl-certificate-unchecked - only looked at
+        elif not store:
             context = ssl.create_default_context()
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -132,9 +119,11 @@ class Network:
                     f"{variable} must name a readable file with certificates in PEM form, or hold them "
                     "(from DER: openssl x509 -inform der -in FILE -out ca.pem)",
                 ) from None
-        # An address is compared later: the driver never matches addresses, Python would.
-        context.check_hostname = not self._by_address
-        return context
+        if self._by_address:  # compared later: the driver never matches addresses, Python would
+            context.check_hostname = False
+        with self._connect() as plain, context.wrap_socket(plain, server_hostname=name) as secured:
+            presented = secured.getpeercert(binary_form=True) or b""
+            return str(secured.version()), x509.load_der_x509_certificate(presented)
 
     @property
     def _by_address(self) -> bool:
@@ -153,13 +142,13 @@ class Network:
     def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
         names, issuer = [], "an unknown authority"
         with contextlib.suppress(OSError, ValueError):
-            _, certificate = self._handshake(_unchecked())  # Python shows only accepted certificates otherwise
+            _, certificate = self._handshake(checked=False)  # Python shows only accepted certificates otherwise
             names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
-        fixes = {
-            _EXPIRED: "renew it on the server; if it is not that old, correct this machine's clock",
-            _NOT_YET: "correct this machine's clock",
-            _OTHER_NAME: self._other_name(names),
-            _OTHER_ADDRESS: self._other_name(names),
+        fixes = {  # by OpenSSL's X509_V_ERR_*
+            10: "renew it on the server; if it is not that old, correct this machine's clock",  # expired
+            9: "correct this machine's clock",  # not yet valid
+            62: self._other_name(names),  # another name
+            64: self._other_name(names),  # another address
         }
         unknown = (
             f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, got from whoever runs "
@@ -169,14 +158,6 @@ class Network:
             f"the certificate for {', '.join(names) or 'no name'} by {issuer} is not accepted: {error.verify_message}",
             fixes.get(error.verify_code, unknown),
         )
-
-
-def _unchecked() -> ssl.SSLContext:
-    """Return a context for inspection only: no secret may be sent over it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nosemgrep: owl-certificate-unchecked - the certificate is only looked at
-    return context
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:

@@ -13,7 +13,11 @@ from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
+from connector.document.template import Template
 from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
+from connector.hana import change_log
+from connector.hana.catalog import tables
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 
 if TYPE_CHECKING:
@@ -39,8 +43,6 @@ class Catalog:
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
     ) -> list[dict[str, Any]]:
         """Return tables and views. Raises UnknownTable for an unknown schema."""
-        from connector.hana.catalog import tables
-
         return tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
 
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
@@ -80,19 +82,24 @@ class Catalog:
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Render rows by `template` (None: the proposed one). `source`: the table of these rows, which is a text table
         if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
-        from connector.document.template import Template
-        from connector.hana.source import HanaSource
         from connector.sync.sampling import preview
 
         found = self._introspect(ref, look_at_rows=True)
+        proposal = found.proposal
         embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
         try:
-            parsed = None if template is None else Template.parse(template)
-            spec = _previewed(found, template, parsed)
-            shown = preview(spec, source, embedder, samples)
+            columns = () if template is None else Template.parse(template).columns
+            own = template is not None and all(found.table.column(name) for name in columns)
+            if template is not None and (proposal is None or (own and proposal.source != found.table.ref)):
+                spec = CollectionSpec("preview", found.table.ref, template)  # the table itself, by its own columns
+            elif proposal is None:
+                raise NoProposal(found.reason)
+            else:
+                wanted = template or proposal.template
+                spec = CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)
+            document = preview(spec, source, embedder, samples)
         except (ConfigurationError, UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
-        document = asdict(shown)
         for sample in document["samples"]:
             if len(sample["text"]) > LONGEST_SAMPLE:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
@@ -102,8 +109,6 @@ class Catalog:
         """Return the change log of a collection with method `log` from HANA's catalogue, having installed or removed
         it. It is also removed if the method is no longer `log`: triggers may remain. Raises as
         `connector.hana.change_log`, and UnknownCollection."""
-        from connector.hana import change_log
-
         spec = self._collections.spec(name)
         if what != "remove" and spec.changes.method != "log":
             raise ConfigurationError(
@@ -146,15 +151,3 @@ class Catalog:
 def _in_hana(name: str) -> str:
     """Return the name as in HANA's table names, where a-b and A_B are equal."""
     return re.sub("[^A-Z0-9]", "_", name.upper())
-
-
-def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:
-    """Return the collection to render: the proposed one, or the table itself if the template uses only its columns."""
-    table, proposal = found.table, found.proposal
-    own = parsed is not None and all(table.column(name) for name in parsed.columns)
-    if template is not None and (proposal is None or (own and proposal.source != table.ref)):
-        return CollectionSpec("preview", table.ref, template)
-    if proposal is None:
-        raise NoProposal(found.reason)
-    wanted = template or proposal.template
-    return CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)

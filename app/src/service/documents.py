@@ -57,7 +57,6 @@ class ClientDocuments:
         self._metrics.documents.labels(name, "upserted").inc(put.upserted)
         self._metrics.documents.labels(name, "unchanged").inc(put.unchanged)
         self._metrics.embedded_texts.inc(put.embedded_texts)
-        self._metrics.embed_tokens.inc(put.tokens)
         now = time.monotonic()
         if put.upserted and now - self._looked.get(name, -_OPTIMISE_EVERY) >= _OPTIMISE_EVERY:
             self._looked[name] = now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import NonFinite
 from app.src.observe.metrics import Metrics
 from connector.errors import TextsNotEmbeddable
 from connector.model import ModelSource, Vectors
@@ -20,7 +20,7 @@ from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.core.queue import Lane, Watcher
+    from app.src.core.queue import Lane
 
 QUERY_CACHE_BYTES = 16 << 20
 
@@ -39,9 +39,26 @@ class EngineEmbedder:
         source: ModelSource | None = None,
     ) -> None:
         """`source`: where the engine was loaded from."""
-        metrics = self._metrics = metrics or Metrics()
+        from app.src.core.queue import Watcher  # core is imported with the engine only
+
+        counters = self._metrics = metrics or Metrics()
+
+        class _QueueMetrics(Watcher):
+            def queued(self, lane: Lane, texts: int) -> None:
+                counters.embed_queue.labels(lane).inc(texts)
+
+            def began(self, lane: Lane, waited: float) -> None:
+                counters.embed_wait_seconds.labels(lane).observe(waited)
+
+            def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+                counters.embed_batch_texts.labels(lane).observe(texts)
+                counters.embed_batch_tokens.labels(lane).observe(tokens)
+
+            def refused(self) -> None:
+                counters.embed_refused.inc()
+
         self.engine = engine
-        engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
+        engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
         # Pinned, to load exactly this model again.
         self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
         self.dimension = engine.dimension
@@ -71,9 +88,7 @@ class EngineEmbedder:
         with _translated():
             vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
         with self._queries_lock:
-            before = self._queries.bytes
             self._queries.put(key, vector)
-            metrics.query_cache_bytes.inc(self._queries.bytes - before)
         return vector.copy()
 
     def check_query(self, text: str) -> None:
@@ -86,10 +101,7 @@ class EngineEmbedder:
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        start = time.perf_counter()
-        vectors = self.engine.embed(texts, normalize=normalize)
-        self._count(len(texts), start)
-        return vectors
+        return self.embed_later(texts, normalize=normalize).result()
 
     def embed_later(
         self,
@@ -99,19 +111,14 @@ class EngineEmbedder:
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
         """Tokenise and queue; the future may be cancelled. `counted` as in `Engine.submit`."""
-        start = time.perf_counter()
 
         def ended(future: Future[Vectors]) -> None:
             if not future.cancelled() and future.exception() is None:
-                self._count(len(texts), start)
+                self._metrics.embedded_texts.inc(len(texts))
 
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
-
-    def _count(self, texts: int, start: float) -> None:
-        self._metrics.embedded_texts.inc(texts)
-        self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))
@@ -123,35 +130,11 @@ class EngineEmbedder:
         """Finish the current batch and fail waiting calls with EngineClosed."""
         self.engine.close()
         with self._queries_lock:
-            self._metrics.query_cache_bytes.dec(self._queries.bytes)
             self._queries.clear()
-
-
-def _watcher(metrics: Metrics) -> Watcher:
-    """Return the counter of queue events. Core is imported with the engine only."""
-    from app.src.core.queue import Watcher
-
-    class _QueueMetrics(Watcher):
-        def queued(self, lane: Lane, texts: int) -> None:
-            metrics.embed_queue.labels(lane).inc(texts)
-
-        def began(self, lane: Lane, waited: float) -> None:
-            metrics.embed_wait_seconds.labels(lane).observe(waited)
-
-        def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-            metrics.embed_batch_texts.labels(lane).observe(texts)
-            metrics.embed_batch_tokens.labels(lane).observe(tokens)
-
-        def refused(self) -> None:
-            metrics.embed_refused.inc()
-
-    return _QueueMetrics()
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    from app.src.core.backends import NonFinite
-
     try:
         yield
     except NonFinite as error:

@@ -14,7 +14,6 @@ from connector.model import CollectionSpec, CollectionStatus, Generation, ModelS
 from connector.stores.records import ModelStamp
 from connector.sync.generations import (
     Comparison,
-    Side,
     active,
     building_for,
     chosen,
@@ -163,7 +162,7 @@ class Generations:
         if serving is None or other.number == serving.number:
             raise GenerationRefused(f"generation {other.number} of {name!r} is active: name another to compare it with")
         texts = [*queries, *sample_texts(self._parts.store, serving.name, sample)]
-        sides = [Side(each, self._model_of(name, each)) for each in (serving, other)]
+        sides = [(each, self._model_of(name, each)) for each in (serving, other)]
         return compare(self._parts.store, name, sides[0], sides[1], texts)
 
     def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:

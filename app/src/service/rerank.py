@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.src.core.backends import EngineError
+from app.src.core.device import detect
 from app.src.observe.metrics import Metrics
 from app.src.settings import Settings, SettingsError
 from connector.model import Hit
@@ -42,9 +44,8 @@ class Reranker:
     ) -> tuple[list[Hit], dict[str, float], str | None]:
         """Return the first `rerank_depth` of `hits` in the reranker's order, then the others, with the scores of the
         search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
-        from app.src.core.backends import EngineError
-
         top, outcome, why = list(hits[: self.settings.rerank_depth]), "done", ""
+        scores = np.empty(0)
         if not top:
             return list(hits), {}, None
         try:
@@ -107,7 +108,6 @@ def _scorer(settings: Settings) -> Scorer | None:
         return function
     if search.kind != "cross-encoder":
         return None
-    from app.src.core.backends import EngineError
     from app.src.core.cross_encoder import check_folder
 
     try:
@@ -119,7 +119,6 @@ def _scorer(settings: Settings) -> Scorer | None:
 
     def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
         from app.src.core.cross_encoder import CrossEncoding
-        from app.src.core.device import detect
 
         with loading:
             if not loaded:

@@ -22,11 +22,17 @@ from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
+from connector.document.document import metadata_names, named_key, parse_id
+from connector.document.values import is_dats, iso_date
 from connector.errors import UnknownRow
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.hana.catalog import did_you_mean
+from connector.model import CollectionSpec, CollectionStatus, Column, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words
+from connector.stores.filters import Kind, parse, terms
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
-from connector.stores.scan.vector_scan import single_threaded
+from connector.stores.records import FOREIGN, shown_id, stored_ids
+from connector.stores.scan import single_threaded
+from connector.stores.words import words
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -243,6 +249,7 @@ class _Request:
     rerank: bool
     vector: NDArray[np.float32] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -292,11 +299,21 @@ class Search:
         Raises UnknownCollection (also before the first sync), UnknownRow, ModelMismatch, BadFilter, and ValueError for
         a blank text, an invalid vector, and a vector or row in a mode with words.
         """
-        from connector.stores.records import stored_ids
-
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
-        mode, rerank = self._checked(query, options)
+        mode, is_text = mode_of(query, options.mode), isinstance(query, str)
+        if isinstance(query, str) and not query.strip():
+            raise ValueError("the search text is empty")
+        if not is_text and mode != "vector":
+            given = "the id of a row" if isinstance(query, Like) else "a vector"
+            raise ValueError(f"mode {mode} searches words: give a text as the query, not {given}")
+        if options.rerank and not (self._reranker.on and is_text):
+            raise ValueError(
+                "reranking needs a text as the query: give one, or leave rerank out"
+                if self._reranker.on
+                else "no reranker is configured: set [search] rerank (docs/search.md)"
+            )
+        rerank = self._reranker.on and is_text and options.rerank is not False
 
         def search(view: VisibleView, stored: CollectionStatus) -> Found:
             asked = query
@@ -319,8 +336,6 @@ class Search:
         self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
     ) -> tuple[list[str], list[str]]:
         """Search as the operator, who sees every row. Return the store's ids and the notes."""
-        from connector.stores.records import stored_ids
-
         found = self.run(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR)
         return stored_ids(self._collections.spec(name), [hit.id for hit in found.hits]), found.notes
 
@@ -331,25 +346,8 @@ class Search:
         if known is not None:
             known[1].check_query(text)
 
-    def _checked(self, query: Query, options: SearchOptions) -> tuple[Mode, bool]:
-        """Return the mode, and whether to rerank. Raises ValueError."""
-        if isinstance(query, str) and not query.strip():
-            raise ValueError("the search text is empty")
-        mode = mode_of(query, options.mode)
-        if not isinstance(query, str) and mode != "vector":
-            given = "the id of a row" if isinstance(query, Like) else "a vector"
-            raise ValueError(f"mode {mode} searches words: give a text as the query, not {given}")
-        if options.rerank and not self._reranker.on:
-            raise ValueError("no reranker is configured: set [search] rerank (docs/search.md)")
-        if options.rerank and not isinstance(query, str):
-            raise ValueError("reranking needs a text as the query: give one, or leave rerank out")
-        return mode, self._reranker.on and isinstance(query, str) and options.rerank is not False
-
     def _in(self, request: _Request) -> Found:
         """Raises GenerationChanged when another generation becomes active."""
-        from connector.document.document import named_key, parse_id
-        from connector.stores.records import FOREIGN, shown_id
-
         spec, options, view = request.spec, request.options, request.view
         lam = 1.0 if options.mmr_lambda is None else options.mmr_lambda
         diverse, depth = lam < 1, request.k
@@ -388,16 +386,13 @@ class Search:
         if options.explain:
             ids = [hit.id for hit in found]
             explained = explanation(ranked, hits, ids, view.index_use(depth, request.where))
-            explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates), "reranker": None}
-            if request.rerank:
-                explained["reranker"] = {
-                    "by": self._reranker.settings.kind,
-                    "depth": len(scores),
-                    "why_not": failure,
-                    "scores": {id_: scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
-                }
-        notes = _notes(spec, request.where, request.query, request.mode, bool(candidates))
-        notes += [note for note in (self._too_long(request), failure) if note is not None]
+            by_id = {id_: scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)}
+            kind = self._reranker.settings.kind
+            reranked = {"by": kind, "depth": len(scores), "why_not": failure, "scores": by_id}
+            explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
+            explained["reranker"] = reranked if request.rerank else None
+        notes = _notes(spec, request.where, request.query, request.mode, bool(candidates)) + request.notes
+        notes += [] if failure is None else [failure]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
     def _ranked(self, request: _Request, depth: int) -> Ranked:
@@ -419,17 +414,21 @@ class Search:
     def _query_vector(self, request: _Request) -> NDArray[np.float32]:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
-            return self._embedder(request.stored).embed_query(query)
+            embedder = self._embedder(request.stored)
+            most, tokens = embedder.max_tokens, 0
+            if len(query) > most:  # no token is shorter than a character
+                (tokens,) = embedder.count_tokens([query])
+            if tokens > most:
+                request.notes.append(f"the search text has {tokens} tokens; the model uses only the first {most}")
+            return embedder.embed_query(query)
         if not isinstance(query, Like):
             return unit_vector(query, dimension)
         # The mean of the row's unit vectors has the largest sum of cosines with them.
         chunks = view.texts([query.id])
         if not chunks:  # the same message for an unknown and an invisible row
             raise _no_row(request.spec.name)
-        vectors = view.vectors(chunks).astype(np.float64)
-        lengths = np.linalg.norm(vectors, axis=1)
-        usable = np.isfinite(lengths) & (lengths > 0)
-        known = vectors[usable] / lengths[usable, None]
+        vectors = units(view.vectors(chunks))
+        known = vectors[np.any(vectors != 0, axis=1)]
         if not len(known):  # another program may have written it
             raise ValueError("that row has no vector, so similar rows cannot be found")
         mean = known.mean(axis=0)
@@ -443,30 +442,13 @@ class Search:
             known = self._embedders[stored.collection] = key, self._generations.query_embedder(stored)
         return known[1]
 
-    def _too_long(self, request: _Request) -> str | None:
-        if request.mode == "keyword" or not request.text:
-            return None
-        embedder = self._embedder(request.stored)
-        if len(request.text) <= embedder.max_tokens:  # no token is shorter than a character
-            return None
-        (tokens,) = embedder.count_tokens([request.text])
-        if tokens <= embedder.max_tokens:
-            return None
-        return f"the search text has {tokens} tokens; the model uses only the first {embedder.max_tokens}"
-
 
 def _relevance(hits: Sequence[Hit], scores: Mapping[str, float], mode: Mode) -> NDArray[np.float64]:
     """Return numbers from 0 to 1 for MMR: by the reranker's scores if there are any, else the hits' scores, in modes
     with words as a share of the best one: only cosines are on MMR's scale."""
     if scores:
         least, greatest = min(scores.values()), max(scores.values())
-        flat = greatest == least
-        return np.array(
-            [
-                0.0 if hit.id not in scores else 1.0 if flat else (scores[hit.id] - least) / (greatest - least)
-                for hit in hits
-            ]
-        )
+        return np.array([(scores.get(hit.id, least) - least) / (greatest - least or 1.0) for hit in hits])
     found = np.array([hit.score for hit in hits], dtype=np.float64)
     return found / found.max() if mode != "vector" and len(found) and found.max() > 0 else found
 
@@ -506,17 +488,10 @@ def _no_row(name: str) -> UnknownRow:
 def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode, found: bool) -> list[str]:
     """Return notes on the filter and the words. An undeclared field gets only a note: rows of other writers may have
     it."""
-    from connector.document.document import metadata_names
-    from connector.document.values import is_dats, iso_date
-    from connector.hana.catalog import did_you_mean
-    from connector.model import Column
-    from connector.stores.filters import Kind, compared
-    from connector.stores.words import words
-
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
-    unknown = sorted({term.field for term in compared(where, names)} - set(names.values()))
+    unknown = sorted({term.field for term in terms(parse(where, names))} - set(names.values()))
     if spec.written_by_clients:  # metadata that clients write is not declared
         unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
@@ -524,19 +499,13 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}.{near}'.rstrip("."))
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
-    if not spec.written_by_clients:
-        # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
-        texts = [
-            (term.field, str(value))
-            for term in compared(where, names)
-            if term.kind is Kind.TEXT and term.operator not in ("$like", "$contains")
-            for value in term.values
-        ]
-        for name, text in texts:
-            if (day := iso_date(text)) and is_dats(Column(name, "NVARCHAR", len(text))):
-                dates = f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"'
-                notes.append(dates)
-                break
+    # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
+    for term in () if spec.written_by_clients else terms(parse(where, names)):
+        name, text = term.field, str(term.values[0]) if term.kind is Kind.TEXT and term.values else ""
+        day = None if term.operator in ("$like", "$contains") else iso_date(text)
+        if day and is_dats(Column(name, "NVARCHAR", len(text))):
+            notes.append(f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"')
+            break
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text has no letter or digit, so there is no word to search for")
     return notes

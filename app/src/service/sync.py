@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
@@ -53,18 +53,10 @@ class BuildReport(SyncReport):
 _Run = tuple[SyncOptions, Watch]
 
 
-def run_options(settings: Settings, owner: str) -> SyncOptions:
-    """Return the configured options of a run."""
-    sync = settings.sync
-    return SyncOptions(
-        page_rows=sync.page_rows,
-        max_deletes=sync.max_deletes,
-        owner=owner,
-        lease_wait=sync.lease_wait,
-        window=sync.window,
-        max_attempts=sync.max_attempts,
-        readers=sync.readers,
-    )
+def run_options(settings: Settings, owner: str, **more: Any) -> SyncOptions:
+    """Return the configured options of a run, with `more` instead."""
+    names = ("page_rows", "max_deletes", "lease_wait", "window", "max_attempts", "readers")
+    return SyncOptions(owner=owner, **{name: getattr(settings.sync, name) for name in names} | more)
 
 
 class Sync:
@@ -85,27 +77,24 @@ class Sync:
         return self._counted(self._sync, name, self._run_of(request, observer, stop))
 
     def build(
-        self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
+        self,
+        name: str,
+        request: SyncRequest | None = None,
+        observer: Observer | None = None,
+        stop: Stop = never,
+        model: ModelSource | None = None,
     ) -> BuildReport:
-        """As `run`, but build a new generation beside the active one even if nothing changed. Raises UnknownCollection
-        before the first sync."""
-        return self._counted(self._build, name, self._run_of(request, observer, stop))
-
-    def build_with(
-        self, name: str, model: ModelSource, observer: Observer | None = None, stop: Stop = never
-    ) -> BuildReport | None:
-        """As `build`, with `model` instead of the configured one; None before the first sync."""
-        if self._collections.stored(name) is None:
-            return None
-        run = self._run_of(SyncRequest(owner="finetune"), observer, stop)
+        """As `run`, but build a new generation beside the active one even if nothing changed. `model`: instead of the
+        configured one. Raises UnknownCollection before the first sync."""
+        run = self._run_of(request, observer, stop)
         return self._counted(lambda spec, run: self._build(spec, run, model), name, run)
 
     def _run_of(self, request: SyncRequest | None, observer: Observer | None, stop: Stop) -> _Run:
         request = request or SyncRequest()
-        options = run_options(self._parts.settings, request.owner)
-        most = options.max_deletes if request.max_deletes is None else request.max_deletes
-        options = replace(options, full=request.full, max_deletes=most, accept_schema=request.accept_schema)
-        return options, Watch(observer, stop)
+        more: dict[str, Any] = {"full": request.full, "accept_schema": request.accept_schema}
+        if request.max_deletes is not None:
+            more["max_deletes"] = request.max_deletes
+        return run_options(self._parts.settings, request.owner, **more), Watch(observer, stop)
 
     def _counted(self, work: Callable[[CollectionSpec, _Run], Report], name: str, run: _Run) -> Report:
         spec = self._collections.spec_of_table(name)
@@ -119,11 +108,9 @@ class Sync:
         self._collections.changed(name)
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
-        metrics.sync_seconds.labels(name).observe(report.seconds)
         kept_up = report.serving if isinstance(report, BuildReport) else None
         for each in (report, kept_up):  # both embed texts; the rows are the same
             metrics.embedded_texts.inc(each.embedded_texts if each else 0)
-            metrics.embed_tokens.inc(each.tokens if each else 0)
         for outcome in _ACCOUNTED:
             metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
         for stage, seconds in report.stages.items():
@@ -218,8 +205,7 @@ class Sync:
         """Return what a sync would do, without writing. Raises as a sync would before it writes."""
         spec, settings = self._collections.spec_of_table(name), self._parts.settings
         options = PlanOptions(settings.sync.page_rows, settings.sync.max_deletes, samples)
-        if not estimate:
-            options = replace(options, measure_seconds=None)
+        options = options if estimate else replace(options, measure_seconds=None)
         self._parts.check_schema()
         embedder = self._parts.embedder_for(name)
         with self._parts.store_to_read() as store:
@@ -307,8 +293,9 @@ class Quarantine:
         ids = [entry.id for entry in self.entries(name, wanted)]
         if not ids:
             return 0
-        options = run_options(self._parts.settings, "drop")
-        options = options if lease_wait is None else replace(options, lease_wait=lease_wait)
+        options = run_options(
+            self._parts.settings, "drop", **({} if lease_wait is None else {"lease_wait": lease_wait})
+        )
         dropped = quarantine.drop(self._parts.store, name, ids, options)
         self._collections.changed(name)
         return dropped

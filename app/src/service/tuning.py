@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 from connector.model import ModelSource
+from connector.sync.generations import sample_texts as stored_texts
 
 if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
-    from app.src.training.run import Report, Request
+    from app.src.training.run import Report
 
 HELD_BACK_TOO = 1.25  # texts sampled for each one that calibrates: one in five judges the result
 
@@ -29,7 +31,6 @@ class Tuning:
         """Calibrate the model on sampled texts of the source (or of the store), judge it, and store the result for the
         engine. `texts`: about how many calibrate. Return the figures and whether the gate accepted it. Raises
         UnknownCollection, WrongOrigin, and the engine's errors."""
-        from connector.sync.generations import sample_texts as stored_texts
         from connector.sync.sampling import sample_texts
 
         spec, parts = self._collections.spec_of_table(name), self._parts
@@ -63,19 +64,30 @@ class Tuning:
         return {"collection": name, "model": embedding.model, **done, "notes": notes}
 
     def finetune(
-        self, name: str, request: Request, out: Path | None = None, observer: TrainingObserver | None = None
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        out: Path | None = None,
+        observer: TrainingObserver | None = None,
+        *,
+        resume: bool = False,
     ) -> Report:
-        """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to create;
-        default: the next free one among the models beside the job records. Raises UnknownCollection, WrongOrigin."""
+        """Train the collection's model on pairs of texts, with the options of `Finetuning.run`. `out`: the folder to
+        create; default: the next free one among the models beside the job records. Raises UnknownCollection,
+        WrongOrigin."""
         from app.src.core.finetune.recipe import TrainingObserver
-        from app.src.training.run import Resources, finetune
-        from app.src.training.work import Work, next_folder
+        from app.src.training.run import Finetuning, next_folder
 
-        spec, settings = self._collections.spec_of_table(name), self._parts.settings
-        embedding = settings.embedding_of(name)
-        source = ModelSource(embedding.model, embedding.revision, embedding.weights_sha256, embedding.precision)
-        folder = out or next_folder(settings.state_folder(self._file) / "models", name)
-        resources = Resources(
-            lambda: self._parts.source, self._parts.load, settings.embedding.device, settings.sync.page_rows
+        spec, parts = self._collections.spec_of_table(name), self._parts
+        settings, embedding = parts.settings, parts.settings.embedding_of(name)
+        training = Finetuning(
+            spec,
+            ModelSource(embedding.model, embedding.revision, embedding.weights_sha256, embedding.precision),
+            (out or next_folder(settings.state_folder(self._file) / "models", name)).absolute(),
+            lambda: parts.source,
+            parts.load,
+            settings.embedding.device,
+            settings.sync.page_rows,
+            observer or TrainingObserver(),
         )
-        return finetune(spec, source, request, Work(folder.absolute()), resources, observer or TrainingObserver())
+        return training.run(options, resume=resume)

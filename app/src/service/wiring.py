@@ -5,26 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from app.src.core.backends import EngineError
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder as EngineEmbedder
 from app.src.settings import Settings
+from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
+from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import ModelSource
 from connector.protocols import Source
-from connector.stores.scan.vector_scan import ScanCopy, VectorScan
+from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from app.src.core.onnx_export.serving import GraphOptions
-    from connector.hana.connection import HanaPool
 
 _log = logging.getLogger(__name__)
 
@@ -41,25 +45,22 @@ class EnginesScan:
 
     @cached_property
     def _scan(self) -> VectorScan:
-        from app.src.core.backends import EngineError
-        from connector.stores.scan.int8_scan import best_scan
-
         try:
             engine = self._engine()
         except EngineError:
             if self._wanted:  # otherwise vectors can be searched without the model
                 raise
-            return best_scan()
+            return Int8Scan()
         if engine.profile.kind == "cuda":
             from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, best_scan())
+            return CardScan(engine.profile, engine.memory, Int8Scan())
         if self._wanted:
             raise ConfigurationError(
                 f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
                 "cpu"
             )
-        return best_scan()
+        return Int8Scan()
 
     def copy(self, dimension: int) -> ScanCopy:
         return self._scan.copy(dimension)
@@ -93,8 +94,6 @@ class Parts:
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
         """Return the errors whose message may be shown to users."""
-        from app.src.core.backends import EngineError
-
         return (ConnectorError, EngineError)
 
     @property
@@ -145,8 +144,6 @@ class Parts:
 
     @cached_property
     def source(self) -> Source:
-        from connector.hana.source import HanaSource
-
         return self._part("source", lambda: HanaSource(self.pool("hana")))
 
     @cached_property
@@ -166,11 +163,8 @@ class Parts:
         if not (folder / FILE).exists():
             yield None
             return
-        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
-        try:
+        with closing(LocalStore(folder, names=self._metadata_names(), read_only=True)) as store:
             yield store
-        finally:
-            store.close()
 
     def pool(self, section: str) -> HanaPool:
         """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
@@ -181,16 +175,12 @@ class Parts:
         if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
             missing = "password" if hana.user else "user"
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
-        from connector.hana.connection import ConnectionOptions, HanaPool
-
         texts = ("host", "user", "userkey", "trust_store", "host_name_in_certificate")
         same = ("port", "encrypt", "validate_certificate", "connect_timeout", "communication_timeout")
-        options = ConnectionOptions(
-            **{name: getattr(hana, name) or "" for name in texts},
-            **{name: getattr(hana, name) for name in same},
-            password="" if hana.password is None else hana.password.get_secret_value(),
-            schema=hana.schema_name or "",
-        )
+        given: dict[str, Any] = {name: getattr(hana, name) or "" for name in texts}
+        given |= {name: getattr(hana, name) for name in same}
+        password = "" if hana.password is None else hana.password.get_secret_value()
+        options = ConnectionOptions(**given, password=password, schema=hana.schema_name or "")
         return self._part(f"pool {section}", lambda: HanaPool(options, size=hana.pool_size))
 
     @property
@@ -206,8 +196,6 @@ class Parts:
 
     def check_schema(self) -> None:
         """Raise UnknownTable when the schema for the vectors does not exist. Other stores have no schema."""
-        from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
-
         if not self.store_in_hana:
             return
         schema = self._schema()
@@ -239,7 +227,7 @@ class Parts:
         return part
 
     def graph_options(self) -> GraphOptions:
-        from app.src.core.onnx_export.serving import Bar, GraphOptions
+        from app.src.core.onnx_export.serving import GraphOptions
 
         tensorrt = self.settings.tensorrt
         return GraphOptions(
@@ -247,7 +235,6 @@ class Parts:
             enabled=tensorrt.enabled,
             workspace_mb=tensorrt.workspace_mb,
             optimization_level=tensorrt.optimization_level,
-            bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
         )
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
@@ -255,7 +242,7 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "clear_cache", "cudnn_benchmark")
+        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "cudnn_benchmark")
         options = EngineOptions(
             model=model.name,
             precision=model.precision,
@@ -281,7 +268,7 @@ class Parts:
     def _open_store(self) -> VectorStore:
         wanted = self.settings.store
         if wanted.kind == "local":
-            from app.src.core.cards import torch_build
+            from app.src.core.device import torch_build
             from connector.stores.local.store import LocalStore
 
             scan = None
@@ -305,6 +292,4 @@ class Parts:
 
     def _metadata_names(self) -> dict[str, dict[str, str]]:
         """Return per collection: column -> its name in the stored metadata. Filters may use either."""
-        from connector.document.document import metadata_names
-
         return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}

@@ -64,9 +64,7 @@ class JwtSettings(Section):
     jwks_url: str | None = setting(None, "the issuer's keys: https, or http on loopback; default: the preset's")
     jwks_path: Path | None = setting(None, "the same from a file, read again when it changes; nothing is fetched then")
     audience: Columns = setting((), "claim aud must hold one of these; xsuaa: xs_appname by itself")
-    algorithms: Annotated[tuple[Algorithm, ...], Split] = setting(
-        ("RS256", "ES256"), "accepted signatures; none has a shared secret", min_length=1
-    )
+    algorithms: Annotated[tuple[Algorithm, ...], Split] = setting(("RS256", "ES256"), "signatures", min_length=1)
     scope_claim: str | None = setting(None, "a list or words; a.b looks inside; default: scope (ias: groups)")
     scopes: Meanings = setting({}, 'names there and their scopes: { Viewer = "search" }; default: our own names')
     tenant: str | None = setting(None, "claim zid (xsuaa) or app_tid (ias), exactly")

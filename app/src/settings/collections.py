@@ -30,6 +30,7 @@ def _table(name: str) -> str:
 
 
 Table = Annotated[str, AfterValidator(_table)]
+Method = Literal["full", "watermark", "log", "rowid"]
 
 
 class ChunkSettings(Section):
@@ -46,41 +47,30 @@ class ChunkSettings(Section):
 class ChangesSettings(Section):
     """Change detection at the source."""
 
-    method: Literal["full", "watermark", "log", "rowid"] = setting(
-        "full", 'full compares every row, watermark a column, rowid "$rowid$"; log: owl-sap changes install'
-    )
+    method: Method = setting("full", 'full compares every row, watermark a column, rowid "$rowid$", log reads triggers')
     column: str | None = setting(None, "watermark: every change sets it: a time in UTC or a rising number")
     delay: Duration = setting(30.0, "watermark: longer than the longest write; younger changes wait")
-    reconcile: Duration = setting(
-        86_400.0, "longest time between full comparisons: every other method misses some changes", gt=0
-    )
-    hash: Literal["client", "server"] = setting(
-        "client", "full: server lets HANA hash, so that unchanged rows are not read"
-    )
+    reconcile: Duration = setting(86_400.0, "longest time between full comparisons, which find all changes", gt=0)
+    hash: Literal["client", "server"] = setting("client", "full: server hashes in HANA; unchanged rows stay there")
     log: Table | None = setting(None, "log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
     @model_validator(mode="after")
     def _fits(self) -> ChangesSettings:
         if self.method == "watermark" and not self.column:
             raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
-        for name, given, method in (
-            ("column", self.column is not None, "watermark"),
-            ("log", self.log is not None, "log"),
-            ("hash", self.hash == "server", "full"),
-        ):
-            if given and self.method != method:
+        given = {
+            "column": ("watermark", self.column),
+            "log": ("log", self.log),
+            "hash": ("full", self.hash == "server"),
+        }
+        for name, (method, value) in given.items():
+            if value and self.method != method:
                 raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
         return self
 
     def spec(self) -> ChangeSpec:
-        return ChangeSpec(
-            method=self.method,
-            column=self.column,
-            delay=self.delay,
-            reconcile=self.reconcile,
-            hash=self.hash,
-            log=None if self.log is None else TableRef.parse(self.log),
-        )
+        log = None if self.log is None else TableRef.parse(self.log)
+        return ChangeSpec(**self.model_dump(exclude={"log"}), log=log)
 
 
 class ScheduleSettings(Section):
@@ -94,28 +84,22 @@ class ScheduleSettings(Section):
     @field_validator("cron")
     @classmethod
     def _five_fields(cls, cron: str | None) -> str | None:
-        if cron is None:
-            return None
-        if len(cron.split()) != 5:
+        if cron is not None and len(cron.split()) != 5:
             raise ValueError(f"{cron!r} is not a cron line: it needs five fields, minute hour day month weekday")
         try:
-            next(CronSim(cron, datetime.now(UTC)))
+            if cron is not None and next(CronSim(cron, datetime.now(UTC)), None) is None:
+                raise ValueError(f"{cron!r} names a day that never occurs")
         except CronSimError as error:
             raise ValueError(f"{cron!r} is not a cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
-        except StopIteration:
-            raise ValueError(f"{cron!r} names a day that never occurs") from None
         return cron
 
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, timezone: str) -> str:
         try:
-            ZoneInfo(timezone)
+            return ZoneInfo(timezone).key
         except (KeyError, OSError, ValueError):
-            raise ValueError(
-                f"unknown time zone {timezone!r}; use a name of the IANA database such as Europe/Berlin"
-            ) from None
-        return timezone
+            raise ValueError(f"unknown time zone {timezone!r}; use an IANA name such as Europe/Berlin") from None
 
     @model_validator(mode="after")
     def _one_of(self) -> ScheduleSettings:
@@ -137,9 +121,7 @@ class CollectionSettings(Section):
     key: Columns = setting((), "key columns; default: the primary key")
     where: str | None = setting(None, "your own SQL condition, sent unchanged")
     metadata: Columns = setting((), "columns stored beside the vector, for filters")
-    row_rights: dict[str, ClaimPath] = setting(
-        {}, "metadata column = claim of the caller, or its path as a list: docs/row-rights.md"
-    )
+    row_rights: dict[str, ClaimPath] = setting({}, "metadata column = claim, or its path: docs/row-rights.md")
     model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
     changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
     chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
@@ -197,13 +179,5 @@ class CollectionSettings(Section):
         chunk = ChunkSpec(self.chunk.max_tokens, self.chunk.overlap)
         if self.documents:
             return CollectionSpec(self.name, NO_TABLE, "", ("id",), metadata=self.metadata, chunk=chunk)
-        return CollectionSpec(
-            name=self.name,
-            source=TableRef.parse(self.source),
-            template=self.template,
-            key=self.key,
-            where=self.where,
-            metadata=self.metadata,
-            chunk=chunk,
-            changes=self.changes.spec(),
-        )
+        same = self.model_dump(include={"name", "template", "key", "where", "metadata"})
+        return CollectionSpec(source=TableRef.parse(self.source), chunk=chunk, changes=self.changes.spec(), **same)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, IPvAnyNetwork, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.section import Columns, Duration, Section, setting
+from app.src.settings.section import Duration, Section, Split, setting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
+Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], Split]
 
 
 class HanaSettings(Section):
@@ -67,25 +68,18 @@ class StoreSettings(Section):
 class EmbeddingSettings(Section):
     """The model, and its use of the machine."""
 
-    model: str = setting(
-        DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests; default: English'
-    )
+    model: str = setting(DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests')
     revision: str | None = setting(None, "pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = setting(
-        "auto", "auto: the fastest accurate one on the device"
-    )
+    precision: Precision = setting("auto", "auto: the fastest accurate one on the device")
     device: str = setting("auto", "auto, cpu, cuda or cuda:<n>", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
     memory_fraction: float = setting(0.8, "share of the card's memory to use", gt=0, le=1)
     reserve_mb: int = setting(512, "MB of the card's memory left free", ge=0)
     threads: int | None = setting(None, "CPU threads; default: torch's choice", ge=1)
-    max_wait: Duration = setting(
-        10.0, "longest wait (30s, 1m) of a search or a REST request for the engine; then HTTP 429", gt=0
-    )
+    max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
     preallocate: bool = setting(False, "compute one largest batch at loading, to allocate the card's memory then")
-    clear_cache: bool = setting(False, "return memory to the card after each large batch; for shared cards")
     cudnn_benchmark: bool = setting(False, "tune cuDNN's convolutions; no effect: text encoders have none")
     profiling: bool = setting(False, "NVTX ranges around the engine's steps, for a profiler")
 
@@ -101,11 +95,6 @@ class TensorRtSettings(Section):
     enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
-    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
-    # share of the linear layers' products in 8 bits.
-    least_cosine: ClassVar[float] = 0.99
-    least_overlap: ClassVar[float] = 0.90
-    least_int8_share: ClassVar[float] = 0.5
 
 
 class SyncSettings(Section):
@@ -130,15 +119,11 @@ class ApiSettings(Section):
     max_text_chars: int = setting(100_000, "characters of one text", ge=1)
     max_k: int = setting(1000, "hits of one search", ge=1)
     threads: int = setting(8, "requests that are worked on at once", ge=1, le=128)
-    max_wait: Duration = setting(
-        10.0, "longest wait (30s, 1m), also expected, for one of these threads; then HTTP 429", gt=0
-    )
+    max_wait: Duration = setting(10.0, "longest wait, also expected, for a thread; then HTTP 429", gt=0)
     job_workers: int = setting(2, "jobs that `serve` runs at once; 0: all by `owl-sap worker`", ge=0, le=32)
     run_schedules: bool = setting(True, "`serve` starts the collections' scheduled syncs")
     timeout: Duration = setting(120.0, "seconds (or 2m) until the answer to a request must begin; then HTTP 503", gt=0)
-    read_timeout: Duration = setting(
-        30.0, "seconds for a client to send head or body, and to go on reading a large answer", gt=0
-    )
+    read_timeout: Duration = setting(30.0, "for a client to send head or body, or to read on", gt=0)
     max_connections: int = setting(1024, "open connections; further ones get HTTP 503 and are closed", ge=1, le=65_536)
     shutdown_seconds: Duration = setting(5.0, "seconds for open requests and jobs to end at shutdown", gt=0)
     docs: bool = setting(True, "serve /docs and /openapi.json")
@@ -146,20 +131,8 @@ class ApiSettings(Section):
     tls_certificate: Path | None = setting(None, "PEM file with the certificate and its chain: serve https")
     tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner only")
     hsts: bool = setting(False, "tell browsers to use https only for a year, for all ports of this host")
-    trusted_proxies: Columns = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
-    exit_when_stuck: bool = setting(
-        False, "exit with 4 once the engine cannot recover, for a supervisor; else /health/live turns 503"
-    )
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            try:
-                ipaddress.ip_network(address)
-            except ValueError:
-                raise ValueError(f"{address!r} is not an address or network such as 10.0.0.0/8") from None
-        return addresses
+    trusted_proxies: Networks = setting((), "proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted")
+    exit_when_stuck: bool = setting(False, "exit with 4 once the engine is stuck; else /health/live turns 503")
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
@@ -181,12 +154,7 @@ class WorkerSettings(Section):
 class StateSettings(Section):
     """The records of jobs."""
 
-    path: Path | None = setting(
-        None, "folder of the job records; default: the local store's, else `.owl-sap` beside owl-sap.toml"
-    )
-    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
-    keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
-    max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
+    path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
 
@@ -255,11 +223,10 @@ class Settings(Section):
     @field_validator("collections")
     @classmethod
     def _distinct(cls, collections: tuple[CollectionSettings, ...]) -> tuple[CollectionSettings, ...]:
-        seen: set[str] = set()
-        for collection in collections:
-            if collection.name in seen:
-                raise ValueError(f'two collections are named "{collection.name}"; names must differ')
-            seen.add(collection.name)
+        names = [collection.name for collection in collections]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'two collections are named "{name}"; names must differ')
         return collections
 
     @property
@@ -284,7 +251,6 @@ class Settings(Section):
         return (file.parent if file is not None else Path()) / ".owl-sap"
 
     def tensorrt_cache(self, file: Path | None) -> Path:
-        """`file`: where the settings were read."""
         return self.state_folder(file) / "tensorrt"
 
     @property

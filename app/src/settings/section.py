@@ -34,19 +34,15 @@ _EXAMPLES = 'write it like "30s", "5m", "1h30m" or "1d"'
 def seconds(value: Any) -> float:
     """Return seconds. A text has units d, h, m and s, each once, in this order; a number is seconds. Raises
     ValueError."""
-    if isinstance(value, str):
-        word = "".join(value.split()).lower()
-        if re.fullmatch(_NUMBER, word, re.ASCII):
-            word += "s"
-        match = _PARTS.fullmatch(word)
-        if not word or match is None:
-            raise ValueError(f"{value!r} is not a duration: {_EXAMPLES}")
+    word = "".join(str(value).split()).lower()
+    match = _PARTS.fullmatch(f"{word}s" if re.fullmatch(_NUMBER, word, re.ASCII) else word)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        length = float(value)
+    elif isinstance(value, str) and word and match is not None:
         parts = zip(match.groups(), _UNITS, strict=True)
         length = sum(float(number) * unit for number, unit in parts if number is not None)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        length = float(value)
     else:
-        raise ValueError(f"must be a duration: {_EXAMPLES}")
+        raise ValueError(f"{value!r} is not a duration: {_EXAMPLES}")
     if not 0 <= length <= LONGEST:  # also rejects NaN
         raise ValueError(f"a duration must be between 0 and {LONGEST / 86_400:.0f}d: {_EXAMPLES}")
     return length

@@ -6,8 +6,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,14 +56,19 @@ def load(
     """Read all settings. `folder` (default: the working directory) contains owl-sap.toml and .env. A given `config`
     must exist; without one, owl-sap.toml is optional. Raises SettingsError."""
     folder = folder or Path.cwd()
-    variables = _variables(environ, folder)
+    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    # Without interpolation: a password may contain a $. An empty variable counts as unset: compose passes those.
+    written = _parsed(folder / ".env", partial(dotenv_values, interpolate=False))
+    variables = {name: (text, f".env {name}") for name, text in written.items() if text}
+    variables |= {name: (text, f"environment {name}") for name, text in actual.items() if text}
     if config is None and _CONFIG_VARIABLE in variables:
         config = Path(variables[_CONFIG_VARIABLE][0])
     if config is not None and not config.is_file():
         raise SettingsError(f"{config}: configuration file not found; see owl-sap.example.toml for a start")
     file = config or folder / DEFAULT_FILE
     inert: dict[str, str] = {}
-    assigned = list(_in_file(_toml(file), str(config or file.name))) if file.is_file() else []
+    written = _parsed(file, lambda toml: tomllib.loads(toml.read_text(encoding="utf-8-sig")))
+    assigned = list(_in_file(written, str(config or file.name)))
     assigned += _assigned_by(variables, inert)
     assigned += [(path, value, "flag") for path, value in (flags or {}).items()]
     tree: dict[str, Any] = {}
@@ -99,31 +105,16 @@ def no_collections(file: Path | None) -> str:
     return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 
-def _variables(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
-    """Return the variables. The environment beats .env; an empty variable counts as unset, because compose passes
-    those."""
-    file = folder / ".env"
+def _parsed(file: Path, parse: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the file's content, {} without the file. Raises SettingsError."""
     try:
-        # Without interpolation: a password may contain a $.
-        values = dotenv_values(file, interpolate=False) if file.is_file() else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
-    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
-    merged = {name: (text, f".env {name}") for name, text in values.items() if text}
-    return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return parse(file) if file.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
     except (ValueError, RecursionError):  # Python's parser raises these without a location
-        raise SettingsError(
-            f"{file}: not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
-        ) from None
+        raise SettingsError(f"{file}: not valid TOML: a number too long, or brackets too deep") from None
 
 
 _Assigned = tuple[SettingPath, Any, str]  # a setting, its value, the value's origin
@@ -144,13 +135,11 @@ def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assi
     and invalid ones."""
     for variable in (*GUIDE_VARIABLES, *VARIABLES):
         text, origin = _text_of(variable.name, variables)
-        if text is None:
-            continue
         try:
-            assigned = {} if variable.assign is None else variable.assign(text)
+            assigned = {} if variable.assign is None or text is None else variable.assign(text)
         except ValueError as error:
             raise SettingsError(f"{origin}: {error}") from None
-        if not assigned:
+        if text is not None and not assigned:
             inert[variable.name] = variable.note
         yield from ((path, value, origin) for path, value in assigned.items())
     own, guides = OWN_VARIABLES, [each.name for each in VARIABLES if each.name.startswith("T4_GPU_")]
@@ -163,14 +152,14 @@ def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assi
         elif name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
             if base not in own:
                 raise SettingsError(f"{origin}: no such setting{_nearest(name, list(own))}; see owl-sap config schema")
-            text, origin = _text_of(base, variables)
-            if own[base] == ("collections",) and text is not None:
+            value: Any
+            value, origin = _text_of(base, variables)
+            if own[base] == ("collections",) and value is not None:
                 try:
-                    yield own[base], tomllib.loads(text)["collections"], origin
+                    value = tomllib.loads(value)["collections"]
                 except (ValueError, KeyError, RecursionError):
                     raise SettingsError(f"{origin}: must be [[collections]] blocks in TOML") from None
-            else:
-                yield own[base], text, origin
+            yield own[base], value, origin
 
 
 def _text_of(name: str, variables: _Variables) -> tuple[str | None, str]:
@@ -218,10 +207,9 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
             value = getattr(value, "schema_name" if name == "schema" else name, None)
         if path == ("collections",):
             value = [item.model_dump(mode="json", by_alias=True) for item in value]
-        elif isinstance(value, tuple):  # in the format of its variable
-            value = ", ".join(map(str, value))
-        elif isinstance(value, dict):
-            value = ", ".join(f"{name}={inner}" for name, inner in value.items())
+        elif isinstance(value, tuple | dict):  # in the format of its variable
+            parts = value if isinstance(value, tuple) else (f"{name}={inner}" for name, inner in value.items())
+            value = ", ".join(map(str, parts))
         elif isinstance(value, SecretStr | Path):
             value = str(value)
         rows.append({"setting": ".".join(path), "value": value, "origin": loaded.origins.get(path, "default")})
@@ -239,7 +227,7 @@ def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping
         if location[0] == "collections" and len(location) > 1:  # show a collection's name
             index = int(location[1])
             block = tree["collections"][index]
-            name = block.get("name") if isinstance(block, Mapping) else None
+            name = isinstance(block, Mapping) and block.get("name")
             named = name if isinstance(name, str) and name else f"number {index + 1}"
             shown = f"[[collections]] {'.'.join([named, *map(str, location[2:])])}"
         if fault["type"] == "extra_forbidden":
@@ -248,10 +236,9 @@ def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping
             elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
             known = f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}"
             message = f"unknown key{_nearest(name, names) or known}"
-        elif fault["type"] == "model_type":
-            message = _NO_SECTION
         else:
-            message = " ".join(fault["msg"].removeprefix("Value error, ").split())  # on one line
+            told = _NO_SECTION if fault["type"] == "model_type" else fault["msg"].removeprefix("Value error, ")
+            message = " ".join(told.split())  # on one line
         yield f"{origin}: {shown}: {message}"
 
 

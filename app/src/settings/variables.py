@@ -48,66 +48,37 @@ def _fp32_if_off(text: str) -> str | None:
     return None if _flag(text) else "fp32"
 
 
-MOST_DIGITS = 15  # of a number in a variable; no memory has more bytes
-
-
-def _megabytes(text: str) -> int:
-    if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
-        raise ValueError(f"must be a whole number of bytes, of {MOST_DIGITS} digits at most")
-    if int(text) < 1 << 20:
-        raise ValueError("is in bytes, and must be at least 1048576 (1 MB)")
-    return int(text) >> 20
+def _number(text: str, what: str, least: int = 0) -> int:
+    if not text.strip().isdecimal() or len(text) > 15 or int(text) < least:  # no memory has more bytes
+        raise ValueError(f"must be {what}: a whole number of at least {least}, of 15 digits at most")
+    return int(text)
 
 
 def _device(text: str) -> str | None:
-    if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
-        raise ValueError("must be the number of a GPU: 0, 1, ...")
-    return f"cuda:{int(text)}" if int(text) else None
+    return f"cuda:{number}" if (number := _number(text, "the number of a GPU")) else None
 
 
-_HANA = {
-    "HOST": "host",
-    "PORT": "port",
-    "USER": "user",
-    "PASSWORD": "password",
-    "USERKEY": "userkey",
-    "SCHEMA": "schema",
-    "ENCRYPT": "encrypt",
-    "SSL_TRUST_STORE": "trust_store",
-    "SSL_VALIDATE": "validate_certificate",
-}
+_HANA = {name.upper(): name for name in ["host", "port", "user", "password", "userkey", "schema", "encrypt"]}
+_HANA |= {"SSL_TRUST_STORE": "trust_store", "SSL_VALIDATE": "validate_certificate"}
 _BY_TOKENS = "does nothing: batches are planned by tokens from the memory that is free, never by a number of texts"
+_FP32, _PRECISION = "false sets embedding.precision to fp32; true changes nothing", "embedding.precision"
 
 VARIABLES: tuple[Variable, ...] = (
     # Within a group later entries win (USE_GPU=false beats GPU_DEVICE_ID).
     *(_sets(f"HANA_{name}", f"hana.{key}") for name, key in _HANA.items()),
     *(_sets(f"HANA_STORE_{name}", f"store.hana.{key}") for name, key in _HANA.items()),
-    _sets(
-        "T4_GPU_FP16_MODE",
-        "embedding.precision",
-        "false sets embedding.precision to fp32; true changes nothing, for auto takes fp16 where the card gains by it",
-        _fp32_if_off,
-    ),
-    _sets(
-        "T4_GPU_INT8_MODE",
-        "tensorrt.enabled",
-        "sets tensorrt.enabled: INT8 on a CPU, or on a card from 7.5 on, where the accuracy gate let it through",
-    ),
+    _sets("T4_GPU_FP16_MODE", _PRECISION, f"{_FP32}, for auto takes fp16 where the card gains by it", _fp32_if_off),
+    _sets("T4_GPU_INT8_MODE", "tensorrt.enabled", "sets tensorrt.enabled: INT8 where the accuracy gate let it through"),
     _sets(
         "T4_GPU_MAX_WORKSPACE_SIZE",
         "tensorrt.workspace_mb",
         "sets tensorrt.workspace_mb (the variable is in bytes): memory for building an engine, not for running it",
-        _megabytes,
+        lambda text: _number(text, "in bytes", 1 << 20) >> 20,
     ),
     _sets("T4_GPU_OPTIMIZATION_LEVEL", "tensorrt.optimization_level"),
     *_nothing("T4_GPU_DYNAMIC_BATCH_SIZE T4_GPU_MAX_BATCH_SIZE", _BY_TOKENS),
     _sets("T4_GPU_ENABLE_PROFILING", "embedding.profiling", "sets embedding.profiling: NVTX ranges for a profiler"),
-    _sets(
-        "T4_GPU_ENABLE_TENSOR_CORES",
-        "embedding.precision",
-        "false sets embedding.precision to fp32, which uses none; true changes nothing: they follow from the precision",
-        _fp32_if_off,
-    ),
+    _sets("T4_GPU_ENABLE_TENSOR_CORES", _PRECISION, f"{_FP32}: they follow from the precision", _fp32_if_off),
     *_nothing("T4_GPU_ENABLE_SPARSE", "does nothing: 2:4 sparsity needs compute capability 8.0 and pruned weights"),
     _sets("T4_GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
 )
@@ -117,7 +88,7 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     _sets(
         "GPU_DEVICE_ID",
         "embedding.device",
-        "sets embedding.device; 0 changes nothing, for the first card is the default",
+        "sets embedding.device; 0 changes nothing: the first card is the default",
         _device,
     ),
     Variable(
@@ -127,15 +98,8 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     ),
     _sets("GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
     _sets("RESERVE_MEMORY", "embedding.reserve_mb", "sets embedding.reserve_mb (MB)"),
-    *_nothing(
-        "ENABLE_AMP",
-        "does nothing: weights are held in the chosen precision, which is faster than autocast (measured, on a CPU)",
-    ),
-    _sets(
-        "CUDNN_BENCHMARK",
-        "embedding.cudnn_benchmark",
-        "sets embedding.cudnn_benchmark: cuDNN tries its convolutions, and text encoders have none",
-    ),
+    *_nothing("ENABLE_AMP", "does nothing: weights are held in the chosen precision, which is faster than autocast"),
+    _sets("CUDNN_BENCHMARK", "embedding.cudnn_benchmark", "tunes convolutions, and text encoders have none"),
     *_nothing(
         "CUDNN_FRONTEND_ENABLE_TENSOR_CORE_MATH_FP32 CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP16 "
         "CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP32",
@@ -146,15 +110,8 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_nothing("INFERENCE_BATCH_SIZE DOCUMENT_BATCH_SIZE", _BY_TOKENS),
     *_nothing("NER_BATCH_SIZE", "does nothing: there is no named-entity recognition here"),
     _sets("WORKER_CONCURRENCY", "worker.concurrency", "sets worker.concurrency: jobs that `owl-sap worker` runs"),
-    _sets(
-        "WORKER_MAX_TASKS_PER_CHILD",
-        "worker.max_jobs",
-        "sets worker.max_jobs: `owl-sap worker` ends after so many jobs, and its supervisor starts a fresh one",
-    ),
-    *_nothing(
-        "CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING",
-        "read by CUDA itself out of the real environment, not by us and not out of .env",
-    ),
+    _sets("WORKER_MAX_TASKS_PER_CHILD", "worker.max_jobs", "sets worker.max_jobs, after which a worker is renewed"),
+    *_nothing("CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING", "read by CUDA itself, not out of .env"),
     *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself, not out of .env; LAZY has been its default since 12.2"),
     *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"),
     *_nothing("PYTORCH_JIT", "does nothing: no TorchScript is used"),

@@ -48,33 +48,30 @@ def _line(text: str) -> str:
     return " ".join(_printable(text).split())
 
 
-# Per section: its description, and the settings to show, with an example where there is no default.
-_SECTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "hana": (
-        "where the rows are",
-        {
-            "host": "db.example.com",
-            "port": None,
-            "user": "OWL_TECHNICAL",
-            "userkey": "OWL",
-            "schema": "SAPABAP1",
-            "encrypt": None,
-            "validate_certificate": None,
-            "trust_store": "/etc/ssl/hana.pem",
-            "host_name_in_certificate": "db.example.com",
-        },
-    ),
-    "store": ("where the vectors go", {"kind": None, "path": "vectors", "schema": "VECTORS"}),
-    "embedding": (
-        "what turns texts into vectors",
-        {"model": None, "precision": None, "device": None, "threads": 4},
-    ),
-    "sync": ("how rows are read and compared", {"page_rows": None, "readers": None, "max_deletes": None}),
-    "api": (
-        "the REST service (owl-sap serve)",
-        {"host": None, "port": None, "job_workers": None, "run_schedules": None},
-    ),
+# Settings to show by section, and examples for those without a default.
+_SHOWN = {
+    "hana": "host port user userkey schema encrypt validate_certificate trust_store host_name_in_certificate",
+    "store": "kind path schema",
+    "embedding": "model precision device threads",
+    "sync": "page_rows readers max_deletes",
+    "api": "host port job_workers run_schedules",
 }
+_EXAMPLES: Mapping[str, str | int] = {
+    "host": "db.example.com",
+    "user": "OWL_TECHNICAL",
+    "userkey": "OWL",
+    "schema": "VECTORS",
+    "trust_store": "/etc/ssl/hana.pem",
+    "host_name_in_certificate": "db.example.com",
+    "path": "vectors",
+    "threads": 4,
+}
+_HEAD = """\
+# {made_by} Change it as you need.
+# Every setting is a variable too, OWL_SAP_<SECTION>__<KEY>: `owl-sap config show --origin` shows their
+# sources, `owl-sap config schema` lists all. The password does not belong here, but into
+# HANA_PASSWORD, or into a file that HANA_PASSWORD_FILE names (see .env.example).
+"""
 _BLOCK = """\
 # A collection: rows of one table or view, as texts to search. `owl-sap tables` lists what there is;
 # `owl-sap introspect SCHEMA.TABLE` proposes such a block, with a reason for each choice.
@@ -84,32 +81,15 @@ _BLOCK = """\
 # key = ["MANDT", "MATNR", "SPRAS"]  # default: the primary key
 # where = "MANDT = '100' AND SPRAS = 'E'"  # your own SQL condition, sent unchanged
 # template = "{MAKTX}"
-"""
-_MORE = """\
 # metadata = ["SPRAS", "MTART"]  # columns stored beside the vector, for filters
 # changes = { method = "full" }  # how changes are found: full, watermark, log or rowid
 # schedule = { every = "15m" }  # when `serve` or `worker` syncs by itself
-# chunk = { max_tokens = 254, overlap = 32 }  # how long texts are split; default: as long as the model takes
-# row_rights = { MTART = "mtart" }  # metadata column = claim of the caller: docs/row-rights.md
-# model = "all-MiniLM-L6-v2"  # a model of its own
-# switch = "auto"  # to a new model once it is built and verified; default: manual
 """
-_ENVIRONMENT = """\
+ENVIRONMENT_FILE = """\
 # Copy to .env (chmod 600, never commit it) and fill in. Read from the working directory; the real environment wins.
-# NAME_FILE=/run/secrets/x reads any of these from a file instead. Empty means not set, and owl-sap.toml decides.
+# HANA_PASSWORD_FILE=/run/secrets/hana_password reads it from a file instead. Empty means not set.
+# Every other setting is a variable too, OWL_SAP_<SECTION>__<KEY>, which overrides owl-sap.toml.
 HANA_PASSWORD=
-#HANA_PASSWORD_FILE=/run/secrets/hana_password
-
-# Set here, these override owl-sap.toml.
-#HANA_HOST={host}
-#HANA_PORT={port}
-#HANA_USER={user}
-#HANA_SCHEMA=
-#HANA_SSL_TRUST_STORE=/run/secrets/hana_ca.pem
-
-# Every other setting: OWL_SAP_<SECTION>__<KEY>
-#OWL_SAP_STORE__KIND={kind}
-#OWL_SAP_EMBEDDING__PRECISION=auto
 """
 
 
@@ -118,32 +98,18 @@ def settings_file(
 ) -> str:
     """Return owl-sap.toml. It loads unchanged, and with any of its settings uncommented. `given`: values by section and
     key; `why`: by "section.key", a comment that replaces the description; `blocks`: collections as TOML."""
-    parts = [
-        f"# {_line(made_by)} Change it as you need.",
-        "# Every setting is a variable too, OWL_SAP_<SECTION>__<KEY>: `owl-sap config show --origin` shows their",
-        "# sources, `owl-sap config schema` lists all. The password does not belong here, but into",
-        "# HANA_PASSWORD, or into a file that HANA_PASSWORD_FILE names (see .env.example).",
-        "",
-    ]
-    for section, (about, examples) in _SECTIONS.items():
-        parts.append(f"[{section}]  # {about}")
-        infos = {info.alias or name: info for name, info in type(getattr(Settings(), section)).model_fields.items()}
-        for key, example in examples.items():
+    parts = [_HEAD.format(made_by=_line(made_by))]
+    for section, keys in _SHOWN.items():
+        model = type(getattr(Settings(), section))
+        parts.append(f"[{section}]")
+        infos = {info.alias or name: info for name, info in model.model_fields.items()}
+        for key in keys.split():
             reason = _line(why.get(f"{section}.{key}") or infos[key].description or key)
-            value = given.get(section, {}).get(key)
-            shown = value if value is not None else infos[key].default if example is None else example
+            value, default = given.get(section, {}).get(key), infos[key].default
+            shown = next(each for each in (value, default, _EXAMPLES.get(key)) if each is not None)
             setting = f"{key} = {tomlkit.item(shown).as_string()}  # {reason}"
             parts.append(setting if value is not None else f"# {setting}")
         parts.append("")
     if blocks:
         parts.append("# Lines marked GUESS rest on a name or on the rows of today: look at them first.")
-        parts += [block.rstrip("\n") + "\n" for block in blocks]
-        parts.append("# More that a block may have:")
-    return "\n".join(parts) + "\n" + ("" if blocks else _BLOCK) + _MORE
-
-
-def environment_file(given: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return .env.example; `given` as in `settings_file`."""
-    hana, examples = given["hana"], _SECTIONS["hana"][1]
-    shown = {name: _line(str(hana.get(name) or examples[name] or 443)) for name in ("host", "port", "user")}
-    return _ENVIRONMENT.format(**shown, kind=given["store"]["kind"])
+    return "\n".join([*parts, *blocks] if blocks else [*parts, _BLOCK])

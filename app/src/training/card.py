@@ -58,10 +58,6 @@ A model remembers some of what it was trained on: treat this folder as you treat
 """
 
 
-def notice(origin: str) -> str:
-    return LICENCE_NOTICE if origin == "rows" else FILE_NOTICE
-
-
 def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
     """Write both files. `name`: of the model. `facts`: the content of provenance.json."""
     origin = facts["pairs"]["origin"]
@@ -81,7 +77,7 @@ def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
         held_out=facts["training"]["held_out"],
         read=facts["pairs"]["read"],
         unit="rows" if origin == "rows" else "lines",
-        licence=notice(origin),
+        licence=LICENCE_NOTICE if origin == "rows" else FILE_NOTICE,
         base_licence=BASE_LICENCE,
         made=facts["made"],
         version=facts["version"],

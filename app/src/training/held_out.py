@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.evaluation.measures import ranks_by_score, recall, reciprocal_rank
+from app.src.evaluation.measures import figures, mean, ranks_by_score
 from app.src.training.pairs import Pair
 from connector.errors import ConfigurationError
 
@@ -20,8 +20,8 @@ K = 10
 MOST_TEXTS = 20_000  # texts to search: of the held-out pairs first, then of the training pairs
 _BLOCK = 256
 
+# Texts -> unit vectors, in order.
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
-"""Texts -> unit vectors, in order."""
 
 
 def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -31,28 +31,7 @@ def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
     if len(pairs) < LEAST:
         raise ConfigurationError(f"{len(pairs)} pairs to learn from; at least {LEAST} are needed")
     wanted = min(max(1, round(HELD_OUT * len(pairs))), MOST_HELD_OUT)
-
-    def digest(number: int) -> bytes:
-        return hashlib.blake2b("\0".join((str(seed), *pairs[number])).encode(), digest_size=16).digest()
-
-    order = sorted(_groups(pairs), key=lambda group: min(map(digest, group)))
-    chosen: set[int] = set()
-    for group in order:
-        # A larger group would fill most of the held-out part with one text.
-        if len(chosen) < wanted and len(group) <= max(1, wanted // 2):
-            chosen.update(group)
-    training = [pair for number, pair in enumerate(pairs) if number not in chosen]
-    if not chosen or not training:
-        raise ConfigurationError(
-            "the pairs cannot be split into a training part and a held-out part, because nearly all share a text with "
-            "each other; add pairs with other queries and texts"
-        )
-    return training, [pair for number, pair in enumerate(pairs) if number in chosen]
-
-
-def _groups(pairs: Sequence[Pair]) -> list[list[int]]:
-    """Return the indexes of pairs, grouped by shared texts (union-find)."""
-    parent = list(range(len(pairs)))
+    parent = list(range(len(pairs)))  # union-find
 
     def root(member: int) -> int:
         while parent[member] != member:
@@ -67,54 +46,39 @@ def _groups(pairs: Sequence[Pair]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for number in range(len(pairs)):
         groups.setdefault(root(number), []).append(number)
-    return list(groups.values())
+
+    def digest(number: int) -> bytes:
+        return hashlib.blake2b("\0".join((str(seed), *pairs[number])).encode(), digest_size=16).digest()
+
+    chosen: set[int] = set()
+    for group in sorted(groups.values(), key=lambda group: min(map(digest, group))):
+        # A larger group would fill most of the held-out part with one text.
+        if len(chosen) < wanted and len(group) <= max(1, wanted // 2):
+            chosen.update(group)
+    training = [pair for number, pair in enumerate(pairs) if number not in chosen]
+    if not chosen or not training:
+        raise ConfigurationError(
+            "the pairs cannot be split into a training part and a held-out part, because nearly all share a text with "
+            "each other; add pairs with other queries and texts"
+        )
+    return training, [pair for number, pair in enumerate(pairs) if number in chosen]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Means over `queries`, searching among `texts`: recall in the first ten, and reciprocal rank of the first relevant
-    text."""
-
-    recall_at_10: float
-    mrr: float
-    queries: int
-    texts: int
-
-    def worse_than(self, other: Figures) -> bool:
-        """Compare by recall, then by rank."""
-        return (self.recall_at_10, self.mrr) < (other.recall_at_10, other.mrr)
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A search among `texts`. `relevant`: per query, the indexes of its texts."""
-
-    queries: list[str]
-    texts: list[str]
-    relevant: list[list[int]]
-
-    @classmethod
-    def of(cls, held_out: Sequence[Pair], others: Sequence[Pair]) -> Trial:
-        """Return the trial of the held-out queries; texts of `others` are searched too, and never relevant."""
-        texts: dict[str, int] = {}
-        for pair in held_out:
-            texts.setdefault(pair.text, len(texts))
-        for pair in others:
-            if len(texts) >= MOST_TEXTS:
-                break
-            texts.setdefault(pair.text, len(texts))
-        relevant: dict[str, list[int]] = {}
-        for pair in held_out:
-            relevant.setdefault(pair.query, []).append(texts[pair.text])
-        return cls(list(relevant), list(texts), list(relevant.values()))
-
-    def run(self, embed: Embed) -> Figures:
-        queries, texts = embed(self.queries), embed(self.texts)
-        recalls, reciprocals = [], []
-        for start in range(0, len(queries), _BLOCK):
-            scores = queries[start : start + _BLOCK] @ texts.T
-            for row, relevant in zip(scores, self.relevant[start : start + _BLOCK], strict=True):
-                ranks = ranks_by_score(row, relevant).tolist()
-                recalls.append(recall(ranks, len(relevant), K))
-                reciprocals.append(reciprocal_rank(ranks))
-        return Figures(float(np.mean(recalls)), float(np.mean(reciprocals)), len(queries), len(texts))
+def measured(held_out: Sequence[Pair], others: Sequence[Pair], embed: Embed) -> dict[str, Any]:
+    """Search the texts of all pairs for each held-out query. Return means over `queries`, among `texts`: `recall_at_10`
+    and `mrr`, the reciprocal rank of the first relevant text. Texts of `others` are never relevant."""
+    places: dict[str, int] = {}
+    for pair in (*held_out, *others):
+        if len(places) < MOST_TEXTS:
+            places.setdefault(pair.text, len(places))
+    relevant: dict[str, list[int]] = {}
+    for pair in held_out:
+        relevant.setdefault(pair.query, []).append(places[pair.text])
+    queries, texts = embed(list(relevant)), embed(list(places))
+    each = []
+    for start in range(0, len(queries), _BLOCK):
+        scores = queries[start : start + _BLOCK] @ texts.T
+        for row, sought in zip(scores, list(relevant.values())[start : start + _BLOCK], strict=True):
+            each.append(figures(ranks_by_score(row, sought).tolist(), len(sought), K))
+    found = mean(each)
+    return {"recall_at_10": found["recall"], "mrr": found["mrr"], "queries": len(queries), "texts": len(texts)}

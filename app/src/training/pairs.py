@@ -4,7 +4,7 @@ never a text."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,12 @@ from connector.model import CollectionSpec, Query
 from connector.protocols import Source
 
 _NAMES = (("query", "text"), ("anchor", "positive"))
+_SKIPPED = {
+    "incomplete": "incomplete",
+    "duplicates": "repeated",
+    "same": "with the same text on both sides",
+    "unreadable": "unreadable",
+}
 _SHOWN = 5  # bad lines that a message names; others are only counted
 
 
@@ -32,16 +38,14 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Pairs:
-    """`read`: rows or lines; each is a pair or counted as `incomplete` (one side blank), `duplicates`, `same` (both
-    sides equal) or `unreadable` (a value that cannot be formatted). `limited`: the limit was reached before the end."""
+    """`read`: rows or lines; each is a pair or counted in `skipped`: `incomplete` (one side blank), `duplicates`,
+    `same` (both sides equal) or `unreadable` (a value that cannot be formatted). `limited`: the limit was reached
+    before the end."""
 
     origin: Literal["file", "rows"]
     pairs: list[Pair] = field(default_factory=list)
     read: int = 0
-    incomplete: int = 0
-    duplicates: int = 0
-    same: int = 0
-    unreadable: int = 0
+    skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SKIPPED, 0))
     limited: bool = False
     _seen: set[bytes] = field(default_factory=set, repr=False)
 
@@ -50,28 +54,22 @@ class Pairs:
         query, text = query.strip(), text.strip()
         digest = hashlib.blake2b(f"{len(query)} {query}{text}".encode(), digest_size=16).digest()
         if not query or not text:
-            self.incomplete += 1
+            self.skipped["incomplete"] += 1
         elif query == text:
-            self.same += 1
+            self.skipped["same"] += 1
         elif digest in self._seen:
-            self.duplicates += 1
+            self.skipped["duplicates"] += 1
         else:
             self._seen.add(digest)
             self.pairs.append(Pair(query, text))
 
     def counts(self) -> dict[str, Any]:
-        names = ("read", "incomplete", "duplicates", "same", "unreadable", "limited")
-        return {"origin": self.origin, "pairs": len(self.pairs)} | {name: getattr(self, name) for name in names}
+        read = {"origin": self.origin, "pairs": len(self.pairs), "read": self.read}
+        return read | self.skipped | {"limited": self.limited}
 
     def __str__(self) -> str:
-        skipped = {
-            "incomplete": self.incomplete,
-            "repeated": self.duplicates,
-            "with the same text on both sides": self.same,
-            "unreadable": self.unreadable,
-        }
         parts = [f"{len(self.pairs)} pairs from {self.read} {'rows' if self.origin == 'rows' else 'lines'}"]
-        parts += [f"{count} {what} skipped" for what, count in skipped.items() if count]
+        parts += [f"{count} {_SKIPPED[name]} skipped" for name, count in self.skipped.items() if count]
         return ", ".join(parts + (["the rest not read"] if self.limited else []))
 
     @property
@@ -88,30 +86,26 @@ def read_file(file: Path, limit: int) -> Pairs:
     """Read JSON lines, each {"query", "text"} or {"anchor", "positive"}; other names and blank lines are ignored.
     Raises ConfigurationError with the numbers of the bad lines."""
     found, faults = Pairs("file"), list[str]()
-    for number, line in _lines(file):
-        if len(found.pairs) >= limit:
-            found.limited = True
-            break
-        pair = _pair(line)
-        if isinstance(pair, str):
-            faults.append(f"{file}, line {number} {pair}")
-        else:
-            found.add(*pair)
-    if faults:
-        more = [f"and {len(faults) - _SHOWN} more lines"] if len(faults) > _SHOWN else []
-        raise ConfigurationError("\n".join(faults[:_SHOWN] + more))
-    return found
-
-
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with file.open("rb") as content:
             for number, line in enumerate(content, 1):
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if line.strip():
-                    yield number, line
+                if not line.strip():
+                    continue
+                if len(found.pairs) >= limit:
+                    found.limited = True
+                    break
+                pair = _pair(line)
+                if isinstance(pair, str):
+                    faults.append(f"{file}, line {number} {pair}")
+                else:
+                    found.add(*pair)
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
+    if faults:
+        more = [f"and {len(faults) - _SHOWN} more lines"] if len(faults) > _SHOWN else []
+        raise ConfigurationError("\n".join(faults[:_SHOWN] + more))
+    return found
 
 
 def _pair(line: bytes) -> Pair | str:
@@ -164,7 +158,7 @@ def read_rows(
             title, text = (format_(row.values[name]) for format_, name in zip(formatters, columns, strict=True))
         except (ValueError, ArithmeticError):
             found.read += 1
-            found.unreadable += 1
+            found.skipped["unreadable"] += 1
             continue
         found.add(title, text)
     return found

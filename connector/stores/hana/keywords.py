@@ -25,14 +25,13 @@ def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
     return either, [f'"{phrase}"' for phrase in word.alternatives]  # a phrase for HANA, without operators
 
 
-Weighted = Sequence[tuple[Word, float]]
-"""Words to search, with their weights."""
+Weighted = Sequence[tuple[Word, float]]  # words to search, with their weights
 
 
 def probe(table: VectorTable) -> tuple[str, list[Any]]:
     """Return a statement that HANA rejects if it cannot search VEC_TEXT by words, and its parameters."""
     word = Word(("owl",))
-    return statement(table, True, ([(word, 1.0)] * 2, 1.0), 1, filters.Compiled("", ()))
+    return statement(table, True, ([(word, 1.0)] * 2, 1.0), 1, filters.Compiled())
 
 
 def weigh(
@@ -60,7 +59,6 @@ def statement(
 ) -> tuple[str, list[Any]]:
     """Return the statement for the best `count` records with their scores, and its parameters. `weighed`: as returned
     by `weigh`."""
-    head, source = table.projected(where.projection)
     weighted, average = weighed
     holds, every, values = [], list[Any](), list[Any]()
     for word, worth in weighted:
@@ -77,8 +75,5 @@ def statement(
         values += [*every, sum(worth for _, worth in weighted)]
     any_word = " OR ".join(holds)
     condition = f"({any_word}) AND ({where.sql})" if where.sql else any_word
-    sql = (
-        f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
-        f'{score} AS "SCORE" FROM {source} WHERE {condition} ORDER BY "SCORE" DESC'
-    )
+    sql = table.top(count, f'{score} AS "SCORE"', where, f'WHERE {condition} ORDER BY "SCORE" DESC')
     return sql, [*values, *every, *where.parameters]

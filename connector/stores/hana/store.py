@@ -4,40 +4,86 @@ other programs are searched but never changed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
 
 from connector import failpoints
-from connector.errors import ConfigurationError, DatabaseError, PermissionRefused, UnknownTable
+from connector.errors import (
+    ConfigurationError,
+    DatabaseError,
+    GenerationChanged,
+    PermissionRefused,
+    RowRejected,
+    StatementFailed,
+    UnknownTable,
+)
 from connector.hana import catalog
+from connector.hana import connection as hana
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
 from connector.hana.privileges import creating, granted
-from connector.model import ChangeSet, Filter, Lease, StoredChunk, StoredRecord
-from connector.stores import records
-from connector.stores.hana.tables import STATE_TABLES, Collections, VectorTable, portions, state_tables, table_name
-from connector.stores.hana.view import HanaView
-from connector.stores.state import Collection, LeaseTimes, Session, StateStore
+from connector.model import (
+    ChangeSet,
+    Filter,
+    Hit,
+    IndexUse,
+    Lease,
+    Sample,
+    StoredChunk,
+    StoredRecord,
+    StoredText,
+    Vectors,
+)
+from connector.stores import filters, records
+from connector.stores.hana import keywords
+from connector.stores.hana.tables import (
+    STATE_TABLES,
+    VectorTable,
+    as_hit,
+    as_text,
+    compiled,
+    portions,
+    state_tables,
+    table_name,
+)
+from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.state import Collection, LeaseTimes, Session, changed
+from connector.stores.store import VectorStore
+from connector.stores.words import as_key_value
 
 T = TypeVar("T")
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
-INDEX_FROM = 10_000
-"""Records from which an HNSW index is created; below, HANA's exact search is fast enough."""
-ATTEMPTS_OVERLOADED = 2
-"""Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting."""
+INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA's exact search is fast enough
 _EXISTS = frozenset({288, 289})
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
+
+VECTORS_PAGE = 500
+REMEMBERED = 2.0  # seconds for which searches cache a collection's row
+_INCONSISTENT = 266
+_TIE_STEPS = 3  # how often to read more rows only because they share the last score
+_FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
+"""One record per row: the first chunk of a document, and every foreign record."""
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
 
-class HanaStore(StateStore):
-    """A `VectorStore` in `schema`, reached through `pool`. The caller closes the pool.
+def _stored(row: tuple[Any, ...]) -> StoredChunk:
+    id_, key, number, digest = row
+    return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
 
-    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: as in StateStore.
+
+class HanaStore(VectorStore):
+    """A store in `schema`, reached through `pool`. The caller closes the pool.
+
+    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: as in VectorStore.
     """
 
     kind = "hana"
@@ -54,11 +100,12 @@ class HanaStore(StateStore):
     ) -> None:
         times = lease_times or LeaseTimes()
         whole_seconds = replace(times, ttl=max(1, round(times.ttl)))
-        super().__init__(state_tables(schema), schema, names, whole_seconds)
+        super().__init__(pool, state_tables(schema), schema, names, whole_seconds)
         self._pool = pool
         self._features = features
         self._index_from = index_from
-        self._collections = Collections(pool, schema, self._names)
+        self._remembered: dict[str, tuple[float, Collection]] = {}
+        self._full_text: bool | None = None
 
     def close(self) -> None:
         """Do nothing; the caller closes the pool."""
@@ -66,23 +113,29 @@ class HanaStore(StateStore):
 
     # ------------------------------------------------------------------------------------------------------ state
 
-    def _read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> Rows:
-        return self._pool.read(sql, parameters, doing=doing)
-
-    def _execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> int:
-        return self._pool.execute(sql, parameters, doing=doing)
-
-    def _transaction(self, work: Callable[[Session], T], *, doing: str, divisible: bool = False) -> T:
-        return self._pool.in_transaction(work, doing=doing, overloaded=ATTEMPTS_OVERLOADED if divisible else None)
-
     def _forget(self) -> None:
-        self._collections.forget()
+        self._remembered.clear()
 
     def _known(self, name: str) -> Collection:
-        return self._collections.recent(name)
+        """Return the collection as it was at most REMEMBERED seconds ago."""
+        at, found = self._remembered.get(name, (-REMEMBERED, None))
+        return found if found is not None and time.monotonic() - at < REMEMBERED else self._fresh(name)
 
-    def _table_name(self, collection: str, number: int) -> str:
-        return table_name(collection, number)
+    def _fresh(self, name: str) -> Collection:
+        self._remembered.pop(name, None)
+        found = super()._known(name)
+        self._remembered[name] = (time.monotonic(), found)
+        return found
+
+    def _searches_texts(self, table: VectorTable) -> bool:
+        """Return whether HANA can search texts by words. No system view shows this, so the first call tries it."""
+        if self._full_text is None:
+            try:
+                self._pool.read(*keywords.probe(table), doing="asking HANA whether it searches texts")
+                self._full_text = True
+            except StatementFailed:
+                self._full_text = False
+        return self._full_text
 
     def _table(self, name: str) -> VectorTable:
         return VectorTable(self._schema, name)
@@ -112,8 +165,9 @@ class HanaStore(StateStore):
             if error.code not in _EXISTS:
                 raise
 
-    def _ensure_table(self, name: str, table: str, dimension: int) -> None:
-        """Create the table with vectors of `dimension`, or replace an empty one with other columns."""
+    def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
+        """Create the table, or replace an empty one with other columns."""
+        table = table_name(collection, number)
         vectors = self._table(table)
         sql = f'SELECT "COLLECTION" FROM {self._tables.state} WHERE "TABLE_NAME" = ?'
         for (owner,) in self._pool.read(sql, (table,)):
@@ -128,7 +182,7 @@ class HanaStore(StateStore):
                 if vectors.key_index not in self._indexes(table):  # a worker died before creating it
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
-                return
+                return table
             if self._pool.read(f"SELECT COUNT(*) FROM {vectors.sql}")[0][0]:
                 raise ConfigurationError(
                     f"table {self._schema}.{table} exists with another layout and is not empty: it is not ours to "
@@ -137,6 +191,7 @@ class HanaStore(StateStore):
             self._pool.execute(vectors.drop(), doing="replacing an empty vector table")
         self._create(vectors.create(dimension))
         self._create(vectors.create_key_index())
+        return table
 
     def _indexes(self, table: str) -> dict[str, str]:
         """Return index types by name."""
@@ -192,7 +247,7 @@ class HanaStore(StateStore):
 
     def optimise(self, collection: str) -> None:
         """Create the HNSW index if the table is large enough and has none. HANA keeps it current."""
-        found = self._collections.known(collection)
+        found = self._fresh(collection)
         if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
             return  # before counting, which scans every record
         if self._counts(found)[0] >= self._index_from:
@@ -201,21 +256,21 @@ class HanaStore(StateStore):
     # --------------------------------------------------------------------------------------------------- reading
 
     def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> HanaView:
-        return HanaView(self._collections, collection, generation, row_filter)
+        return HanaView(self, collection, generation, row_filter)
 
     def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
         if ids is None:
             condition = '"SRC_KEY" IS NOT NULL AND "ID" > ?'
             for rows in self._pages(collection, _STORED, condition, STORED_PAGE):
-                yield [_stored(row) for row in rows]
+                yield list(map(_stored, rows))
             return
-        table = self._collections.table(self._collections.known(collection))
+        table = self._table(self._fresh(collection).table)
         for some in portions(ids):
             sql = f'SELECT {_STORED} FROM {table.sql} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))})'
-            yield [_stored(row) for row in self._pool.read(sql, some, doing=f"reading collection {collection!r}")]
+            yield list(map(_stored, self._pool.read(sql, some, doing=f"reading collection {collection!r}")))
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
-        dimension = self._collections.known(collection).stamp.dimension
+        dimension = self._fresh(collection).stamp.dimension
         columns = f'{_STORED}, "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR"'
         for rows in self._pages(collection, columns, '"ID" > ?', RECORDS_PAGE):
             yield [
@@ -233,7 +288,7 @@ class HanaStore(StateStore):
             ]
 
     def _pages(self, collection: str, columns: str, condition: str, size: int) -> Iterator[Rows]:
-        table = self._collections.table(self._collections.known(collection))
+        table = self._table(self._fresh(collection).table)
         sql = f'SELECT {columns} FROM {table.sql} WHERE {condition} ORDER BY "ID" LIMIT ?'
         after = -1
         while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
@@ -241,6 +296,189 @@ class HanaStore(StateStore):
             after = rows[-1][0]
 
 
-def _stored(row: Sequence[Any]) -> StoredChunk:
-    id_, key, number, digest = row
-    return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
+@dataclass(frozen=True, slots=True)
+class HanaView:
+    """A `View`: vector and keyword search, rows by id, samples."""
+
+    store: HanaStore
+    collection: str
+    generation: int | None
+    row_filter: Filter | None
+
+    def _read(self, where: Filter | None, read: Callable[[Collection, filters.Condition | None], T]) -> T:
+        """Call `read` with the active generation. If it fails because another process switched and dropped that
+        generation, call it once more with the one active now."""
+
+        def in_generation(found: Collection) -> T:
+            if self.generation not in (None, found.number):
+                raise changed(self.collection, self.generation, found.number)
+            names = self.store._names.get(found.name, found.names)
+            condition = filters.narrowed(where, self.row_filter, names)
+            try:
+                return read(found, condition)
+            except (RowRejected, StatementFailed) as error:
+                if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
+                    raise filters.not_comparable(condition) from None
+                raise
+
+        found = self.store._known(self.collection)
+        try:
+            return in_generation(found)
+        except (ConfigurationError, DatabaseError, GenerationChanged):  # no such table, a vector of another dimension
+            now = self.store._fresh(self.collection)
+            if now.table == found.table:
+                raise
+        return in_generation(now)
+
+    def search(
+        self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
+    ) -> list[Hit]:
+        """Search in HANA: exact without an HNSW index, approximate with one. Never finds rows without a vector. If many
+        rows share the last score, HANA chooses among them."""
+
+        def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
+            query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
+            table, only = self.store._table(found.table), compiled(condition)
+
+            def best(count: int) -> Rows:
+                sql = table.search(count, only, exact=exact)
+                return self.store._pool.read(sql, (query, *only.parameters), doing="searching")
+
+            return _best(best, k)
+
+        return self._read(where, read)
+
+    def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
+        """Search VEC_TEXT with HANA's text search, or LIKE if HANA rejects it; LIKE also finds parts of words. A word
+        counts once per text."""
+
+        def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
+            if k < 1:
+                return []
+            table, only = self.store._table(found.table), compiled(condition)
+            within = compiled(condition.within if isinstance(condition, filters.Guarded) else None)
+            full_text = self.store._searches_texts(table)
+            weighed = keywords.weigh(self.store._pool, table, text, full_text, within)
+            if weighed is None:
+                return []
+
+            def best(count: int) -> Rows:
+                return self.store._pool.read(
+                    *keywords.statement(table, full_text, weighed, count, only), doing="searching by words"
+                )
+
+            return _best(best, k)
+
+        return self._read(where, read)
+
+    def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
+        def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
+            only, whole = compiled(condition), as_key_value(number)
+            first = " OR ".join(['"SRC_KEY" LIKE ?'] * len(whole))
+            place = f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE"'
+            rest = f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{only.and_also} ORDER BY "PLACE", "SRC_KEY"'
+            sql = self.store._table(found.table).top(count, place, only, rest)
+            parameters = [*(f"%{each}%" for each in (*whole, number)), *only.parameters]
+            rows = self.store._pool.read(sql, parameters, doing="looking for a number in keys")
+            return [as_hit((*row[:5], 0.0)) for row in rows]
+
+        return self._read(where, read)
+
+    def texts(self, ids: Sequence[str]) -> list[StoredText]:
+        documents, foreign = records.asked_ids(ids)
+
+        def read(found: Collection, condition: filters.Condition | None) -> list[StoredText]:
+            only, texts = compiled(condition), list[StoredText]()
+            table = self.store._table(found.table)
+            for column, ours, asked in (("SRC_KEY", "", documents), ("ID", ' AND "SRC_KEY" IS NULL', foreign)):
+                for some in portions(asked):
+                    sql = (
+                        'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" '
+                        f"FROM {table.sql} "
+                        f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{only.and_also}'
+                    )
+                    texts += map(as_text, self.store._pool.read(sql, (*some, *only.parameters), doing="reading rows"))
+            return records.in_order_of(ids, texts)
+
+        return self._read(None, read)
+
+    def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
+        ids = [chunk.record for chunk in chunks]
+
+        def read(found: Collection, _: filters.Condition | None) -> Vectors:
+            gathered, stored = np.zeros((len(ids), found.stamp.dimension), np.float32), dict[int, object]()
+            for start in range(0, len(ids), VECTORS_PAGE):
+                some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
+                places = ", ".join("?" * len(some))
+                sql = f'SELECT "ID", "VEC_VECTOR" FROM {self.store._table(found.table).sql} WHERE "ID" IN ({places})'
+                stored |= dict(self.store._pool.read(sql, some, doing="reading the vectors of hits"))
+            for place, id_ in enumerate(ids):
+                vector = records.from_fvecs(stored.get(id_), found.stamp.dimension)
+                if vector is not None:
+                    gathered[place] = vector
+            return gathered
+
+        return self._read(None, read)
+
+    def sample(self, count: int, *, texts: bool = True) -> Sample:
+        def read(found: Collection, condition: filters.Condition | None) -> Sample:
+            doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
+            source = f"FROM {self.store._table(found.table).sql} WHERE {_FIRST}{only.and_also}"
+            (rows,) = self.store._pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
+            sql = (
+                f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
+                f'ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), {SPREAD_MODULUS}), "ID"'
+            )
+            chosen = self.store._pool.read(sql, only.parameters, doing=doing)
+            return Sample([as_text(row) for row in chosen], max(rows, len(chosen)))
+
+        return self._read(None, read)
+
+    def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
+        """Ask HANA for the plan of the search."""
+        doing, name = "explaining a search", f"OWL_{uuid4().hex}"
+
+        def read(found: Collection, condition: filters.Condition | None) -> IndexUse:
+            searched = self.store._table(found.table).search(max(k, 1), compiled(condition))
+            plan_of = (
+                'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
+                'ORDER BY "OPERATOR_ID"'
+            )
+
+            def explain(session: hana.Session) -> Rows:
+                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}", doing=doing)
+                rows = session.query(plan_of, (name,), doing=doing)
+                session.execute('DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?', (name,), doing=doing)
+                return rows
+
+            try:
+                plan = self.store._pool.in_transaction(explain, doing=doing)
+            except (StatementFailed, PermissionRefused) as error:
+                return IndexUse(None, f"HANA does not explain the search (error {error.code})")
+            used = IndexUse(False, "no operator of HANA's plan names a vector index")
+            for operator, details in plan:
+                if "HNSW" in operator.upper() or "VECTOR INDEX" in operator.upper():
+                    return IndexUse(True, f"{operator}: {details}" if details else operator)
+                if "COSINE_SIMILARITY" in (details or ""):
+                    used = IndexUse(False, details)
+            return used
+
+        return self._read(where, read)
+
+
+def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
+    """Return the best `k` documents. `read` returns the best records. Call it with larger counts until it returns `k`
+    different documents."""
+    if k < 1:
+        return []
+    count, ties = k + min(k, 50), 0
+    while True:
+        rows = read(count)
+        scored = [row for row in rows if row[5] is not None]
+        best = records.best_per_document(map(as_hit, scored), k)
+        exhausted = len(rows) < count or len(scored) < len(rows)
+        full = len(best) == k
+        if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
+            return best
+        ties += full
+        count *= 4

@@ -1,31 +1,24 @@
-"""The tables of the HANA store: vector tables in the layout of langchain-hana's HanaDB, and two state tables. Rows of
-OWL_STATE are cached briefly for searches.
-"""
+"""The tables of the HANA store: vector tables in the layout of langchain-hana's HanaDB, and two state tables."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from connector.errors import ConfigurationError, DatabaseError, StatementFailed, StoreCorrupt
-from connector.hana.connection import HanaPool, quote
+from connector.errors import ConfigurationError, StoreCorrupt
+from connector.hana.connection import quote
 from connector.model import Hit, StoredText
 from connector.stores import filters, records
 from connector.stores.records import CHECKPOINT_LENGTH
-from connector.stores.state import Collection, StateTables, changed
+from connector.stores.state import StateTables
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
-LONGEST_NAME = 100
-"""In characters; the table's name adds to it."""
-LOOKUP_SIZES = (1, 8, 64, 512)
-"""Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache."""
-REMEMBERED = 2.0
-"""Seconds for which searches cache a collection's row."""
+LONGEST_NAME = 100  # in characters; the table's name adds to it
+LOOKUP_SIZES = (1, 8, 64, 512)  # Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache.
 
 STATE_TABLES = {
     "OWL_STATE": f"""(
@@ -115,99 +108,29 @@ class VectorTable:
         """Count records, our records and our documents."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.sql}'
 
-    def search(self, count: int, condition: str = "", projection: str = "", *, exact: bool = False) -> str:
-        """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` names
-        metadata fields for full-text search. `exact`: without an HNSW index.
+    def search(self, count: int, only: filters.Compiled, *, exact: bool = False) -> str:
+        """Parameters: the query as text (`records.vector_text`), then those of `only`. `exact`: without an HNSW index.
 
         SAP documents TOP only with a literal number. TO_REAL_VECTOR takes text everywhere; bound bytes are untested on
         a real HANA.
         """
-        head, source = self.projected(projection)
-        where = f" WHERE {condition}" if condition else ""
+        score = 'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE"'
+        where = f"WHERE {only.sql} " if only.sql else ""
         hint = " WITH HINT (NO_VECTOR_INDEX)" if exact else ""
-        return (
-            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
-            'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" '
-            f'FROM {source}{where} ORDER BY "SCORE" DESC{hint}'
-        )
+        return self.top(count, score, only, f'{where}ORDER BY "SCORE" DESC{hint}')
 
-    def projected(self, projection: str) -> tuple[str, str]:
-        """Return the text before SELECT, and the table to read from."""
-        if not projection:
-            return "", self.sql
-        return f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.sql}) ", "intermediate_result"
-
-
-class Collections:
-    """The rows of OWL_STATE. `names`: as in HanaStore."""
-
-    def __init__(self, pool: HanaPool, schema: str, names: Mapping[str, Mapping[str, str]]) -> None:
-        self.pool = pool
-        self.schema = schema
-        self.names = names
-        self.tables = state_tables(schema)
-        self._remembered: dict[str, tuple[float, Collection]] = {}
-        self._full_text: bool | None = None
-
-    def forget(self) -> None:
-        self._remembered.clear()
-
-    def table(self, found: Collection) -> VectorTable:
-        return VectorTable(self.schema, found.table)
-
-    def names_of(self, found: Collection) -> Mapping[str, str]:
-        """Return the configured names, otherwise the stored ones."""
-        return self.names.get(found.name, found.names)
-
-    def find(self, collection: str) -> Collection | None:
-        doing = f"opening collection {collection!r}"
-        return self.tables.find(lambda sql, values: self.pool.read(sql, values, doing=doing), collection)
-
-    def known(self, collection: str) -> Collection:
-        found = self.find(collection)
-        if found is None:
-            self._remembered.pop(collection, None)
-            raise self.tables.unknown(collection)
-        self._remembered[collection] = (time.monotonic(), found)
-        return found
-
-    def recent(self, collection: str) -> Collection:
-        """Return the same as `known`, at most REMEMBERED seconds old."""
-        at, found = self._remembered.get(collection, (-REMEMBERED, None))
-        return found if found is not None and time.monotonic() - at < REMEMBERED else self.known(collection)
-
-    def reading(self, collection: str, generation: int | None, read: Callable[[Collection], T]) -> T:
-        """Call `read` with the active generation. If it fails because another process switched and dropped that
-        generation, call it once more with the one active now. Raises GenerationChanged unless that is `generation`
-        (None: any)."""
-        found = self.recent(collection)
-        if generation is None or found.number == generation:
-            try:
-                return read(found)
-            except (ConfigurationError, DatabaseError):  # no such table, or a vector of another dimension
-                before, found = found, self.known(collection)
-                if found.table == before.table:
-                    raise
-        else:
-            found = self.known(collection)
-        if generation is not None and found.number != generation:
-            raise changed(collection, generation, found.number)
-        return read(found)
-
-    def searches_texts(self, probe: Callable[[], tuple[str, Sequence[Any]]]) -> bool:
-        """Return whether HANA can search texts by words. No system view shows this, so the first call runs the
-        statement that `probe` returns."""
-        if self._full_text is None:
-            try:
-                self.pool.read(*probe(), doing="asking HANA whether it searches texts")
-                self._full_text = True
-            except StatementFailed:
-                self._full_text = False
-        return self._full_text
+    def top(self, count: int, extra: str, only: filters.Compiled, rest: str) -> str:
+        """Return a SELECT of the columns of a hit and `extra`. `rest`: WHERE and ORDER BY."""
+        head, source = "", self.sql
+        if only.projection:
+            head = f"WITH intermediate_result AS (SELECT *, {only.projection} FROM {self.sql}) "
+            source = "intermediate_result"
+        columns = '"ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META"'
+        return f"{head}SELECT TOP {count:d} {columns}, {extra} FROM {source} {rest}"
 
 
 def compiled(condition: filters.Condition | None) -> filters.Compiled:
-    return filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
+    return filters.Compiled() if condition is None else filters.to_hana(condition)
 
 
 def as_hit(row: Sequence[Any]) -> Hit:

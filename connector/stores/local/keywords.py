@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from connector.model import Hit
 from connector.stores import filters, records
-from connector.stores.local.search import FilterCache, Mark, read_mark
-from connector.stores.local.sqlite_file import undamaged
+from connector.stores.local.search import FilterCache, Mark, places_of, read_mark
+from connector.stores.local.sqlite_file import Damaged
 from connector.stores.local.tables import by_ids, hits, only
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
@@ -22,8 +22,7 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000
-"""Total for all cached sets; 12 bytes each."""
+TEXTS_REMEMBERED = 4_000_000  # total for all cached sets; 12 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,6 @@ class _Texts:
     ids: NDArray[np.int64]
     lengths: NDArray[np.int32]
     holding: dict[Word, int] = field(default_factory=dict)
-
-    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of those `ids` that are in this set."""
-        if not len(self.ids):
-            return np.empty(0, np.int64)
-        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        here: NDArray[np.int64] = found[self.ids[found] == ids]
-        return here
 
     def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
@@ -65,7 +56,7 @@ def visible(
     """Return the texts of rows that match `within` (None: all). Cached, because finding them scans every row: later
     calls add new texts and remove deleted ones. Reload everything if the cached ones are newer than the transaction,
     their tombstones are gone, or changed metadata may affect `within`."""
-    compiled = filters.Compiled("", ()) if within is None else filters.to_sqlite(within)
+    compiled = filters.Compiled() if within is None else filters.to_sqlite(within)
     key, mark = FilterCache.key(compiled, collection), read_mark(db)
     known = cache.get(key)
     if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
@@ -85,15 +76,15 @@ def visible(
         f"WHERE collection = ? AND records.id > ?{compiled.and_also} ORDER BY records.id"
     )
     ids, lengths = [], []
-    with undamaged("the index of words"):
-        for id_, size in db.execute(sql, (collection, known.mark[0], *compiled.parameters)):
-            count = 0
-            for byte in size[1:]:  # the second varint; the first is one byte, because `scope` is one word
-                count = count << 7 | byte & 0x7F
-            if count > _MOST_WORDS:
-                raise ValueError(count)
-            ids.append(id_)
-            lengths.append(count)
+    for id_, size in db.execute(sql, (collection, known.mark[0], *compiled.parameters)):
+        count = 0
+        whole = isinstance(size, bytes)
+        for byte in size[1:] if whole else ():  # the first varint is one byte, because `scope` is one word
+            count = count << 7 | byte & 0x7F
+        if not whole or count > _MOST_WORDS:
+            raise Damaged("the index of words cannot be read")
+        ids.append(id_)
+        lengths.append(count)
     stay = ~np.isin(known.ids, gone)
     texts = _Texts(
         mark,
@@ -109,7 +100,7 @@ def holding(db: sqlite3.Connection, collection: int, word: Word, texts: _Texts) 
     phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
     match = f'scope : "c{collection:d}" AND text : ({phrases})'
     rows = db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
-    return texts.places(np.fromiter((id_ for (id_,) in rows), np.int64))
+    return places_of(np.fromiter((id_ for (id_,) in rows), np.int64), texts.ids)
 
 
 def search(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +22,12 @@ from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
 from connector.stores.local.tables import by_ids, hits, only
-from connector.stores.scan.int8_scan import best_scan
-from connector.stores.scan.vector_scan import (
-    Positions,
-    Ranking,
-    ScanView,
-    SharedScans,
-    VectorScan,
-    exact_scores,
-)
-from connector.stores.state import Collection
+from connector.stores.scan import Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
 
-SELECTIVE_SHARE = 10
-"""A filter that matches fewer than one in this many rows is answered from the matching rows."""
+SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows is answered from the matching rows
 SELECTIVE_ROWS = 2000
-SPARE = 4
-"""Rows to read beyond `k` at first: enough if documents have one chunk each."""
-REMEMBERED_ROWS = 4
-"""The filter cache holds this many times the collection's rows, 8 bytes each."""
+SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
+REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
 
 FILTER_SECONDS = 60.0
 """Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
@@ -47,8 +35,7 @@ block all. HANA uses `communication_timeout`."""
 _STEPS = 20_000
 """SQLite instructions between two clock checks, about a millisecond; each check takes the interpreter lock."""
 
-FILTERS = 512
-"""The most entries in a filter cache."""
+FILTERS = 512  # the most entries in a filter cache
 
 T = TypeVar("T")
 Mark = tuple[int, int]
@@ -98,24 +85,29 @@ def read_mark(db: sqlite3.Connection) -> Mark:
     return found.get("records", 0), found.get("tombstones", 0)
 
 
+def places_of(ids: NDArray[np.int64], among: NDArray[np.int64]) -> Positions:
+    """Return the positions in `among`, which ascends, of those `ids` that it has."""
+    if not len(among):
+        return np.empty(0, np.int64)
+    found = np.minimum(np.searchsorted(among, ids), len(among) - 1)
+    here: Positions = found[among[found] == ids]
+    return here
+
+
 def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
     """Return stored vectors (n, d) scaled to length 1, and which of them are usable; unusable rows are zeros. Damaged
     vectors must not add NaN or wrong cosines to the scores."""
     size = 4 * dimension
-    if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
-        blank = b"\0" * size
-        blobs = [blob if isinstance(blob, bytes) and len(blob) == size else blank for blob in blobs]
-    data = b"".join(cast(Sequence[bytes], blobs))
-    vectors = np.frombuffer(data, dtype="<f4").reshape(len(blobs), dimension)
+    whole = [blob if isinstance(blob, bytes) and len(blob) == size else b"\0" * size for blob in blobs]
+    vectors = np.frombuffer(b"".join(whole), dtype="<f4").reshape(len(blobs), dimension)
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     usable: NDArray[np.bool_] = np.isfinite(lengths) & (lengths > 0)
     odd = ~usable | (np.abs(lengths - 1.0) > _EPSILON)
     if odd.any():
-        vectors = vectors.copy()
+        vectors, lengths[~usable] = vectors.copy(), np.inf
         vectors[~usable] = 0
-        odd &= usable
-        vectors[odd] = vectors[odd] / lengths[odd, None]
+        vectors[odd] /= lengths[odd, None]
     return vectors, usable
 
 
@@ -132,29 +124,20 @@ class Snapshot:
     view: ScanView
     filtered: FilterCache[tuple[Positions | None, int]]
 
-    def positions(self, ids: NDArray[np.int64]) -> Positions:
-        """Return the positions of those `ids` that are alive."""
-        if not len(self.ids):
-            return np.empty(0, np.int64)
-        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        known: Positions = found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
-        return known
-
 
 class CollectionIndex:
     """The newest snapshot of a collection, shared by all threads and replaced atomically. New rows are appended after
     those of earlier snapshots, and compaction makes a new copy, so snapshots in use never change."""
 
     def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
-        self._collection = collection
-        self._dimension = dimension
+        self.of = collection, dimension
         self._scan = scan
         self._lock = threading.Lock()
         self.scans = SharedScans()
         self._clear()
 
     def _clear(self) -> None:
-        self._copy = self._scan.copy(self._dimension)
+        self._copy = self._scan.copy(self.of[1])
         nothing = np.empty(0, np.int64), np.empty(0, np.bool_)
         self._newest = Snapshot((0, 0), *nothing, 0, self._copy.view(), FilterCache())
 
@@ -176,21 +159,22 @@ class CollectionIndex:
             return self._newest
 
     def _extend(self, db: sqlite3.Connection, mark: Mark) -> None:
-        (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
+        collection, dimension = self.of
+        (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (collection,)).fetchone()
         if pruned > self._newest.mark[1] and self._newest.mark != (0, 0):
             self._clear()
         last = self._newest
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
-        gone = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
+        gone = np.array([id_ for (id_,) in db.execute(sql, (collection, last.mark[1]))], dtype=np.int64)
         ids, alive = [last.ids], [last.alive.copy()]
-        alive[0][last.positions(gone)] = False
+        alive[0][places_of(gone, last.ids)] = False
         sql = (
             "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
             "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
         )
-        cursor = db.execute(sql, (self._collection, last.mark[0]))
+        cursor = db.execute(sql, (collection, last.mark[0]))
         while rows := cursor.fetchmany(PAGE):
-            vectors, usable = unit_rows([vector for _, vector in rows], self._dimension)
+            vectors, usable = unit_rows([vector for _, vector in rows], dimension)
             self._copy.append(vectors)
             ids.append(np.array([id_ for id_, _ in rows], np.int64))
             alive.append(usable)
@@ -227,31 +211,6 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
         raise
     finally:
         db.set_progress_handler(None, 0)
-
-
-class Indexes:
-    """The index of each collection, created on first search. Thread-safe. `scan`: None: the fastest available."""
-
-    def __init__(self, scan: VectorScan | None) -> None:
-        self._scan = scan
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
-
-    def of(self, found: Collection) -> CollectionIndex:
-        """Return the collection's index. After a switch, replaces the index of the previous generation."""
-        with self._lock:
-            key = (found.id, found.stamp.dimension)
-            known = self._known.get(found.name)
-            if known is None or known[0] != key:
-                known = self._known[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
-            return known[1]
-
-    def forget(self, name: str) -> None:
-        with self._lock:
-            self._known.pop(name, None)
-
-    def clear(self) -> None:
-        self._known.clear()
 
 
 class Search:
@@ -332,7 +291,7 @@ class Search:
             sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
             rows = self._db.execute(sql, (self._collection, seen, *compiled.parameters, limit))
             ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
-            places = None if len(ids) == limit else np.concatenate([places, snapshot.positions(np.sort(ids))])
+            places = None if len(ids) == limit else np.concatenate([places, places_of(np.sort(ids), snapshot.ids)])
             size = 0 if places is None else len(places)
             snapshot.filtered.put(key, (places, newest), size, REMEMBERED_ROWS * len(snapshot.ids))
         if places is None:

@@ -23,35 +23,24 @@ from connector.errors import (
 )
 
 BUSY_SECONDS = 30.0
-_UNDECODED = "Could not decode to UTF-8"
-"""The start of Python's message; the rest quotes the text."""
+_UNDECODED = "Could not decode to UTF-8"  # the start of Python's message; the rest quotes the text
 
 
 class Damaged(Exception):
     """The file's content is corrupt. Becomes StoreCorrupt at the end of a transaction."""
 
 
-@contextmanager
-def undamaged(what: str) -> Iterator[None]:
-    """Raise Damaged if stored text cannot be parsed. SQLite does not detect a flipped bit."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise Damaged(f"{what} cannot be read") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `script` creates the tables; its statements are separated by an empty line.
-    `version`: of this layout; files of other versions are refused."""
+    """`application_id` marks files as ours. `script` creates the tables. `version`: of this
+    layout; files of other versions are refused."""
 
     application_id: int
     version: int
     script: str
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection, to register functions."""
-    called: str = "the store"
-    """The file's name in messages."""
+    called: str = "the store"  # the file's name in messages
     remedy: str = "sync again: everything in it can be built anew from the source"
     """Advice to show once a damaged file was moved away."""
 
@@ -137,57 +126,46 @@ class SqliteFile:
             if self._closed:
                 raise StatementFailed(f"{self._name} is closed")
             connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            connection = self._connect(self.path)
+        usable, connection = True, connection or self._connect(self.path)
         try:
             yield connection
         except sqlite3.Error:
-            connection.close()
+            usable = False
             raise
-        except BaseException:
-            self._give_back(connection)
-            raise
-        self._give_back(connection)
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+        finally:
+            with self._lock:
+                usable = usable and not self._closed
+                if usable:
+                    self._idle.append(connection)
+            if not usable:
+                connection.close()
 
     # --------------------------------------------------------------------------------------------- opening the file
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        try:
-            # Readers too: the last connection that may write removes the log files.
-            return self._opened(path, "mode=rw")
-        except sqlite3.OperationalError:
-            # A reader also needs the log's index file. If that cannot be created and there is no log, no process is
-            # writing and the file is complete.
-            if not self._read_only or Path(f"{path}-wal").exists():
-                raise
-            return self._opened(path, "mode=ro&immutable=1")
-
-    def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{mode}",
-            uri=True,
-            timeout=BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            if self._read_only:
-                connection.execute("PRAGMA query_only = ON")
-                connection.execute("PRAGMA user_version").fetchone()  # the first read of the file
-            self._schema.prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        # Readers too: the last connection that may write removes the log files. A reader also needs the log's index
+        # file. If that cannot be created and there is no log, no process is writing and the file is complete.
+        modes = ["mode=rw"]
+        if self._read_only and not Path(f"{path}-wal").exists():
+            modes.append("mode=ro&immutable=1")
+        for mode in modes:
+            address = f"{path.absolute().as_uri()}?{mode}"
+            connection = sqlite3.connect(
+                address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA foreign_keys = ON")
+                if self._read_only:
+                    connection.execute("PRAGMA query_only = ON")
+                    connection.execute("PRAGMA user_version").fetchone()  # the first read of the file
+                self._schema.prepare(connection)
+                return connection
+            except BaseException as error:
+                connection.close()
+                if mode == modes[-1] or not isinstance(error, sqlite3.OperationalError):
+                    raise
+        raise AssertionError
 
     def _create(self) -> None:
         """Build the file under a temporary name and link it into place. If another process was first, use its file."""
@@ -201,11 +179,8 @@ class SqliteFile:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA application_id = {self._schema.application_id:d}")
-                connection.execute("BEGIN")
-                for statement in self._schema.script.split(";\n\n"):
-                    connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {self._schema.version:d}")
-                connection.execute("COMMIT")
+                connection.executescript(f"BEGIN; {self._schema.script}; COMMIT")
             finally:
                 connection.close()
             try:
@@ -251,12 +226,8 @@ class SqliteFile:
         # SQLite's messages name no values; one of Python's messages does.
         if str(error).startswith(_UNDECODED):
             return self.corrupt("a text in it is not UTF-8")
-        code = getattr(error, "sqlite_errorcode", None)
-        primary = code & 0xFF if code is not None else -1
-        match primary:
-            case sqlite3.SQLITE_NOTADB:
-                return self.corrupt(f"it is no SQLite file, or its first page is damaged: SQLite says {error}")
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
                 return self.corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")

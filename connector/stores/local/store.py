@@ -5,24 +5,45 @@ threads may use it at once.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from connector import failpoints
 from connector.errors import RowRejected
-from connector.model import ChangeSet, Filter, Lease, StoredChunk, StoredRecord
-from connector.stores import records
-from connector.stores.local.search import FilterCache, Indexes
+from connector.model import (
+    ChangeSet,
+    Filter,
+    Hit,
+    IndexUse,
+    Lease,
+    Sample,
+    StoredChunk,
+    StoredRecord,
+    StoredText,
+    Vectors,
+)
+from connector.stores import filters, records
+from connector.stores.local import keywords
+from connector.stores.local.search import CollectionIndex, FilterCache, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find
-from connector.stores.local.view import LocalView
-from connector.stores.scan.vector_scan import VectorScan
-from connector.stores.state import Collection, LeaseTimes, Session, StateStore, StateTables
+from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find, only
+from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.scan import Int8Scan, VectorScan
+from connector.stores.state import Collection, LeaseTimes, Session, StateTables, changed
+from connector.stores.store import VectorStore
+from connector.stores.words import as_key_value
+
+# The statements are built from constants, checked names and parameter places.
+# ruff: noqa: S608
 
 T = TypeVar("T")
 FILE = "vectors.sqlite"
@@ -32,10 +53,8 @@ GROUP = 64
 long statements."""
 LONGEST_LEASE = 300
 """In seconds. A lease that ends later was taken before the clock was set back and would never expire."""
-DELETE_PAGE = 5000
-"""Records per delete transaction, which bounds how long other writers wait."""
-TOMBSTONES_KEPT = 50_000
-"""A reader further behind reloads the collection instead of following its changes."""
+DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
+TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
 _REFUSED = (
     UnicodeError,
     OverflowError,
@@ -63,12 +82,33 @@ class _SqliteSession:
         self._db.executemany(sql, rows)
 
 
-class LocalStore(StateStore):
-    """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
+class _SqliteDatabase:
+    """A `Database` in SQLite."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
+        with self._file.read() as db:
+            return db.execute(sql, parameters).fetchall()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
+        return self.in_transaction(lambda session: session.execute(sql, parameters))
+
+    def in_transaction(self, work: Callable[[Session], T], *, doing: str = "", overloaded: int | None = None) -> T:
+        with self._file.write() as db:
+            try:
+                return work(_SqliteSession(db))
+            except _REFUSED as error:
+                raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
+
+
+class LocalStore(VectorStore):
+    """A store in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
-    GB for a million chunks of 384 dimensions), 4 with NumPy. `scan`: None: the fastest available. `names`: as in
-    StateStore. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
+    GB for a million chunks of 384 dimensions). `scan`: None: by integers. `read_only`: the file must exist. Raises
+    StoreCorrupt for a damaged file.
     """
 
     kind = "local"
@@ -93,8 +133,10 @@ class LocalStore(StateStore):
             corrupt=self._file.corrupt,
             more=", id",
         )
-        super().__init__(tables, "", names, lease_times or LeaseTimes())
-        self._indexes = Indexes(scan)
+        super().__init__(_SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
+        self._scan = scan or Int8Scan()
+        self._lock = threading.Lock()
+        self._indexes: dict[str, CollectionIndex] = {}
         self._texts = FilterCache[Any]()
 
     def close(self) -> None:
@@ -103,31 +145,14 @@ class LocalStore(StateStore):
 
     # ------------------------------------------------------------------------------------------------------ state
 
-    def _read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> list[Any]:
-        with self._file.read() as db:
-            return db.execute(sql, parameters).fetchall()
-
-    def _execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str) -> int:
-        return self._transaction(lambda session: session.execute(sql, parameters), doing=doing)
-
-    def _transaction(self, work: Callable[[Session], T], *, doing: str, divisible: bool = False) -> T:
-        with self._file.write() as db:
-            try:
-                return work(_SqliteSession(db))
-            except _REFUSED as error:
-                raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
-
     def _forget(self) -> None:
         """Do nothing: each read sees the file."""
 
     def _create_state(self) -> None:
         """Do nothing: the file has all tables."""
 
-    def _table_name(self, collection: str, number: int) -> str:
-        return "records"
-
-    def _ensure_table(self, name: str, table: str, dimension: int) -> None:
-        """Do nothing: all generations share the record tables."""
+    def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
+        return "records"  # all generations share the record tables
 
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
         """Delete page by page, so that other writers can work in between."""
@@ -137,15 +162,23 @@ class LocalStore(StateStore):
             self._check(session, lease)
             return session.execute(sql, (found.id, DELETE_PAGE))
 
-        while self._transaction(delete_page, doing="deleting records"):
+        while self._database.in_transaction(delete_page):
             pass
-        self._execute("DELETE FROM tombstones WHERE collection = ?", (found.id,), doing="deleting tombstones")
-        self._indexes.forget(found.name)
+        self._database.execute("DELETE FROM tombstones WHERE collection = ?", (found.id,))
+        self._indexes.pop(found.name, None)
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
-        chunks, rows = self._read(sql, (found.id,), doing="counting")[0]
+        chunks, rows = self._database.read(sql, (found.id,))[0]
         return chunks, chunks, rows
+
+    def _index(self, found: Collection) -> CollectionIndex:
+        """Return the collection's index. After a switch, replaces the index of the previous generation."""
+        with self._lock:
+            known = self._indexes.get(found.name)
+            if known is None or known.of != (found.id, found.stamp.dimension):
+                known = self._indexes[found.name] = CollectionIndex(found.id, found.stamp.dimension, self._scan)
+            return known
 
     # --------------------------------------------------------------------------------------------------- writing
 
@@ -163,7 +196,7 @@ class LocalStore(StateStore):
             for start in range(0, len(replaced), GROUP):  # triggers remove the vectors and add tombstones
                 some = replaced[start : start + GROUP]
                 places = ", ".join("?" * len(some))
-                sql = f"DELETE FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
+                sql = f"DELETE FROM records WHERE collection = ? AND document IN ({places})"
                 session.execute(sql, (found.id, *some))
             failpoints.reach("mid_upsert")
             last = session.query("SELECT seq FROM sqlite_sequence WHERE name = 'records'")
@@ -179,7 +212,7 @@ class LocalStore(StateStore):
             ]
             _insert(session, "vectors (record, dimension, vector)", vectors)
             key = "collection = ? AND document = ? AND number = ?"
-            sql = f"UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE {key}"  # noqa: S608
+            sql = f"UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE {key}"
             session.execute_many(sql, described)
 
         return write
@@ -197,10 +230,7 @@ class LocalStore(StateStore):
     # --------------------------------------------------------------------------------------------------- reading
 
     def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> LocalView:
-        names = self._names.get(collection)
-        return LocalView(
-            self._file, self._tables, self._indexes, self._texts, names, collection, generation, row_filter
-        )
+        return LocalView(self, collection, generation, row_filter)
 
     def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
         if ids is None:
@@ -248,4 +278,103 @@ def _insert(session: Session, into: str, rows: Sequence[tuple[Any, ...]]) -> Non
     for start in range(0, len(rows), GROUP):
         some = rows[start : start + GROUP]
         values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
-        session.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))  # noqa: S608
+        session.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalView:
+    """A `View`: search, rows by id, samples. Each call is one transaction. The local store has no foreign rows."""
+
+    store: LocalStore
+    collection: str
+    generation: int | None
+    row_filter: Filter | None
+
+    @contextmanager
+    def _read(
+        self, where: Filter | None = None
+    ) -> Iterator[tuple[sqlite3.Connection, Collection, filters.Condition | None]]:
+        with self.store._file.read() as db:
+            found = find(db, self.store._tables, self.collection)
+            if self.generation not in (None, found.number):
+                raise changed(self.collection, self.generation, found.number)
+            names = self.store._names.get(self.collection, found.names)
+            yield db, found, filters.narrowed(where, self.row_filter, names)
+
+    def search(
+        self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
+    ) -> list[Hit]:
+        """Return the exact best `k` by cosine."""
+        while True:
+            with self._read(where) as (db, found, condition):
+                query = records.unit_query(vector, found.stamp.dimension)
+                index = self.store._index(found)
+                snapshot = index.snapshot(db)
+                if snapshot is None:
+                    continue  # another thread has loaded a later state: retry
+                with answering(db, condition, where):
+                    return Search(db, found.id, snapshot, index.scans)(query, k, condition)
+
+    def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
+        """Search with SQLite's FTS5. A word counts once per text."""
+        with self._read(where) as (db, found, condition), answering(db, condition, where):
+            return keywords.search(db, self.store._texts, found.id, text, k, condition)
+
+    def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
+        whole = as_key_value(number)
+        with self._read(where) as (db, found, condition), answering(db, condition, where):
+            within, parameters = only(condition)
+            sql = (
+                "SELECT document, text, meta, number, id FROM records WHERE instr(document, ?) > 0 AND number = 0 "
+                f"AND collection = ? AND {within} "
+                f"ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
+            )
+            rows = db.execute(sql, (number, found.id, *parameters, *whole, count))
+            return [Hit(id_, 0.0, text, records.metadata_of(meta), *place) for id_, text, meta, *place in rows]
+
+    def texts(self, ids: Sequence[str]) -> list[StoredText]:
+        with self._read() as (db, found, condition):
+            return records.in_order_of(ids, _texts(db, found, "document", records.asked_ids(ids)[0], condition))
+
+    def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
+        ids = [chunk.record for chunk in chunks]
+        with self._read() as (db, found, _):
+            dimension = found.stamp.dimension
+            stored = dict(by_ids(db, "SELECT record, vector FROM vectors", "record", list(set(ids))))
+        gathered = np.zeros((len(ids), dimension), np.float32)
+        for place, id_ in enumerate(ids):
+            data = stored.get(id_, b"")
+            if len(data) == 4 * dimension:
+                gathered[place] = np.frombuffer(data, dtype="<f4")
+        return gathered
+
+    def sample(self, count: int, *, texts: bool = True) -> Sample:
+        """Sample in one pass, because a condition costs about 3 µs per row. Needs 8 bytes per row."""
+        with self._read() as (db, found, condition):
+            within, parameters = only(condition)
+            sql = f"SELECT id FROM records WHERE number = 0 AND collection = ? AND {within}"
+            ids = np.fromiter((id_ for (id_,) in db.execute(sql, (found.id, *parameters))), np.int64)
+            spread = ids % SPREAD_MODULUS * SPREAD_FACTOR % SPREAD_MODULUS
+            chosen = ids[np.lexsort((ids, spread))[:count]].tolist()
+            rows = _texts(db, found, "id", chosen, condition, "text" if texts else "''")
+            read = {text.record: text for text in rows}
+            return Sample([read[id_] for id_ in chosen], len(ids))
+
+    def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
+        return IndexUse(False, "the local store looks at every row's vector: its search is exact")
+
+
+def _texts(
+    db: sqlite3.Connection,
+    found: Collection,
+    column: str,
+    ids: Sequence[Any],
+    condition: filters.Condition | None,
+    text: str = "text",
+) -> list[StoredText]:
+    within, parameters = only(condition)
+    select = f"SELECT document, number, {text}, meta, id FROM records"
+    rows = by_ids(db, select, column, ids, (f"collection = ? AND {within}", (found.id, *parameters)))
+    return [
+        StoredText(id_, number, read, records.metadata_of(meta), record) for id_, number, read, meta, record in rows
+    ]

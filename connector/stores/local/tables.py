@@ -121,8 +121,7 @@ def find(db: sqlite3.Connection, tables: StateTables, name: str) -> Collection:
 
 # ------------------------------------------------------------------------------------------------------------- records
 
-IN_LIMIT = 500
-"""Ids in one IN list. SQLite prepares such a short statement once."""
+IN_LIMIT = 500  # Ids in one IN list. SQLite prepares such a short statement once.
 
 
 def only(condition: filters.Condition | None) -> tuple[str, tuple[Any, ...]]:

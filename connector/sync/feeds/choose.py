@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from hashlib import blake2b
 
 from connector.model import Checkpoint, CollectionSpec, Table, log_of
 from connector.protocols import Source
-from connector.sync.feeds.feed import ChangeMethod, Choice, Earlier, Mark, ReadPlan
-from connector.sync.feeds.full import FullMethod
-from connector.sync.feeds.log import LogMethod
-from connector.sync.feeds.rowid import RowidMethod
-from connector.sync.feeds.watermark import WatermarkMethod
+from connector.sync.feeds import full, log, rowid, watermark
+from connector.sync.feeds.feed import ChangeMethod, Feed, ReadPlan
 
-METHODS: Mapping[str, ChangeMethod] = {
-    "full": FullMethod(),
-    "watermark": WatermarkMethod(),
-    "log": LogMethod(),
-    "rowid": RowidMethod(),
-}
+METHODS: Mapping[str, ChangeMethod] = {"full": full, "watermark": watermark, "log": log, "rowid": rowid}
 
 
 def check(spec: CollectionSpec, table: Table) -> None:
@@ -28,17 +20,15 @@ def check(spec: CollectionSpec, table: Table) -> None:
     METHODS[spec.changes.method].check(spec, table)
 
 
-def choose(plan: ReadPlan, source: Source, checkpoint: Checkpoint) -> Choice:
+def choose(plan: ReadPlan, source: Source, checkpoint: Checkpoint) -> Feed:
     """Return the feed. Raises ConfigurationError if the method cannot work, LogMissing if its log is missing."""
     method = METHODS[plan.spec.changes.method]
     # A mark is valid only for these settings and this table.
     identity = {"method": plan.spec.changes.method, "of": _digest(plan), **method.identity(plan, source)}
     mark = checkpoint.mark or {}
     changed = any(mark.get(name) != value for name, value in identity.items())
-    due = _due(plan, checkpoint, changed)
-    # After a pause `compared` is False: the method did not miss the rows that the paused run held back.
-    earlier = Earlier({} if changed else mark, identity, due, checkpoint.last_full is not None)
-    return method.choose(plan, source, earlier)
+    before, due = {} if changed else mark, _due(plan, checkpoint, changed)
+    return method.feed(replace(plan, before=before, identity=identity, due=due), source)
 
 
 def same_settings(plan: ReadPlan, checkpoint: Checkpoint) -> bool:
@@ -48,15 +38,15 @@ def same_settings(plan: ReadPlan, checkpoint: Checkpoint) -> bool:
 
 def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
     """Return why all rows must be compared; "" if not due."""
-    mark: Mark = checkpoint.mark or {}
     if plan.full:
         return "requested"
-    if not mark or checkpoint.last_full is None:
+    if not checkpoint.mark or checkpoint.last_full is None:
         unproved = "none has finished since a pause or a switch of generations"
         return unproved if checkpoint.source else "no full comparison has finished yet"
     if changed:
         return "the settings or the table changed"
-    last = datetime.fromisoformat(mark["proved"]) if "proved" in mark else checkpoint.last_full
+    proved = checkpoint.mark.get("proved")
+    last = datetime.fromisoformat(proved) if proved else checkpoint.last_full
     # abs(): a clock set back must not postpone the next comparison.
     if abs((plan.now - last).total_seconds()) >= plan.spec.changes.reconcile:
         return "the last full comparison is too long ago"

@@ -1,9 +1,9 @@
-"""The protocols of a change method: it checks its settings and gives each run a feed of batches."""
+"""The protocol of a change method: it checks its settings and gives each run a feed of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -19,8 +19,7 @@ class Batch:
 
     `load`: None, or the rows have only key and token; `load` then reads the rows whose token differs from the stored
     one, with the token of the returned content. `gone`: deleted keys. `mark`: the mark to store once this batch and all
-    before it are stored. `done`: called after that commit. `late`: whether the configured method would have missed a
-    change of the row with this key.
+    before it are stored. `done`: called after that commit.
     """
 
     rows: Sequence[Row]
@@ -28,32 +27,36 @@ class Batch:
     gone: Sequence[Key] = ()
     mark: Mark | None = None
     done: Callable[[], None] | None = None
-    late: Callable[[Key], bool] | None = None
 
 
-class Feed(Protocol):
-    """The batches of one run."""
+Batches = tuple[int, Sequence[Iterator[Batch]]]
 
-    complete: bool  # the feed gives every row, so stored rows that it omits were deleted
-    trusts_tokens: bool  # a row with the stored token is unchanged; False in a comparison that verifies the tokens
 
-    def total(self) -> int:
-        """Return the expected rows, for progress; 0 if unknown. Call before `streams`."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The batches of one run.
 
-    def streams(self) -> Sequence[Iterator[Batch]]:
-        """Return iterators that together give every batch once, each read in its own thread. Call once."""
-        ...
+    `read`: returns the expected rows (0 if unknown), and iterators that together give every batch once, each read in
+    its own thread; called once. `mark`: of the next run, valid once all batches are stored. `method`: how this run
+    finds changes; `reason`: why a full comparison ("full") replaces the configured method, or "".
+    """
 
-    def mark(self) -> Mark | None:
-        """Return the mark for the next run, valid once all batches are stored."""
-        ...
+    read: Callable[[], Batches]
+    mark: Mark | None
+    method: str
+    reason: str = ""
+    complete: bool = True  # the feed gives every row, so stored rows that it omits were deleted
+    trusts_tokens: bool = True  # a row with the stored token is unchanged; False in a comparison that verifies them
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The input of one run. `rendering`: `Renderer.digest`. `now`: UTC, by the source's clock. `full`: compare every
-    row. `readers`: as in SyncOptions."""
+    row. `readers`: as in SyncOptions.
+
+    `choose` adds the results of earlier runs. `before`: the last mark; empty if made for other settings or another
+    table. `identity`: required content of every mark of this run. `due`: why all rows must be compared, or "".
+    """
 
     spec: CollectionSpec
     query: Query
@@ -63,31 +66,14 @@ class ReadPlan:
     now: datetime
     full: bool = False
     readers: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """Results of earlier runs. `mark`: empty if made for other settings or another table. `identity`: required content
-    of every mark of this run. `due`: why all rows must be compared, or "". `compared`: an earlier full comparison
-    finished."""
-
-    mark: Mark
-    identity: Mark
-    due: str
-    compared: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """`method`: how this run finds changes. `reason`: why a full comparison ("full") replaces the configured method, or
-    ""."""
-
-    feed: Feed
-    method: str
-    reason: str = ""
+    before: Mark = field(default_factory=dict)
+    identity: Mark = field(default_factory=dict)
+    due: str = ""
 
 
 class ChangeMethod(Protocol):
+    """What the module of a method provides."""
+
     def check(self, spec: CollectionSpec, table: Table) -> None:
         """Raise ConfigurationError if the method cannot work with this table."""
         ...
@@ -96,6 +82,6 @@ class ChangeMethod(Protocol):
         """Return facts of the source that a mark depends on, besides the settings. A change discards the mark."""
         ...
 
-    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-        """Return the feed of this run: a full comparison if `earlier.due`."""
+    def feed(self, plan: ReadPlan, source: Source) -> Feed:
+        """Return the feed of this run: a full comparison if `plan.due`."""
         ...

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from connector.model import CollectionSpec, RowIds, Table
+from connector.model import CollectionSpec, Table
 from connector.protocols import Source
-from connector.sync.feeds.feed import Choice, Earlier, Mark, ReadPlan
+from connector.sync.feeds.feed import Feed, Mark, ReadPlan
 from connector.sync.feeds.full import by_tokens, refuse_view
 
 
-class RowidMethod:
-    def check(self, spec: CollectionSpec, table: Table) -> None:
-        refuse_view(table, 'row ids ("$rowid$")')
-
-    def identity(self, plan: ReadPlan, source: Source) -> Mark:
-        return {"table": source.capture.table_id(plan.query.table)}
-
-    def choose(self, plan: ReadPlan, source: Source, earlier: Earlier) -> Choice:
-        ids, mark = source.capture.row_ids(plan.query), earlier.mark
-        due = earlier.due or regressed(RowIds(mark["highest"], mark["rows"]), ids)
-        after = {**earlier.identity, "highest": ids.highest, "rows": ids.rows}
-        return by_tokens(plan, source, after, "rowid", due, mark.get("proved"))
+def check(spec: CollectionSpec, table: Table) -> None:
+    refuse_view(table, 'row ids ("$rowid$")')
 
 
-def regressed(before: RowIds, now: RowIds) -> str:
-    """Return why an id may now identify other content than before; "" if there is no sign of that.
+def identity(plan: ReadPlan, source: Source) -> Mark:
+    return {"table": source.capture.table_id(plan.query.table)}
 
-    Every insert and update takes an id above all others. So the highest id never falls, and row growth never exceeds id
-    growth. A table that lost or gained half of its rows was probably reloaded.
-    """
-    if now.highest < before.highest:
-        return "the highest row id has fallen"
-    grown = now.rows - before.rows
-    if grown > now.highest - before.highest:
-        return "the table has grown by more rows than row ids were given out"
-    if abs(grown) * 2 > max(before.rows, 1):
-        return "the number of rows has jumped"
-    return ""
+
+def feed(plan: ReadPlan, source: Source) -> Feed:
+    """Compare all values if an id may now identify other content than before. Every insert and update takes an id above
+    all others, so the highest id never falls, and row growth never exceeds id growth. A table that lost or gained half
+    of its rows was probably reloaded."""
+    (highest, rows), mark, due = source.capture.row_ids(plan.query), plan.before, plan.due
+    if not due:
+        grown, given_out = rows - mark["rows"], highest - mark["highest"]
+        if given_out < 0:
+            due = "the highest row id has fallen"
+        elif grown > given_out:
+            due = "the table has grown by more rows than row ids were given out"
+        elif abs(grown) * 2 > max(mark["rows"], 1):
+            due = "the number of rows has jumped"
+    return by_tokens(plan, source, "rowid", due, {**plan.identity, "highest": highest, "rows": rows})

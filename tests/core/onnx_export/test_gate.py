@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.src.core.agreement import LEAST_TEXTS, Bar, Verdict, judge
+from app.src.core.agreement import LEAST_TEXTS, judge
 
 
 def _vectors(texts: int = 200, dimension: int = 64, seed: int = 1) -> NDArray[np.float32]:
@@ -93,19 +91,6 @@ def test_of_equally_good_neighbours_either_counts() -> None:
     exact = np.repeat(_vectors(40, 16), 8, axis=0)
     noise = _vectors(320, 16, seed=9) * np.float32(1e-5)
     assert judge(exact, exact + noise).overlap == 1
-
-
-def test_the_bar_can_be_set() -> None:
-    exact, candidate = _vectors(), _blurred(_vectors(), 0.2)
-    assert not judge(exact, candidate).accepted
-    assert judge(exact, candidate, bar=Bar(mean_cosine=0.9, overlap=0.3)).accepted
-
-
-def test_a_verdict_comes_back_from_what_is_written() -> None:
-    verdict = judge(_vectors(), _blurred(_vectors(), 0.2), int8_share=0.6)
-    assert Verdict.from_dict(asdict(verdict)) == verdict
-    with pytest.raises((TypeError, KeyError)):
-        Verdict.from_dict({"accepted": True})
 
 
 def test_vectors_of_other_shapes_are_a_mistake() -> None:

@@ -7,14 +7,13 @@ import errno
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.src.core.agreement import LEAST_TEXTS, Bar
+from app.src.core.agreement import LEAST_TEXTS
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder
 from app.src.core.backends.torch.backend import TorchOptions
@@ -130,17 +129,6 @@ def test_a_graph_with_hardly_any_int8_is_refused(folder: Path, options: GraphOpt
     done = _calibrated(folder, options)
     assert not done["accepted"]
     assert "20% of the linear layers" in done["reason"]
-
-
-def test_a_bar_set_later_counts(folder: Path, options: GraphOptions, quantiser: Quantiser) -> None:
-    _calibrated(folder, options)
-    with _engine(folder, replace(options, bar=Bar(mean_cosine=1.0, int8_share=0.9))) as engine:
-        assert engine.precision != "int8"
-        assert "70% of the linear layers" in engine.path_reason
-    quantiser.noise = 0.3
-    assert not _calibrated(folder, options, TEXTS[:180])["accepted"]
-    done = _calibrated(folder, replace(options, bar=Bar(0.5, 0.1)), TEXTS[:180])
-    assert (done["accepted"], done["cached"]) == (True, True)
 
 
 def test_nothing_is_calibrated_twice(folder: Path, options: GraphOptions, quantiser: Quantiser) -> None:

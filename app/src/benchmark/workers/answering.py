@@ -14,9 +14,21 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Action = Callable[..., dict[str, Any] | None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+ENGINES: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {}
+
+
+def engine(name: str, *packages: str) -> Callable[[Function], Function]:
+    """Register a function as the worker of this name, with the packages whose versions are reported."""
+
+    def register(function: Function) -> Function:
+        ENGINES[name] = packages, function
+        return function
+
+    return register
 
 
 def answer(packages: Sequence[str], **actions: Action) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answering import answer, read_json, timed
+from answering import ENGINES, answer, engine, read_json, timed
 
 # Texts and a setting -> unit vectors (n, dimension), in order.
 Encode = Callable[[list[str], Any], Any]
@@ -71,6 +71,11 @@ def in_batches(lengths: Sequence[int], budget: int, run: Callable[[list[int]], A
     return vectors
 
 
+TORCH = ("sentence-transformers", "transformers", "torch")
+ONNX = ("onnxruntime", "onnx", "transformers", "torch", "tokenizers")
+
+
+@engine("sentence-transformers", *TORCH)
 def sentence_transformers(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
     """Load `encode` on torch in fp32; on a GPU in fp16 with larger batches, its best setting there."""
     import torch
@@ -89,6 +94,7 @@ def sentence_transformers(model: str, device: str, threads: int, cache: Path) ->
     return encode, sizes, {"precision": "fp16" if on_gpu else "fp32"}
 
 
+@engine("infinity", "infinity-emb", *TORCH)
 def infinity(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
     """Load infinity's engine for torch in this process, without its HTTP layer."""
     import torch
@@ -98,7 +104,7 @@ def infinity(model: str, device: str, threads: int, cache: Path) -> tuple[Encode
     precision = "fp32" if device == "cpu" else "fp16"
 
     @functools.cache
-    def engine(size: int) -> Any:
+    def engine_of(size: int) -> Any:
         arguments = EngineArgs(
             model_name_or_path=model,
             engine="torch",
@@ -111,11 +117,12 @@ def infinity(model: str, device: str, threads: int, cache: Path) -> tuple[Encode
         return SyncEngineArray.from_args([arguments])
 
     def encode(texts: list[str], size: int) -> Any:
-        return engine(size).embed(model=model, sentences=texts).result()[0]
+        return engine_of(size).embed(model=model, sentences=texts).result()[0]
 
     return encode, BATCH_SIZES, {"precision": precision}
 
 
+@engine("onnx", *ONNX)
 def onnx(
     model: str, device: str, threads: int, cache: Path, *, int8: bool = False
 ) -> tuple[Encode, Any, dict[str, Any]]:
@@ -204,6 +211,7 @@ def _export(model: Path, file: Path) -> None:
     draft.rename(file)
 
 
+@engine("openvino", "openvino", "optimum-intel", "optimum", *TORCH)
 def openvino(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
     """Load sentence-transformers' OpenVINO backend, in bf16 if the CPU supports it, in batches sorted by length in
     tokens, because `encode` sorts by characters."""
@@ -240,15 +248,7 @@ def openvino(model: str, device: str, threads: int, cache: Path) -> tuple[Encode
     return encode, BUDGETS, {"precision": str(Core().get_property("CPU", "INFERENCE_PRECISION_HINT"))}
 
 
-TORCH = ("sentence-transformers", "transformers", "torch")
-ONNX = ("onnxruntime", "onnx", "transformers", "torch", "tokenizers")
-ENGINES: dict[str, tuple[Sequence[str], Load]] = {
-    "sentence-transformers": (TORCH, sentence_transformers),
-    "infinity": (("infinity-emb", *TORCH), infinity),
-    "onnx": (ONNX, onnx),
-    "onnx-int8": (ONNX, partial(onnx, int8=True)),
-    "openvino": (("openvino", "optimum-intel", "optimum", *TORCH), openvino),
-}
+ENGINES["onnx-int8"] = ONNX, partial(onnx, int8=True)
 
 if __name__ == "__main__":
     serve(*ENGINES[sys.argv[-1]])

@@ -14,7 +14,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
     os.environ.setdefault(_name, "1")  # one thread per query for all libraries; read when NumPy is imported
 
 import numpy as np  # noqa: E402
-from answering import answer, timed  # noqa: E402
+from answering import ENGINES, answer, engine, timed  # noqa: E402
 
 # A query (d,) and k -> positions of the rows, best first.
 Find = Callable[[Any, int], Any]
@@ -47,6 +47,7 @@ def best(scores: Any, k: int) -> Any:
     return some[np.argsort(-scores[some])]
 
 
+@engine("sqlite-vec", "sqlite-vec", "apsw")
 def in_sqlite(vectors: Any, folder: Path) -> Find:
     """Search its exact virtual table in a file, through apsw: Python's sqlite3 often loads no extensions."""
     import apsw
@@ -62,6 +63,7 @@ def in_sqlite(vectors: Any, folder: Path) -> Find:
     return lambda query, k: [row for (row,) in db.execute(sql, (query.tobytes(), k))]
 
 
+@engine("usearch", "usearch", "numpy")
 def in_usearch(vectors: Any, folder: Path) -> Find:
     """Search by an exact scan over int8 copies and rerank the best hundred in fp32: usearch's fastest way with nearly
     full recall."""
@@ -82,6 +84,7 @@ def in_usearch(vectors: Any, folder: Path) -> Find:
     return find
 
 
+@engine("lancedb", "lancedb", "pyarrow")
 def in_lancedb(vectors: Any, folder: Path) -> Find:
     """Search by an exact scan over a table without an index. LanceDB chooses its number of threads."""
     import lancedb
@@ -99,6 +102,7 @@ def in_lancedb(vectors: Any, folder: Path) -> Find:
     return find
 
 
+@engine("faiss", "faiss-cpu", "numpy")
 def in_faiss(vectors: Any, folder: Path) -> Find:
     """Search an exact index by inner product."""
     import faiss
@@ -109,14 +113,11 @@ def in_faiss(vectors: Any, folder: Path) -> Find:
     return lambda query, k: index.search(query[None], k)[1][0]
 
 
-LIBRARIES: dict[str, tuple[Sequence[str], Callable[[Any, Path], Find]]] = {
-    # One matrix-vector product in fp32 and a partition.
-    "numpy": (("numpy",), lambda vectors, folder: lambda query, k: best(vectors @ query, k)),
-    "sqlite-vec": (("sqlite-vec", "apsw"), in_sqlite),
-    "usearch": (("usearch", "numpy"), in_usearch),
-    "lancedb": (("lancedb", "pyarrow"), in_lancedb),
-    "faiss": (("faiss-cpu", "numpy"), in_faiss),
-}
+@engine("numpy", "numpy")
+def numpy_product(vectors: Any, folder: Path) -> Find:
+    """Search by one matrix-vector product in fp32 and a partition."""
+    return lambda query, k: best(vectors @ query, k)
+
 
 if __name__ == "__main__":
-    serve(*LIBRARIES[sys.argv[-1]])
+    serve(*ENGINES[sys.argv[-1]])

@@ -75,17 +75,6 @@ class TrainingJob:
         return self.epochs * -(-len(self.pairs) // self.batch_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """`steps`: done in all; `began_at`: step of the resumed checkpoint, 0 for none; `losses`: logged, by step;
-    `stopped`: the observer ended the training early."""
-
-    steps: int
-    began_at: int
-    losses: dict[int, float]
-    stopped: bool
-
-
 def last_checkpoint(folder: Path) -> tuple[Path | None, int]:
     """Return the newest complete checkpoint and its step, 0 for none. Deletes incomplete ones, which transformers would
     resume from or count as kept."""

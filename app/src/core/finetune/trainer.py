@@ -20,14 +20,12 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..backends import DeviceUnavailable, OutOfMemory
 from ..backends.folder import Folder
-from ..backends.torch.backend import memory_errors_mapped
 from ..backends.torch.encoders import quiet_transformers
-from ..backends.torch.process import on_compute_thread
+from ..backends.torch.process import memory_errors_mapped, on_compute_thread
 from .recipe import (
     CHECKPOINTS,
     LONGEST_BETWEEN,
     WARMUP,
-    Trained,
     TrainingFailed,
     TrainingJob,
     TrainingObserver,
@@ -40,9 +38,10 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.j
 _NOT_COPIED = shutil.ignore_patterns(".*", "README.md", "provenance.json", "onnx", "openvino", "*.py", *_WEIGHTS)
 
 
-def train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, Trained]:
-    """Train, and return the model on its device. Resumes from the last checkpoint in `job.checkpoints`, and writes new
-    ones there. Raises TrainingFailed, DeviceUnavailable."""
+def train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """Train, and return the model on its device with `steps` done in all, `began_at` (step of the resumed checkpoint, 0
+    for none), the logged `losses` by step, and whether the observer `stopped` it early. Resumes from the last
+    checkpoint in `job.checkpoints`, and writes new ones there. Raises TrainingFailed, DeviceUnavailable."""
     if job.profile.kind == "cpu":
         return on_compute_thread(lambda: _train(job, observer))
     if job.profile.index:
@@ -53,7 +52,7 @@ def train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransfo
     return _train(job, observer)
 
 
-def _train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, Trained]:
+def _train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, dict[str, Any]]:
     from datasets import Dataset
 
     resumed, began_at = last_checkpoint(job.checkpoints)
@@ -82,7 +81,8 @@ def _train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransf
     if not all(map(math.isfinite, losses.values())):
         raise TrainingFailed("the loss is not finite any more: start again with a lower --learning-rate")
     done = trainer.state.global_step
-    return model, Trained(done, began_at, losses, stopped=progress.stopped and done < job.steps)
+    stopped = progress.stopped and done < job.steps
+    return model, {"steps": done, "began_at": began_at, "losses": losses, "stopped": stopped}
 
 
 def load_model(folder: Path, device: str) -> SentenceTransformer:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def calibrate(
     graph, engine = cache.find(INT8, depends), None
     cached = graph is not None and graph.facts["texts"] == digest and "verdict" in graph.facts
     if graph is not None and cached:
-        verdict = Verdict.from_dict(graph.facts["verdict"]).by(options.bar)
+        verdict = Verdict(**{each.name: graph.facts["verdict"][each.name] for each in fields(Verdict)})
     else:
         made, report = quantise(serving.folder, learnt)
         facts = {"texts": digest, "report": dict(report)}
@@ -69,7 +69,7 @@ def calibrate(
             engine = backend.info.path_reason
         # By transformers in fp32, so that errors of graphs and of the packed path are found.
         exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
-        verdict = judge(embedded(TorchBackend.load(exact), judges), found, float(report["int8_share"]), options.bar)
+        verdict = judge(embedded(TorchBackend.load(exact), judges), found, float(report["int8_share"]))
         graph = cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
     if not verdict.accepted:
         log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)

@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +20,6 @@ import numpy as np
 
 from connector.extras import install_command
 
-from ..agreement import Bar as Bar
-from ..agreement import Verdict
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
@@ -47,15 +45,13 @@ USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """`enabled`: use graphs for all precisions that have them, else only for int8; `bar`: of the calibrated graph's
-    verdict. TensorRT's builder: `workspace_mb` for kernels; `optimization_level` 0 (fast to build) to 5 (fast to
-    run)."""
+    """`enabled`: use graphs for all precisions that have them, else only for int8. TensorRT's builder: `workspace_mb`
+    for kernels; `optimization_level` 0 (fast to build) to 5 (fast to run)."""
 
     cache: Path
     enabled: bool = False
     workspace_mb: int = 4096
     optimization_level: int = 3
-    bar: Bar = field(default_factory=Bar)
 
 
 class NotAsGraph(DeviceUnavailable):
@@ -170,7 +166,7 @@ class GraphServing:
         return {**self._model, **self._card}
 
     def accepted(self) -> Entry:
-        """Return the calibrated graph if its verdict here passes the bar. Raises NotAsGraph."""
+        """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
         if self.runtime == "cuda":
             raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self.reason}")
         graph = self._cache.find(INT8, self.calibration)
@@ -178,9 +174,8 @@ class GraphServing:
             raise NotAsGraph(
                 "this machine (card, versions) has no calibration of this model: owl-sap calibrate NAME makes one"
             )
-        verdict = Verdict.from_dict(graph.facts["verdict"]).by(self._options.bar)
-        if not verdict.accepted:
-            raise NotAsGraph(f"the accuracy gate {verdict.reason}")
+        if not graph.facts["verdict"]["accepted"]:
+            raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
         return graph
 
     def int8_backend(self, graph: Entry) -> OnnxRuntimeBackend:
@@ -271,12 +266,13 @@ class GraphServing:
         }
         for name, size in sizes.items():
             options[f"trt_profile_{name}_shapes"] = f"{INPUT_IDS}:{size},{ATTENTION_MASK}:{size}"
+        depends: Dependencies = {"model": self._weights, "graph": graph.sha256, **self._card, **options}
         while True:
-            folder = self._cache.engine_folder({"model": self._weights, "graph": graph.sha256, **self._card, **options})
-            caches = {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
+            folder = self._cache.engine_folder(depends)
+            options |= {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
             cached, started = any(folder.iterdir()), time.perf_counter()
             try:
-                session = self._session(graph.graph, (TENSORRT, options | caches))
+                session = self._session(graph.graph, (TENSORRT, options))
                 with loading_errors_mapped():
                     for rectangle in ((1, 1), (texts, shape.max_tokens)):
                         ids = np.zeros(rectangle, np.int64)

@@ -6,7 +6,6 @@ Launching some eighty kernels takes longer than computing thirty tokens.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from ...ranges import ranged
 from .. import Pause, TokenBatch
 from .encoders import trial_batch
-from .packed import Inputs, Layout, PackedEncoder
+from .linears import gain
+from .packed import Layout, PackedEncoder
 from .staging import Uploads
 
 # A batch's tokens are rounded up to one of these. Launching the kernels takes less time than computing 1,024 tokens of
@@ -101,8 +101,8 @@ class GraphedEncoder:
             fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
             numbers = self._uploads.send()
             ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
-            inputs = Inputs(ids, positions, Layout((), min(tokens, longest), cumulative))
-            recording, found = self._record(lambda: self.encoder.compute(inputs))
+            layout = Layout((), min(tokens, longest), cumulative)
+            recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
         except RuntimeError:  # includes OutOfMemoryError
             self._on = False
             self._rungs.clear()
@@ -186,7 +186,7 @@ class CudaRecorder:
 
 # -------------------------------------------------------------------------------------------------- use only if faster
 
-PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9  # tokens of the measured batches; the first is a query
+PROBES = (24, 128, 512, 1024, 2048, 4096)  # tokens of the measured batches; the first is a query
 # Not 1: filling up a batch changes the shape of the products, and so the rounding in half precision.
 LEAST_COSINE = 0.9999
 
@@ -195,49 +195,36 @@ def with_graphs(
     graphed: GraphedEncoder,
     finish: Callable[[], None],
     words: int,
-    *,
-    always: bool = False,
     probes: Sequence[int] = PROBES,
 ) -> tuple[Any, str]:
     """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
 
-    `finish` waits for the device; `words`: size of the vocabulary; `always`: do not measure.
+    `finish` waits for the device; `words`: size of the vocabulary.
     """
+
+    def clock() -> float:
+        finish()
+        return time.perf_counter()
+
     encoder = graphed.encoder
     gains: dict[int, float] = {}
     with torch.inference_mode():
         for tokens in probes:
             probe = trial_batch(tokens, encoder.longest, words)
-            wanted, found = encoder(probe).double(), graphed(probe).double()
-            cosine = float(torch.nn.functional.cosine_similarity(wanted, found).min())
+            pair = encoder(probe).double(), graphed(probe).double()
+            cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
             if not graphed.recorded:  # recording failed, so all later batches are launched
                 return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
                 if tokens == probes[0]:
                     return encoder, f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
                 break
-            if always:
-                return graphed, f"CUDA graphs for batches up to {LADDER[-1]} tokens: asked for"
-            gains[tokens] = _gain(partial(encoder, probe), partial(graphed, probe), finish)
+            gains[tokens] = gain(partial(encoder, probe), partial(graphed, probe), clock)
             if gains[tokens] < GAIN:
                 break
-    measured = ", ".join(f"{gain:.2f} x as fast for {tokens}" for tokens, gain in gains.items())
-    most = max((rung_for(tokens, 1) or 0 for tokens, gain in gains.items() if gain >= GAIN), default=0)
+    measured = ", ".join(f"{found:.2f} x as fast for {tokens}" for tokens, found in gains.items())
+    most = max((rung_for(tokens, 1) or 0 for tokens, found in gains.items() if found >= GAIN), default=0)
     if not most:
         return encoder, f"CUDA graphs measured {measured} tokens: not used"
     graphed.only_up_to(most)
     return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
-
-
-def _gain(one: Callable[[], object], other: Callable[[], object], finish: Callable[[], None]) -> float:
-    """Return the median speed of `other` relative to `one`, in interleaved rounds."""
-
-    def seconds(work: Callable[[], object]) -> float:
-        finish()
-        started = time.perf_counter()
-        work()
-        finish()
-        return max(time.perf_counter() - started, 1e-9)
-
-    seconds(one), seconds(other)
-    return statistics.median(seconds(one) / seconds(other) for _ in range(PROBE_ROUNDS))
