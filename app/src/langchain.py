@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from app.src.access.principal import OPERATOR, Principal
 from app.src.service.embedder import EngineEmbedder
@@ -17,7 +17,7 @@ from connector.model import Filter
 from connector.sync.documents import NewDocument
 
 
-class Owl:
+class Owl(AbstractContextManager["Owl"]):
     """Opens what owl-sap.toml describes for LangChain. Nothing is connected or loaded before it is needed. Close it, or
     use it as a context manager. Thread-safe; one per process is enough."""
 
@@ -45,12 +45,7 @@ class Owl:
     def close(self) -> None:
         self.service.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

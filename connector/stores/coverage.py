@@ -55,16 +55,13 @@ FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN
 
 def content_words(text: str) -> tuple[str, ...]:
     """Return the words of a search text without function words, unchanged; () if no others remain."""
-    return tuple(word for word in _words(text) if folded(word) not in FUNCTION_WORDS)
+    found = (word.alternatives[0] for word in words(text))
+    return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
 
 
 def asked_words(text: str) -> tuple[str, ...]:
     """Return `content_words`, or all words if there are no content words."""
-    return content_words(text) or tuple(_words(text))
-
-
-def _words(text: str) -> list[str]:
-    return [word.alternatives[0] for word in words(text)]
+    return content_words(text) or tuple(word.alternatives[0] for word in words(text))
 
 
 def parts_of(text: str) -> frozenset[str]:

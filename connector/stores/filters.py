@@ -1,6 +1,6 @@
 """One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA (in the
-shapes of langchain-hana's HanaDB) or SQLite (over its JSON functions), or evaluated in Python. Values are always
-parameters; the parser checks names.
+shapes of langchain-hana's HanaDB) or SQLite (over its JSON functions). Values are always parameters; the parser checks
+names.
 
     {"MTART": "FERT"}                              equal; several fields in one object: all of them
     {"PRIO": {"$gte": 2}}                          $eq $ne $lt $lte $gt $gte, one operator per field
@@ -12,7 +12,7 @@ parameters; the parser checks names.
     {"LVORM": null}                                missing or null; {"$ne": null}: present
     {"$or": [{...}, {...}]}                        $and likewise; at least one operand
 
-Semantics, the same in all three forms and those of HANA's JSON_VALUE:
+Semantics, the same in both forms and those of HANA's JSON_VALUE:
 - A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, not even `$ne` or `$nin`.
 - The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
   lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
@@ -23,7 +23,6 @@ Semantics, the same in all three forms and those of HANA's JSON_VALUE:
 from __future__ import annotations
 
 import math
-import operator
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -134,11 +133,6 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
     if seen is None or any(term.kind is not Kind.TEXT for term in terms(seen)):
         raise ValueError("a row filter compares texts, at least one: no other comparison is safe")
     return Guarded(seen, asked)
-
-
-def compared(where: Filter | None, names: Mapping[str, str] | None = None) -> list[Term]:
-    """Return the comparisons of a filter. Arguments and errors as in `parse`."""
-    return list(terms(parse(where, names)))
 
 
 class _Parser:
@@ -307,58 +301,6 @@ def contains(phrase: str, text: str) -> bool:
     """Return whether `text` contains the words of `phrase` as adjacent whole words; False for an empty phrase."""
     wanted = _spaced(phrase)
     return bool(wanted) and wanted in _spaced(text)
-
-
-def like(pattern: str, text: str) -> bool:
-    """Match SQL's LIKE without an escape character. Take each piece at its first match, without backtracking."""
-    first, *pieces = (".".join(map(re.escape, piece.split("_"))) for piece in pattern.split("%"))
-    between = "".join(f"(?>.*?{piece})" for piece in pieces[:-1])
-    last = f".*{pieces[-1]}" if pieces else ""
-    return re.fullmatch(first + between + last, text, re.DOTALL) is not None
-
-
-_READERS: dict[Kind, Callable[[str], Any]] = {
-    Kind.BOOLEAN: _read_boolean,
-    Kind.NUMBER: read_number,
-    Kind.TEXT: str,
-    Kind.DATE: _read_date,
-}
-_TESTS: dict[str, Callable[..., bool]] = {
-    "$eq": operator.eq,
-    "$ne": operator.ne,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$in": lambda value, *given: value in given,
-    "$nin": lambda value, *given: value not in given,
-    "$between": lambda value, lowest, highest: lowest <= value <= highest,
-    "$like": lambda value, pattern: like(pattern, value),
-    "$contains": lambda value, phrase: contains(phrase, value),
-}
-
-
-def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    """Return whether one record matches. Both compilers are tested against this function. Raises BadFilter."""
-    try:
-        return _holds(condition, metadata)
-    except Unreadable:
-        raise not_comparable(condition) from None
-
-
-def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
-    if isinstance(condition, Guarded):
-        return _holds(condition.within, metadata) and (condition.where is None or _holds(condition.where, metadata))
-    if isinstance(condition, Group):
-        return (all if condition.word == "AND" else any)(_holds(part, metadata) for part in condition.parts)
-    value, text = metadata.get(condition.field), None  # as JSON_VALUE gives it
-    if isinstance(value, bool):
-        text = "true" if value else "false"
-    elif isinstance(value, int | float | str):
-        text = str(value)
-    if not condition.values:
-        return (text is None) is (condition.operator == "$eq")
-    return text is not None and _TESTS[condition.operator](_READERS[condition.kind](text), *condition.values)
 
 
 # --------------------------------------------------------------------------------------------------------- bound SQL

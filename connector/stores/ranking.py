@@ -100,25 +100,7 @@ def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, ba
     return chosen
 
 
-PERSISTENCE = 0.9
-"""Probability that a reader continues to the next rank. The first ten ranks then have 86 % of the weight."""
-
-
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:
     """Return the share of ids common to two rankings, from 0 to 1; 1 if both are empty."""
     longest = max(len(first), len(second))
     return len(set(first) & set(second)) / longest if longest else 1.0
-
-
-def rank_biased_overlap(first: Sequence[str], second: Sequence[str], persistence: float = PERSISTENCE) -> float:
-    """Return 0 (disjoint) to 1 (the same ids in the same order); upper ranks count more. Extrapolated from the given
-    depth: Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, eq. 32.
-    """
-    depth = max(len(first), len(second))
-    if not depth:
-        return 1.0
-    total, agreement = 0.0, 0.0
-    for rank in range(1, depth + 1):
-        agreement = len(set(first[:rank]) & set(second[:rank])) / rank
-        total += agreement * persistence**rank
-    return agreement * persistence**depth + (1 - persistence) / persistence * total

@@ -189,7 +189,7 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
         key=tuple(values.get("key", ())),
         source=values.get("source", ""),
         columns=values.get("columns", {}),
-        last_full=None if last_full is None else datetime.fromisoformat(last_full),
+        last_full=datetime.fromisoformat(last_full) if last_full else None,
         mark=values.get("mark"),
     )
 
@@ -202,35 +202,19 @@ def to_compare_whole(checkpoint: Checkpoint) -> str:
 
 def recipe_text(recipe: Recipe) -> str:
     """Return the recipe as JSON without the collection's name, which a switch changes."""
-    spec = recipe.spec
-    kept = {
-        "source": asdict(spec.source),
-        "template": spec.template,
-        "key": spec.key,
-        "where": spec.where,
-        "metadata": spec.metadata,
-        "chunk": asdict(spec.chunk),
-    }
-    return json.dumps({"spec": kept, "model": asdict(recipe.model)}, ensure_ascii=False)
+    values = asdict(recipe)
+    spec = {name: values["spec"][name] for name in ("source", "template", "key", "where", "metadata", "chunk")}
+    return json.dumps({"spec": spec, "model": values["model"]}, ensure_ascii=False)
 
 
 def recipe_of(collection: str, text: str | None) -> Recipe | None:
     if not text:
         return None
     values = json.loads(text)
-    spec, model = values["spec"], values["model"]
-    return Recipe(
-        CollectionSpec(
-            name=collection,
-            source=TableRef(**spec["source"]),
-            template=spec["template"],
-            key=tuple(spec["key"]),
-            where=spec["where"],
-            metadata=tuple(spec["metadata"]),
-            chunk=ChunkSpec(**spec["chunk"]),
-        ),
-        ModelSource(**model),
-    )
+    spec = values["spec"]
+    spec |= {"source": TableRef(**spec["source"]), "chunk": ChunkSpec(**spec["chunk"])}
+    spec |= {name: tuple(spec[name]) for name in ("key", "metadata")}
+    return Recipe(CollectionSpec(name=collection, **spec), ModelSource(**values["model"]))
 
 
 def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:

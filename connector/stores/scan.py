@@ -33,7 +33,6 @@ class Ranking(Protocol):
         """Return, ascending, all rows whose true score may be among the best `count`, ties included, and a floor below
         1 that every other row's true score stays below (-inf: no other rows). True scores are dot products in exact
         arithmetic. May be called again with another count."""
-        ...
 
 
 class ScanView(Protocol):
@@ -41,11 +40,9 @@ class ScanView(Protocol):
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
         """Scan all rows once for all `queries` (q, d), unit vectors. `allowed` (n,): the rows to rank, None: all."""
-        ...
 
     def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
         """Rank only `rows`, which ascend. The ranking uses their numbers among all rows."""
-        ...
 
 
 class ScanCopy(Protocol):
@@ -54,15 +51,12 @@ class ScanCopy(Protocol):
 
     def append(self, vectors: Vectors) -> None:
         """Append rows (n, d) float32: unit vectors, or zeros for rows that are never allowed in `rank`."""
-        ...
 
     def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
         """Return a new copy with only these rows (n,); views of this copy remain valid."""
-        ...
 
     def view(self) -> ScanView:
         """Return a view of the rows appended so far."""
-        ...
 
 
 class VectorScan(Protocol):
@@ -71,7 +65,6 @@ class VectorScan(Protocol):
 
     def copy(self, dimension: int) -> ScanCopy:
         """Return an empty copy."""
-        ...
 
 
 class _SingleThreadedBlas:

@@ -17,14 +17,7 @@ from connector.errors import (
     UnknownGeneration,
     UnknownTable,
 )
-from connector.model import (
-    Checkpoint,
-    Generation,
-    GenerationState,
-    Lease,
-    generation_name,
-    is_generation,
-)
+from connector.model import Checkpoint, Generation, GenerationState, Lease, generation_name, is_generation
 from connector.stores import records
 from connector.stores.records import ModelStamp
 
@@ -42,7 +35,6 @@ class Session(Protocol):
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> int:
         """Return the number of affected rows."""
-        ...
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = ...) -> None: ...
 
@@ -54,11 +46,9 @@ class Database(Protocol):
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> int:
         """Run one statement as a transaction. Raises RowRejected if a row with that key exists."""
-        ...
 
     def in_transaction(self, work: Callable[[Session], T], *, doing: str = ..., overloaded: int | None = None) -> T:
         """Run `work`, which must be idempotent, as one transaction. `overloaded`: attempts if that is the problem."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

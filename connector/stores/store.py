@@ -68,36 +68,29 @@ class View(Protocol):
         self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
     ) -> list[Hit]:
         """Return up to `k` documents by their best chunk, best first, ties by id. `exact`: no approximate index."""
-        ...
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """Return hits as in `search`, by BM25 over the words of `text` (`stores/words.py`): whole words, any case, any
         of them. Scores are comparable only within one result. `text` has no query syntax."""
-        ...
 
     def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
         """Return the first chunk of up to `count` rows whose id contains `number` (letters and digits), with score 0.
         Rows with that key value (`words.as_key_value`) come first, then by id. Scans every id."""
-        ...
 
     def texts(self, ids: Sequence[str]) -> list[StoredText]:
         """Return every chunk of these rows, by the order of `ids` (duplicates once), then by chunk number. Omits
         unknown ids."""
-        ...
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
         """Return the stored vectors in the order of `chunks`; zeros for a chunk deleted in between."""
-        ...
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         """Return up to `count` rows spread over the collection, foreign ones included. The result is stable until the
         next write, and a smaller sample is a prefix of a larger one. Without `texts` each text is "". Scans every row's
         number, and its metadata if there is a row filter."""
-        ...
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
         """Return whether `search` with these arguments uses an approximate index."""
-        ...
 
 
 class VectorStore(ABC):
@@ -131,23 +124,19 @@ class VectorStore(ABC):
     @abstractmethod
     def optimise(self, collection: str) -> None:
         """Build or refresh the search index after a bulk load. Cheap if nothing has changed."""
-        ...
 
     @abstractmethod
     def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> View:
         """Return a reader of the rows that match `row_filter` (None: all), which must be safe (`filters.narrowed`). Its
         methods raise GenerationChanged unless `generation` (None: any) is active."""
-        ...
 
     @abstractmethod
     def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
         """Yield our chunks (of these documents, None: all) in pages, unordered, without foreign rows."""
-        ...
 
     @abstractmethod
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         """Yield every record in pages, foreign rows included."""
-        ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -155,12 +144,10 @@ class VectorStore(ABC):
     @abstractmethod
     def _create_state(self) -> None:
         """Create the state tables unless they exist."""
-        ...
 
     @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
-        ...
 
     @abstractmethod
     def _drop_vectors(self, found: Collection, lease: Lease) -> None: ...
@@ -168,17 +155,14 @@ class VectorStore(ABC):
     @abstractmethod
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         """Count records, our records, our documents."""
-        ...
 
     @abstractmethod
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
         """Return a function that writes the chunks and metadata of a change set. Raises RowsRejected."""
-        ...
 
     @abstractmethod
     def _forget(self) -> None:
         """Forget cached state."""
-        ...
 
     def _find(self, name: str) -> Collection | None:
         doing = f"opening collection {name!r}"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
 from connector.protocols import Embedder
-from connector.stores.ranking import overlap, rank_biased_overlap
+from connector.stores.ranking import overlap
 from connector.stores.records import ModelStamp
 from connector.stores.state import numbered
 from connector.stores.store import VectorStore
@@ -76,8 +76,7 @@ def filled_by_sync(
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How alike two generations answer `queries` texts; null without queries. `overlap_at_10`: mean share of the first
-    ten rows that both find; `rank_biased_overlap`: the same with upper ranks weighing more (p = 0.9), 1 for the same
-    rows in the same order; `same_first`: share of queries with the same best row. `complete`: of the other one."""
+    ten rows that both find; `same_first`: share of queries with the same best row. `complete`: of the other one."""
 
     collection: str
     serving: int
@@ -87,7 +86,6 @@ class Comparison:
     complete: bool
     queries: int
     overlap_at_10: float | None
-    rank_biased_overlap: float | None
     same_first: float | None
 
     def as_dict(self) -> dict[str, object]:
@@ -107,8 +105,8 @@ def compare(store: VectorStore, collection: str, serving: Side, other: Side, tex
             found.append([hit.id for hit in hits if not hit.id.startswith("record:")])
         first, second = found
         if first or second:
-            alike.append((overlap(first, second), rank_biased_overlap(first, second), float(first[:1] == second[:1])))
-    means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 3
+            alike.append((overlap(first, second), float(first[:1] == second[:1])))
+    means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 2
     (ours, _), (theirs, _) = serving, other
     rows = ours.rows or 0, theirs.rows or 0
     return Comparison(collection, ours.number, theirs.number, *rows, theirs.complete, len(alike), *means)

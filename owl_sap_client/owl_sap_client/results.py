@@ -237,7 +237,6 @@ class Comparison:
     complete: bool
     queries: int
     overlap_at_10: float | None
-    rank_biased_overlap: float | None
     same_first: float | None
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.access.rows import MOST_VALUES, Nothing, Rights, RowsRefused, visible
 from app.src.settings import CollectionSettings, Settings
-from connector.stores.filters import matches, narrowed
+from connector.stores.filters import narrowed
+from tests.filter_oracle import matches
 
 RIGHTS = {"MANDT": ("mandt",)}
 NAMES = {"MANDT": "MANDT", "/BIC/ORG": "BIC_ORG"}

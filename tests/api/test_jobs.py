@@ -97,7 +97,7 @@ def until_stopped(run: Run) -> dict[str, int]:
 def test_a_job_reports_and_succeeds(jobs: Given) -> None:
     def work(run: Run) -> dict[str, int]:
         assert jobs.get(run.id).state == "running"
-        run.report(1, 2)
+        run.progress(1, 2)
         return {"rows": 2}
 
     job = wait_for(jobs, jobs.begin("a", work, "verify"))
@@ -176,7 +176,7 @@ def test_waiting_for_another_worker_shows(jobs: Given) -> None:
 
     def work(run: Run) -> dict[str, int]:
         for waiting in (True, False):
-            run.wait(waiting)
+            run.event("waiting" if waiting else "owned")
             seen.append(jobs.get(run.id).state)
         return {}
 
@@ -374,7 +374,7 @@ def test_events_count_from_one_without_gaps_and_end_with_the_record(
 
     def work(run: Run) -> dict[str, int]:
         for done in range(1, 4):
-            run.report(done, 3)
+            run.progress(done, 3)
         return {"rows": 3}
 
     job = wait_for(jobs, jobs.begin("a", work))
@@ -392,7 +392,7 @@ def test_progress_is_written_now_and_then(jobs: Given, monkeypatch: pytest.Monke
 
     def work(run: Run) -> dict[str, int]:
         for done in range(500):
-            run.report(done, 500)
+            run.progress(done, 500)
         return {}
 
     job = wait_for(jobs, jobs.begin("a", work))
@@ -406,7 +406,7 @@ def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Given, monkeypatch: 
 
     def work(run: Run) -> dict[str, int]:
         for done in range(1, 31):
-            run.report(done, 30)
+            run.progress(done, 30)
         return {}
 
     events = jobs.events(wait_for(jobs, jobs.begin("a", work)).id)
@@ -502,7 +502,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     broken.set()
 
     def work(run: Run) -> dict[str, int]:
-        run.report(1, 2)
+        run.progress(1, 2)
         ended.set()
         return {"rows": 2}
 

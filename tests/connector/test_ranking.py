@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap, units
+from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, units
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:
@@ -125,30 +125,3 @@ def test_overlap_is_the_share_of_the_longer_one():
     assert overlap(["a", "b", "c", "d"], ["a"]) == 0.25
     assert overlap(["a"], []) == 0.0
     assert overlap([], []) == 1.0
-
-
-def test_rank_biased_overlap_by_hand():
-    """Agreement at depth 1 is 0, at depth 2 it is 1: 1 * 0.9^2 + 0.1 / 0.9 * (0 + 1 * 0.9^2)."""
-    assert rank_biased_overlap(["a", "b"], ["b", "a"]) == pytest.approx(0.81 + 0.09)
-    assert rank_biased_overlap(["a", "b", "c"], ["a", "b", "c"]) == pytest.approx(1.0)
-    assert rank_biased_overlap(["a"], ["b"]) == 0.0
-    assert rank_biased_overlap([], []) == 1.0
-    assert rank_biased_overlap([], ["a"]) == 0.0
-
-
-_RANKING = st.lists(st.integers(0, 12), max_size=10, unique=True).map(lambda ids: [str(id_) for id_ in ids])
-
-
-@given(_RANKING, _RANKING)
-def test_rank_biased_overlap_is_a_share_and_symmetric(first: list[str], second: list[str]):
-    alike = rank_biased_overlap(first, second)
-    assert -1e-12 <= alike <= 1 + 1e-12
-    assert alike == rank_biased_overlap(second, first)
-    assert (alike > 1 - 1e-9) == (first == second) or overlap(first, second) == 1.0
-    assert (alike < 1e-12) == (not set(first) & set(second) and bool(first or second))
-
-
-@given(_RANKING.filter(lambda ids: len(ids) > 2))
-def test_a_change_at_the_top_weighs_more(ids: list[str]):
-    top, bottom = ["new", *ids[1:]], [*ids[:-1], "new"]
-    assert rank_biased_overlap(ids, top) < rank_biased_overlap(ids, bottom) < 1.0

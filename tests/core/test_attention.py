@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from app.src.core.backends.torch import packed
 from app.src.core.backends.torch.packed import (
-    EqualRuns,
+    Attention,
     Layout,
-    MemoryEfficient,
-    Run,
-    Varlen,
     candidates,
     choose,
-    layout_of,
+    memory_efficient_attention,
     runs_of,
+    runs_of_equal_length,
+    varlen_attention,
 )
 from app.src.core.device import CARDS, DeviceProfile
 
@@ -31,17 +30,17 @@ HEADS, WIDTH = 4, 32
 @given(st.lists(st.integers(1, 20), max_size=60))
 def test_runs_cover_the_batch(lengths: list[int]) -> None:
     runs = runs_of(lengths)
-    assert [run.length for run in runs for _ in range(run.count)] == lengths
+    assert [length for _, count, length in runs for _ in range(count)] == lengths
     starts = [sum(lengths[:position]) for position in range(len(lengths))]
-    assert [run.start + number * run.length for run in runs for number in range(run.count)] == starts
+    assert [start + number * length for start, count, length in runs for number in range(count)] == starts
 
 
 def test_neighbours_of_equal_length_share_a_run() -> None:
-    assert runs_of([7, 7, 5, 7]) == [Run(0, 2, 7), Run(14, 1, 5), Run(19, 1, 7)]
+    assert runs_of([7, 7, 5, 7]) == [(0, 2, 7), (14, 1, 5), (19, 1, 7)]
 
 
 def test_a_layout_says_where_sequences_begin_and_end() -> None:
-    layout = layout_of([3, 1, 1], torch.device("cpu"))
+    layout = Layout.of([3, 1, 1], torch.device("cpu"))
     assert (layout.cumulative.tolist(), layout.cumulative.dtype, layout.longest) == ([0, 3, 4, 5], torch.int32, 3)
 
 
@@ -59,7 +58,7 @@ def by_definition(qkv: torch.Tensor, lengths: list[int]) -> torch.Tensor:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**31 - 1))
 def test_runs_are_attention_by_its_definition(lengths: list[int], seed: int) -> None:
     qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(seed))
-    found = EqualRuns(HEADS)(qkv, layout_of(lengths, qkv.device))
+    found = runs_of_equal_length(qkv, Layout.of(lengths, qkv.device), HEADS)
     torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=1e-4, atol=1e-5)
 
 
@@ -67,44 +66,42 @@ def test_runs_are_attention_by_its_definition(lengths: list[int], seed: int) -> 
 
 
 def names(card: str, dtype: torch.dtype) -> list[str]:
-    return [make.name for make in candidates(DeviceProfile.of_card(card), dtype)]
+    return [each.__name__ for each in candidates(DeviceProfile.of_card(card), dtype)]
 
 
 @pytest.mark.parametrize("card", CARDS)
 def test_flash_attention_is_tried_from_8_0_on_in_half_precision(card: str) -> None:
-    new = CARDS[card].capability >= (8, 0)
-    assert ("varlen_attn" in names(card, torch.float16)) is new
-    assert ("varlen_attn" in names(card, torch.bfloat16)) is new
-    assert "varlen_attn" not in names(card, torch.float32)
+    new = CARDS[card][0] >= (8, 0)
+    assert ("varlen_attention" in names(card, torch.float16)) is new
+    assert ("varlen_attention" in names(card, torch.bfloat16)) is new
+    assert "varlen_attention" not in names(card, torch.float32)
 
 
 def test_a_t4_tries_the_memory_efficient_kernel_first() -> None:
-    assert names("Tesla T4", torch.float16)[0] == names("Tesla P4", torch.float32)[0] == "memory-efficient attention"
+    assert names("Tesla T4", torch.float16)[0] == names("Tesla P4", torch.float32)[0] == "memory_efficient_attention"
 
 
 def test_on_a_cpu_there_are_runs() -> None:
-    assert candidates(CPU, torch.float32) == [EqualRuns]
+    assert candidates(CPU, torch.float32) == [runs_of_equal_length]
 
 
 def test_the_choice_says_what_was_tried_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of cards do not run on a CPU: so each fails its trial, and what works is taken."""
-    monkeypatch.setattr(packed, "candidates", lambda *_: [Varlen, MemoryEfficient, Wrong, EqualRuns])
+    monkeypatch.setattr(
+        packed, "candidates", lambda *_: [varlen_attention, memory_efficient_attention, wrong, runs_of_equal_length]
+    )
     chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
-    assert type(chosen) is EqualRuns
+    assert chosen is runs_of_equal_length
     tried = reason.split("; ")
-    assert [part.split(":")[0] for part in tried[:3]] == ["varlen_attn", "memory-efficient attention", "wrong"]
+    assert [part.split(":")[0] for part in tried[:3]] == ["varlen attention", "memory efficient attention", "wrong"]
     assert "off by" in tried[2]
     assert tried[3] == "runs of equal length"
 
 
-class Wrong(EqualRuns):
+def wrong(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
     """Right but for one border: the first two sequences are taken for one."""
-
-    name = "wrong"
-
-    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        first, second, *others = [run.length for run in layout.runs for _ in range(run.count)]
-        return super().__call__(qkv, layout_of([first + second, *others], qkv.device))
+    first, second, *others = [length for _, count, length in layout.runs for _ in range(count)]
+    return runs_of_equal_length(qkv, Layout.of([first + second, *others], qkv.device), heads)
 
 
 # ----------------------------------------------------------------------------------------- what is sent to the kernels
@@ -131,28 +128,28 @@ class Recorded:
         return by_definition(qkv, lengths).view(query.shape).to(query.dtype)
 
 
-@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
-def test_kernels_get_heads_borders_and_the_longest(make: type[EqualRuns], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("attention", [varlen_attention, memory_efficient_attention])
+def test_kernels_get_heads_borders_and_the_longest(attention: Attention, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [random.Random(4).randrange(1, 30) for _ in range(9)]
-    way: Any = make(HEADS)
     stub = Recorded()
     stub.calls.clear()
-    monkeypatch.setattr(way, "_apply", stub.varlen if make is Varlen else stub.efficient)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stub.varlen)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", stub.efficient)
     qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(1))
-    found = way(qkv, layout_of(lengths, qkv.device))
+    found = attention(qkv, Layout.of(lengths, qkv.device), HEADS)
     torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=1e-4, atol=1e-5)
     ((starts, ends, longest, also, *rest),) = stub.calls
     assert starts is ends
     assert (longest, also) == (max(lengths), max(lengths))
-    assert rest == ([{}] if make is Varlen else [0.0, 0, {}])
+    assert rest == ([{}] if attention is varlen_attention else [0.0, 0, {}])
 
 
-@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
-def test_this_torch_has_the_signatures(make: type[EqualRuns]) -> None:
+@pytest.mark.parametrize("attention", [varlen_attention, memory_efficient_attention])
+def test_this_torch_has_the_signatures(attention: Attention) -> None:
     """A CPU refuses the operators for want of a kernel, not for their arguments."""
     qkv = torch.zeros(3, 3 * WIDTH)
     with pytest.raises(NotImplementedError, match=r"CPU|backend"):
-        make(HEADS)(qkv, layout_of([3], qkv.device))
+        attention(qkv, Layout.of([3], qkv.device), HEADS)
 
 
 @pytest.mark.gpu
@@ -162,4 +159,4 @@ def test_the_card_passes_its_trial(dtype: torch.dtype) -> None:
 
     profile = detect("cuda")
     chosen, reason = choose(profile, 12, 384, dtype)
-    assert chosen.any_layout, reason
+    assert chosen is not runs_of_equal_length, reason

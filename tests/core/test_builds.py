@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core.cards import BUILDS, builds_for, driver_ceiling, what_to_install
+from app.src.core.device import BUILDS, builds_for, driver_ceiling, what_to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 CU126 = "--index-url https://download.pytorch.org/whl/cu126"

@@ -16,25 +16,20 @@ from hypothesis import strategies as st
 from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.torch.graphs import LADDER, SEQUENCES, GraphedEncoder, rung_for, with_graphs
-from app.src.core.backends.torch.packed import EqualRuns, Inputs, Layout, PackedEncoder, layout_of
+from app.src.core.backends.torch.packed import Layout, PackedEncoder
 from app.src.core.backends.torch.staging import HostUploads, uploads_for
 from app.src.core.device import DeviceProfile
 
 
-class ByBorders(EqualRuns):
+def by_borders(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
     """Attention that knows sequences by their borders on the device only, as the kernels of cards do."""
-
-    name = "by borders"
-    any_layout = True
-
-    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        assert int((layout.cumulative[1:] - layout.cumulative[:-1]).max()) <= layout.longest
-        tokens = torch.arange(len(qkv), dtype=torch.int32)
-        sequence = torch.searchsorted(layout.cumulative, tokens, right=True)
-        heads = qkv.view(len(qkv), 3, self._heads, -1).permute(1, 2, 0, 3)
-        same = sequence[:, None] == sequence[None, :]
-        out = torch.nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=same)
-        return out.transpose(0, 1).reshape(len(qkv), -1)
+    assert int((layout.cumulative[1:] - layout.cumulative[:-1]).max()) <= layout.longest
+    tokens = torch.arange(len(qkv), dtype=torch.int32)
+    sequence = torch.searchsorted(layout.cumulative, tokens, right=True)
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).permute(1, 2, 0, 3)
+    same = sequence[:, None] == sequence[None, :]
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=same)
+    return out.transpose(0, 1).reshape(len(qkv), -1)
 
 
 class Again:
@@ -64,7 +59,7 @@ class Recorder:
 @pytest.fixture(scope="module")
 def encoder(minilm_folder: Path) -> PackedEncoder:
     loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), DeviceProfile.cpu(), torch.float32)
-    loaded.attention = ByBorders(12)
+    loaded.attention = by_borders
     return loaded
 
 
@@ -89,8 +84,8 @@ class Counting:
 
     _padding_id = None
 
-    def compute(self, inputs: Inputs) -> torch.Tensor:
-        borders = inputs.layout.cumulative
+    def compute(self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout) -> torch.Tensor:
+        borders = layout.cumulative
         return torch.stack([borders[1:], borders[:-1]], dim=1).float()
 
 
@@ -212,8 +207,8 @@ def test_graphs_are_used_where_they_measure_faster(
             clock.now += computing
             return encoder(batch)
 
-        def compute(self, inputs: Inputs) -> torch.Tensor:
-            return encoder.compute(inputs)
+        def compute(self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout) -> torch.Tensor:
+            return encoder.compute(ids, positions, layout)
 
     class Timed(Recorder):
         def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
@@ -267,8 +262,8 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
             clock.now += 3.0
             return torch.ones(len(batch), 2)
 
-        def compute(self, inputs: Inputs) -> torch.Tensor:
-            return torch.ones(len(inputs.layout.cumulative) - 1, 2)
+        def compute(self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout) -> torch.Tensor:
+            return torch.ones(len(layout.cumulative) - 1, 2)
 
     slow = Slow()
     best, reason = tried(slow, Full(), 1000, probes=(24, 128, 512))
@@ -278,16 +273,16 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
 
 @pytest.mark.gpu
 def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
-    from app.src.core.backends.torch.graphs import CudaRecorder
+    from app.src.core.backends.torch.graphs import cuda_recorder
     from app.src.core.device import detect
 
     profile = detect("cuda")
     device = torch.device(profile.torch_name)
     loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
-    graphed = GraphedEncoder(loaded, CudaRecorder(device), uploads_for(device))
+    graphed = GraphedEncoder(loaded, cuda_recorder(device), uploads_for(device))
     with torch.inference_mode():
         for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):
             cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())
             assert float(cosines.min()) > 0.9999
     assert graphed.recorded
-    assert layout_of([1], device).cumulative.is_cuda
+    assert Layout.of([1], device).cumulative.is_cuda

@@ -16,7 +16,6 @@ from app.src.core.backends.torch.packed import (
     Layout,
     PackedEncoder,
     filled,
-    layout_of,
     positions_of,
 )
 from app.src.core.device import DeviceProfile
@@ -64,7 +63,7 @@ def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int],
     encoder = object.__new__(PackedEncoder)
     encoder._mean = pooling == "mean"
     x = torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(sum(lengths)))
-    layout = layout_of(lengths, x.device)
+    layout = Layout.of(lengths, x.device)
     borders = torch.cat([layout.cumulative, layout.cumulative[-1:].repeat(empty)])
     found = encoder._pool(x, Layout((), max(lengths), borders))
     assert found.shape == (len(lengths) + empty, 5)

@@ -16,9 +16,9 @@ import pytest
 from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
 from app.src.core.backends.folder import sha256_of
-from app.src.core.backends.torch.backend import TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
 from app.src.core.backends.torch.packed import PackedEncoder
-from app.src.core.backends.torch.process import on_compute_thread
+from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import rectangle, width_of

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -92,21 +90,6 @@ def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyP
     assert switch.hold(A100, "tf32") is True
 
 
-@pytest.mark.parametrize("clear_cache", [True, False])
-def test_memory_goes_back_after_large_batches_only(clear_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    class Arrived:
-        def result(self) -> Vectors:
-            return np.zeros((1, 2), np.float32)
-
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    arrived: Any = Arrived()
-    assert pytorch.Landing(arrived, clear_cache=clear_cache).result().shape == (1, 2)
-    assert len(emptied) == clear_cache
-
-
 def test_a_cpu_engine_with_every_switch_gives_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -117,7 +100,7 @@ def test_a_cpu_engine_with_every_switch_gives_the_same_vectors(monkeypatch: pyte
     texts = ["pump leaks oil", "valve " * 40]
     with load_engine(EngineOptions(device="cpu", precision="fp32")) as plain:
         wanted = plain.embed(texts)
-    switched = EngineOptions(device="cpu", precision="fp32", preallocate=True, clear_cache=True, cudnn_benchmark=True)
+    switched = EngineOptions(device="cpu", precision="fp32", preallocate=True, cudnn_benchmark=True)
     with load_engine(switched) as engine:
         assert engine.stats().batches == 0  # nothing was computed in advance
         assert (engine.embed(texts) == wanted).all()

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
-from app.src.core.cards import BUILDS, driver_ceiling
-from app.src.core.device import CARDS, DeviceProfile, choose_precision
+from app.src.core.device import BUILDS, CARDS, DeviceProfile, builds_for, choose_precision, driver_ceiling
 from app.src.observe.metrics import FIGURES, Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
@@ -112,10 +111,11 @@ def needs_table() -> str:
     lines = _head(head)
     for profile in _cards():
         multiples = ", ".join(str(profile.padding_multiple(kind)) for kind in padded)  # type: ignore[arg-type]
-        builds = "; ".join(f"{build.torch} for CUDA {build.cuda}" for build in profile.builds)
         assert profile.capability is not None
+        fitting = builds_for(profile.capability)
+        builds = "; ".join(f"{build.torch} for CUDA {build.cuda}" for build in fitting)
         ceiling = driver_ceiling(profile.capability)
-        drivers = f"{min(build.driver for build in profile.builds)} " + (f"to {ceiling}" if ceiling else "or newer")
+        drivers = f"{min(build.driver for build in fitting)} " + (f"to {ceiling}" if ceiling else "or newer")
         lines.append(_row(profile.name, multiples, builds, drivers))
     return "\n".join(lines)
 
@@ -129,12 +129,12 @@ def builds_table() -> str:
 
 
 def _cards() -> list[DeviceProfile]:
-    return [DeviceProfile.of_card(name) for name, card in sorted(CARDS.items(), key=lambda item: item[1].capability)]
+    return [DeviceProfile.of_card(name) for name, card in sorted(CARDS.items(), key=lambda item: item[1][0])]
 
 
 def _rate(name: str, kind: Any) -> str:
-    card = CARDS[name]
-    return f"{card.peaks[kind]:g}{' ?' if kind in card.unread else ''}" if kind in card.peaks else ""
+    peaks = CARDS[name][3]
+    return f"{peaks[kind]:g}" if kind in peaks else ""
 
 
 def _dotted(profile: DeviceProfile) -> str:

@@ -18,6 +18,7 @@ from app.src.service.service import Service
 from connector.errors import BadFilter
 from connector.stores import filters
 from tests.api.conftest import TableSource, serving, settings_in
+from tests.filter_oracle import matches
 from tests.fuzz import outcomes
 
 QUICKLY = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -131,7 +132,7 @@ def fitting(condition: filters.Condition | None) -> set[str]:
     found = set()
     for key, kind in ROWS.items():
         try:
-            if condition is None or filters.matches(condition, {"MTART": kind}):
+            if condition is None or matches(condition, {"MTART": kind}):
                 found.add(key)
         except BadFilter as error:
             raise AssertionError(f"the route answered where row {key} cannot be read") from error

@@ -160,8 +160,7 @@ class PeerProcess:
             else:
                 where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"
                 raise PeerUnavailable(
-                    f"{name} has no environment in {folder}; make it: "
-                    f"owl-sap benchmark peers {self.environment} --make{where}"
+                    f"{name} has no environment in {folder}; make it: owl-sap benchmark peers {self.environment}{where}"
                 )
         self.cache = (folder / "cache" / (self.environment or self.name)).absolute()
 

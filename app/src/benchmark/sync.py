@@ -10,7 +10,7 @@ from app.src.benchmark.harness import Report, Say, interleaved, machine, wall
 from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.service.wiring import EngineEmbedder
-from app.src.settings import SyncSettings
+from app.src.settings.model import SyncSettings
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec
 from connector.stores.local.store import LocalStore

@@ -125,7 +125,7 @@ def _is_paused(name: str, report: SyncReport) -> bool:
 def verify(
     name: Name,
     repair: Annotated[bool, typer.Option("--repair", help="Rewrite the rows that differ.")] = False,
-    generation: Annotated[int | None, typer.Option(min=1, help="Instead of the active one.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Instead of the active one.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
@@ -261,7 +261,7 @@ def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Gi
 _GENERATION_COLUMNS = ("generation", "state", "complete", "rows", "model", "dimension", "last_sync", "created", "table")
 _COMPARED = (
     *("serving", "other", "serving_rows", "other_rows", "complete", "queries"),
-    *("overlap_at_10", "rank_biased_overlap", "same_first"),
+    *("overlap_at_10", "same_first"),
 )
 _WHICH = "The generation to compare, switch to or drop; default: the newest unfinished."
 _BUILT = ("collection", "generation", "read", "upserted", "unchanged", "empty", "quarantined", "seconds")

@@ -1,31 +1,29 @@
-"""Capabilities of a device, and the precision that the engine uses on it, with the reason.
+"""Capabilities of a device, the precision that the engine uses on it with the reason, and the published builds of
+torch that run on a card.
 
-Facts come from the device and published figures (`cards`). Only `detect` imports torch.
+Facts come from the device and published figures. Only `detect` imports torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from .cards import CARDS as CARDS
-from .cards import FORMATS as FORMATS
-from .cards import PRECISIONS as PRECISIONS
-from .cards import Build, builds_for, card_of, what_to_install
-from .cards import Capability as Capability
-from .cards import Format as Format
-from .cards import Precision as Precision
-from .cards import TorchBuild as TorchBuild
-from .cards import kernels_exist as kernels_exist
-from .cards import torch_build as torch_build
+from .nvml import DRIVER_FLOORS
 
 Kind = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]  # of an engine
+Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]  # of a card; no engine uses fp8
+Capability = tuple[int, int]
 
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FORMATS: tuple[Format, ...] = get_args(Format)
 ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # Lowest compute capability with tensor cores for a format: NVIDIA, TensorRT support matrix.
 TENSOR_CORES_FROM: Mapping[Format, Capability] = {
@@ -36,6 +34,27 @@ TENSOR_CORES_FROM: Mapping[Format, Capability] = {
     "fp8": (8, 9),
 }
 _CPUINFO = Path("/proc/cpuinfo")
+
+_AMPERE_100: Mapping[Format, float] = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312, "int8": 624}
+_HOPPER: Mapping[Format, float] = {"fp32": 67, "tf32": 495, "fp16": 990, "bf16": 990, "int8": 1979, "fp8": 1979}
+# Card -> compute capability, multiprocessors, memory bandwidth in GB/s, dense rates in TFLOP/s (INT8: TOPS). From
+# NVIDIA's data sheets; figures without a source are left out. The P4's fp16 runs at 1/64 of its fp32 rate (GP104); the
+# P100 has fast fp16, no tensor cores.
+CARDS: Mapping[str, tuple[Capability, int, float, Mapping[Format, float]]] = {
+    "Tesla P4": ((6, 1), 20, 192, {"fp32": 5.5, "fp16": 0.089, "int8": 22}),
+    "Tesla P100": ((6, 0), 56, 732, {"fp32": 10.6, "fp16": 21.2}),
+    "Tesla V100": ((7, 0), 80, 900, {"fp32": 15.7, "fp16": 125}),
+    "Tesla T4": ((7, 5), 40, 320, {"fp32": 8.1, "fp16": 65, "int8": 130}),
+    "NVIDIA A100": ((8, 0), 108, 1555, _AMPERE_100),
+    "NVIDIA A100 80GB": ((8, 0), 108, 2039, _AMPERE_100),
+    "NVIDIA A10": ((8, 6), 72, 600, {}),
+    "NVIDIA L4": ((8, 9), 58, 300, {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "int8": 242, "fp8": 242}),
+    "NVIDIA H100": ((9, 0), 132, 3350, _HOPPER),
+    "NVIDIA H200": ((9, 0), 132, 4800, _HOPPER),
+    "NVIDIA B200": ((10, 0), 148, 8000, {"fp16": 2250, "bf16": 2250, "fp8": 4500}),
+}
+# Boards with other rates than those above: they get no figure.
+_OTHER_RATES = ("pcie", "nvl", "a10g", "mig")
 
 
 class DeviceError(ValueError):
@@ -61,15 +80,23 @@ class DeviceProfile:
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
-        """Return a GPU as its driver describes it, with published rates if the card is listed."""
-        card = card_of(name, capability)
-        peaks, bandwidth = (card.peaks, card.bandwidth) if card else ({}, None)
-        return cls("cuda", name, index, capability, memory_bytes, peaks, bandwidth)
+        """Return a GPU as its driver describes it, with published figures of the listed card that best fits this name
+        (`NVIDIA A100-SXM4-80GB`), if any."""
+        words = set(name.replace("-", " ").split())
+        fitting = [known for known in CARDS if set(known.split()[1:]) <= words and CARDS[known][0] == capability]
+        if not fitting or any(word in name.lower() for word in _OTHER_RATES):
+            return cls("cuda", name, index, capability, memory_bytes)
+        _, multiprocessors, bandwidth, peaks = CARDS[max(fitting, key=len)]
+        return cls("cuda", name, index, capability, memory_bytes, peaks, bandwidth, multiprocessors)
 
     @classmethod
     def of_card(cls, name: str, memory_gib: int = 16) -> DeviceProfile:
         """Return the profile of a listed card without having one, for tests and previews."""
-        return cls.cuda(name, CARDS[name].capability, memory_gib << 30)
+        return cls.cuda(name, CARDS[name][0], memory_gib << 30)
+
+    @property
+    def dotted_capability(self) -> str | None:
+        return None if self.capability is None else ".".join(map(str, self.capability))
 
     @property
     def tensor_core_formats(self) -> tuple[Format, ...]:
@@ -86,11 +113,6 @@ class DeviceProfile:
     @property
     def tf32(self) -> bool:
         return "tf32" in self.tensor_cores
-
-    @property
-    def builds(self) -> list[Build]:
-        """Return torch's published builds for this card, best first; [] for a CPU, which runs every build."""
-        return [] if self.capability is None else builds_for(self.capability)
 
     @property
     def torch_name(self) -> str:
@@ -124,9 +146,12 @@ def choose_precision(
     """
     if requested == "auto" and profile.capability:
         if "fp16" not in profile.tensor_cores:
-            return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
+            return "fp32", f"compute capability {profile.dotted_capability} has no tensor cores"
         if not profile.tf32:
-            return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
+            return (
+                "fp16",
+                f"compute capability {profile.dotted_capability} has tensor cores for fp16, none for bf16 or tf32",
+            )
         return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
     if requested == "auto":
         if bf16_gain is None:
@@ -152,14 +177,10 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
-        return f"it needs compute capability 8.0, this card has {_dotted(profile)}; use {better} or auto"
+        return f"it needs compute capability 8.0, this card has {profile.dotted_capability}; use {better} or auto"
     if precision == "fp16" and profile.capability == (6, 1):
         return "its fp16 runs at 1/64 of the fp32 rate; use fp32 or auto"
     return None
-
-
-def _dotted(profile: DeviceProfile) -> str:
-    return ".".join(map(str, profile.capability or ()))
 
 
 # ----------------------------------------------------------------------------------------------------- all choices
@@ -193,7 +214,7 @@ def settings_of(
     if profile.capability is None:
         tf32 = "not available on CPU"
     elif not profile.tf32:
-        tf32 = f"needs compute capability 8.0, this card has {_dotted(profile)}"
+        tf32 = f"needs compute capability 8.0, this card has {profile.dotted_capability}"
     elif precision == "tf32":
         tf32 = "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
     elif precision == "fp32":
@@ -206,8 +227,8 @@ def settings_of(
     if profile.capability is not None:
         formats = " ".join(profile.tensor_core_formats) or None
         why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
-        settings.append(Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"))
-        cuda = profile.builds[0].cuda if profile.builds else None
+        settings.append(Setting("tensor_cores", formats, f"compute capability {profile.dotted_capability}: {why}"))
+        cuda = next((build.cuda for build in builds_for(profile.capability)), None)
         settings.append(Setting("torch_build", cuda, what_to_install(profile.capability)))
     for other in PRECISIONS:
         refusal = _refusal(profile, other)
@@ -219,6 +240,110 @@ def settings_of(
         unknown = "no published peak rates for CPUs" if profile.kind == "cpu" else unknown
         settings.append(Setting("share_of_peak", None, unknown))
     return settings
+
+
+# -------------------------------------------------------------------------------------------------- builds of torch
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build of torch for Linux. `torch`: newest release that pyproject.toml allows; `last`: last release with this
+    build, None if not announced; `index`: pip's index, None for PyPI."""
+
+    torch: str
+    cuda: str
+    architectures: tuple[str, ...]
+    index: str | None = None
+    last: str | None = None
+
+    @property
+    def driver(self) -> int:
+        """Return the oldest driver branch that runs the build."""
+        return next(floor for cuda, floor in DRIVER_FLOORS if int(self.cuda.partition(".")[0]) >= cuda)
+
+    @property
+    def command(self) -> str:
+        return f"pip install 'torch=={self.torch}.*'" + (f" --index-url {self.index}" if self.index else "")
+
+
+_CUDA_12_6 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+_CUDA_12_8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+# From the wheels, best first. The end of cu126 with 2.14: pytorch issues 190355, 190385.
+BUILDS: tuple[Build, ...] = (
+    Build("2.13", "13.0", _CUDA_13),
+    Build("2.13", "12.6", _CUDA_12_6, "https://download.pytorch.org/whl/cu126", last="2.14"),
+    Build("2.10", "12.8", _CUDA_12_8),
+)
+
+
+def builds_for(capability: Capability, driver: int | None = None) -> list[Build]:
+    """Return the builds with kernels for the card that this driver branch runs (None: any driver), best first."""
+    fitting = [build for build in BUILDS if kernels_exist(build.architectures, capability)]
+    return [build for build in fitting if driver is None or build.driver <= driver]
+
+
+def driver_ceiling(capability: Capability) -> int | None:
+    """Return the newest driver branch that supports the card; None if all newer ones do."""
+    return 580 if capability < (7, 5) else None  # R580 is the last for Maxwell, Pascal and Volta
+
+
+def what_to_install(capability: Capability, driver: int | None = None) -> str:
+    """Return one sentence without a full stop: the install command and its drivers."""
+    fitting, ceiling = builds_for(capability), driver_ceiling(capability)
+    dotted = ".".join(map(str, capability))
+    if not fitting:
+        return f"no build of torch that this version takes has kernels for compute capability {dotted}"
+
+    def drivers(build: Build) -> str:
+        return f"{build.driver} or newer" if ceiling is None else f"{build.driver} to {ceiling}"
+
+    best = next(iter(builds_for(capability, driver)), None)
+    if best is None:
+        wanted = drivers(fitting[0])
+        return f"driver {driver} is too old for every build with kernels for {dotted}: install {wanted}"
+    ends = f", published up to torch {best.last}" if best.last else ""
+    return f"{best.command} (built for CUDA {best.cuda}{ends}; driver {drivers(best)})"
+
+
+def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
+    """Return whether a torch built for these architectures (`sm_75`, `compute_90` ...) runs on the capability.
+
+    A cubin needs the same major and no higher minor version, PTX any version up to it. True for an empty list.
+    """
+    if not built_for:
+        return True
+    for name in built_for:
+        flavour, _, digits = name.rstrip("af").partition("_")
+        architecture = (int(digits[:-1]), int(digits[-1]))
+        same_major = architecture[0] == capability[0]
+        if architecture <= capability and (same_major or flavour == "compute"):
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The installed torch. `cuda`: the version it was built for; None for a build without CUDA."""
+
+    version: str
+    cuda: str | None
+
+
+def torch_build() -> TorchBuild | None:
+    """Return the installed torch, or None. Importing it takes seconds, and fails if a CUDA library is missing."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ImportError:
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return TorchBuild("unknown", None)
+    found = dict(re.findall(r"""^(__version__|cuda)\b[^=\n]*=\s*['"]([^'"\n]+)""", text, re.MULTILINE))
+    return TorchBuild(found.get("__version__", "unknown"), found.get("cuda"))
 
 
 # ------------------------------------------------------------------------------------------------------------ detection

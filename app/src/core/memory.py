@@ -6,10 +6,10 @@ Other data on the device, such as a matrix to search, books its memory here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .device import ELEMENT_BYTES, Capability, DeviceProfile, Precision, detect
+from .device import ELEMENT_BYTES, DeviceProfile, Precision, detect
 
 # all-MiniLM-L6-v2, fp32, two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 % (padding, caches).
 CPU_TOKENS = 1024
@@ -19,23 +19,8 @@ TILE = 128  # rows and columns that one multiprocessor computes at a time in cuB
 # Tiles per multiprocessor from which a card counts as full: the last, partly filled wave wastes 3 % on average. Larger
 # batches gain nothing and delay other requests.
 WAVES = 16
-# Of the data-centre card of each compute capability (P100, P4, V100, T4, A100, A10, L4, H100, B200; the RTX 5090 for
-# 12.0), for profiles without their own number.
-MULTIPROCESSORS: Mapping[Capability, int] = {
-    (6, 0): 56,
-    (6, 1): 20,
-    (7, 0): 80,
-    (7, 5): 40,
-    (8, 0): 108,
-    (8, 6): 72,
-    (8, 9): 58,
-    (9, 0): 132,
-    (10, 0): 148,
-    (12, 0): 170,
-}
-OTHER_MULTIPROCESSORS = 80
+OTHER_MULTIPROCESSORS = 80  # of a profile without a number
 RECOVER_AFTER = 64  # successful full batches after which a reduced budget grows by an eighth
-RETRY_AFTER = 16_384  # successful full batches after which a size that failed after a recovery is tried again
 # Share of the budget from which a batch counts as full. Batches that the planner closed for lack of room exceed it,
 # because texts come longest first.
 FULL_SHARE = 0.5
@@ -88,9 +73,7 @@ def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> T
 def full_tokens(profile: DeviceProfile, hidden: int) -> int:
     """Return the tokens from which an encoder's narrowest product, (tokens, hidden), fills a card: WAVES tiles for each
     multiprocessor. Hidden size 384 or 1024: 27,264 or 10,240 on a T4, 90,112 or 33,792 on an H100."""
-    known = profile.multiprocessors or MULTIPROCESSORS.get(profile.capability or (0, 0), OTHER_MULTIPROCESSORS)
-    columns = -(-hidden // TILE)
-    rows = known * WAVES / columns
+    rows = (profile.multiprocessors or OTHER_MULTIPROCESSORS) * WAVES / -(-hidden // TILE)
     return max(LEAST_TOKENS, min(MOST_TOKENS, int(rows) * TILE))
 
 
@@ -130,27 +113,21 @@ class T4MemoryManager:
         self._most = CPU_TOKENS
         self._budget = CPU_TOKENS
         self._shrunk: int | None = None  # the reduced budget, until it has recovered
-        self._ceiling: int | None = None  # below a size that failed again after a recovery, so not by chance
-        self._recovering = False
         self._good_batches = 0
-        self._out_of_memory = 0
-        self._booked = 0
+        self.out_of_memory_count = 0
+        self.booked_bytes = 0
         self._cost: TokenCost | None = None
         self._full = MOST_TOKENS
 
     @property
     def usable_bytes(self) -> int:
         """Return the memory for batches: free memory within the fraction, less reserve and bookings."""
-        return max(0, self._unbooked_bytes - self._booked)
+        return max(0, self._unbooked_bytes - self.booked_bytes)
 
     @property
     def _unbooked_bytes(self) -> int:
         allowed = int(self._profile.memory_bytes * self._limits.fraction) - self._used
         return max(0, min(allowed, self._free) - self._limits.reserve_bytes)
-
-    @property
-    def booked_bytes(self) -> int:
-        return self._booked
 
     def book(self, size: int, times: float = 1.0) -> bool:
         """Reserve `size` bytes of the device, such as for a matrix to search, and plan batches for the rest. Return
@@ -158,18 +135,18 @@ class T4MemoryManager:
         if size < 0:
             raise ValueError(f"cannot book {size} bytes")
         with self._lock:
-            if self._booked + size > self._unbooked_bytes * BOOKABLE_SHARE * times:
+            if self.booked_bytes + size > self._unbooked_bytes * BOOKABLE_SHARE * times:
                 return False
-            self._booked += size
+            self.booked_bytes += size
             self._plan_again()
             return True
 
     def release(self, size: int) -> None:
         """Release booked bytes."""
         with self._lock:
-            if not 0 <= size <= self._booked:
-                raise ValueError(f"cannot release {size} bytes of {self._booked} that are booked")
-            self._booked -= size
+            if not 0 <= size <= self.booked_bytes:
+                raise ValueError(f"cannot release {size} bytes of {self.booked_bytes} that are booked")
+            self.booked_bytes -= size
             self._plan_again()
 
     def _plan_again(self) -> None:
@@ -183,18 +160,12 @@ class T4MemoryManager:
 
     @property
     def token_budget(self) -> int:
-        with self._lock:
-            return self._budget
+        return self._budget
 
     @property
     def planned_tokens(self) -> int:
         """Return the budget without reductions after OutOfMemory."""
-        with self._lock:
-            return self._most
-
-    @property
-    def out_of_memory_count(self) -> int:
-        return self._out_of_memory
+        return self._most
 
     def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
         """Set and return the budget for a model: the tokens that fit, up to those that fill the card. Without
@@ -205,43 +176,28 @@ class T4MemoryManager:
                 self._cost = measured or TokenCost(shape.bytes_per_token(precision))
                 self._full = full_tokens(self._profile, shape.hidden)
             self._most = self._budget = self._affordable(self._cost) if self._cost else CPU_TOKENS
-            self._shrunk = self._ceiling = None
-            self._recovering = False
+            self._shrunk = None
             return self._budget
 
     def shrink(self, failed_tokens: int) -> int:
         """Halve the budget after a batch of `failed_tokens` ran out of memory, and return the new budget. Of several
         batches planned with the same budget only the first halves it."""
         with self._lock:
-            self._out_of_memory += 1
+            self.out_of_memory_count += 1
             self._good_batches = 0
-            if self._recovering and failed_tokens <= self._budget:
-                self._ceiling = max(LEAST_TOKENS, failed_tokens - failed_tokens // 8)
-            self._recovering = False
             self._budget = self._shrunk = max(LEAST_TOKENS, min(self._budget, failed_tokens // 2))
             return self._budget
 
     def succeeded(self, tokens: int) -> None:
-        """Count a successful batch. After RECOVER_AFTER full ones a reduced budget grows; a size that failed after such
-        a recovery is tried again only after RETRY_AFTER full ones."""
+        """Count a successful batch. After RECOVER_AFTER full ones a reduced budget grows by an eighth."""
         with self._lock:
-            if self._budget >= self._most and self._ceiling is None:
-                self._shrunk = None if self._shrunk is None or self._shrunk <= self._most else self._shrunk
-                return
-            if tokens < self._budget * FULL_SHARE:
+            if self._shrunk is None or self._budget >= self._most or tokens < self._budget * FULL_SHARE:
                 return
             self._good_batches += 1
-            if self._ceiling is not None and self._budget >= min(self._ceiling, self._most):
-                if self._good_batches >= RETRY_AFTER:
-                    self._good_batches, self._ceiling = 0, None
-            elif self._good_batches >= RECOVER_AFTER:
+            if self._good_batches >= RECOVER_AFTER:
                 self._good_batches = 0
-                self._grow()
-
-    def _grow(self) -> None:
-        most = self._most if self._ceiling is None else min(self._most, self._ceiling)
-        self._budget = self._shrunk = min(most, self._budget + max(1, self._budget // 8))
-        self._recovering = True
+                grown = self._budget + max(1, self._budget // 8)
+                self._budget, self._shrunk = min(grown, self._most), grown if grown < self._most else None
 
     def calculate_optimal_batch_size(
         self,
@@ -251,17 +207,9 @@ class T4MemoryManager:
         min_batch: int = 1,
         max_batch: int = 64,
     ) -> int:
-        """Return how many samples fit into the usable memory; sizes are bytes per sample.
-
-        `processing_size_per_sample` defaults to twice input and output. The result is always within the bounds, and
-        from 8 on a multiple of 8, which fills tensor cores.
-        """
-        if min(input_size_per_sample, output_size_per_sample, processing_size_per_sample or 0) < 0:
-            raise ValueError("sizes per sample must not be negative")
-        if not 1 <= min_batch <= max_batch:
-            raise ValueError(f"min_batch {min_batch} and max_batch {max_batch} must satisfy 1 <= min <= max")
+        """Return how many samples fit into the usable memory, within the bounds; from 8 on a multiple of 8, which fills
+        tensor cores. Sizes are bytes per sample; `processing_size_per_sample` defaults to twice input and output."""
         moved = input_size_per_sample + output_size_per_sample
         processing = 2 * moved if processing_size_per_sample is None else processing_size_per_sample
         fitting = min(max_batch, self.usable_bytes // max(1, moved + processing))
-        aligned = fitting - fitting % 8 if fitting >= 8 else fitting
-        return max(min_batch, aligned)
+        return max(min_batch, fitting - fitting % 8 if fitting >= 8 else fitting)

@@ -30,7 +30,8 @@ def pause(failures: int, longest: float) -> float:
 
 
 class Run:
-    """A job as seen by its work. `fault`: set it to fail the job although the work returns a result."""
+    """A job as seen by its work; an `Observer` of it. `fault`: set it to fail the job although the work returns a
+    result."""
 
     def __init__(self, job: Job, journal: Journal) -> None:
         self.job = job
@@ -44,7 +45,10 @@ class Run:
         self._looked = time.monotonic()
         self._written = 0.0
 
-    def report(self, done: int, total: int) -> None:
+    def stage(self, name: str, seconds: float, items: int) -> None:
+        """Ignore how long a stage took."""
+
+    def progress(self, done: int, total: int) -> None:
         """Report progress; it is written every PROGRESS_SECONDS and at the end."""
         self.last = (done, total)
         if time.monotonic() - self._written >= PROGRESS_SECONDS:
@@ -52,10 +56,11 @@ class Run:
             with suppress(ConnectorError, StateUnusable):
                 self._journal.progress(self.id, done, total)
 
-    def wait(self, waiting: bool) -> None:
+    def event(self, name: str, **fields: str | int | float) -> None:
         """Record whether another worker blocks this job."""
-        with suppress(ConnectorError, StateUnusable):
-            self._journal.wait(self.id, waiting)
+        if name in ("waiting", "owned"):
+            with suppress(ConnectorError, StateUnusable):
+                self._journal.wait(self.id, name == "waiting")
 
     def stopping(self) -> bool:
         """Return whether the work should end early. Reads the file now and then, because another process may have

@@ -20,7 +20,7 @@ from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
 from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
-from app.src.settings import ScheduleSettings
+from app.src.settings.collections import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
 from connector.stores.records import in_utc
@@ -85,31 +85,25 @@ class Scheduler:
         """Queue due syncs; return the seconds until the next check. An error of one schedule does not stop the
         others."""
         now = self._clock()
-        soonest = now + LOOK_SECONDS
+        due = [now + LOOK_SECONDS]
         for name, schedule in self._schedules.items():
+            if schedule is None:
+                continue
             try:
-                if schedule is not None:
-                    soonest = min(soonest, self._look_at(name, schedule, now))
+                turn = self._jobs.turn(name)
+                if turn is None:  # the folder of the records was cleared
+                    self.register()
+                    turn = (now, None)
+                due.append(next_start(schedule, turn, now))
+                if due[-1] <= now:
+                    due[-1] = now + _BUSY_SECONDS
+                    if self._jobs.current(name) is None and self._jobs.add(name, "sync", self._request, turn):
+                        due[-1] = next_start(schedule, (turn[0], now), now)
+            except (JobRunning, QueueFull):
+                pass
             except (ConnectorError, StateUnusable) as error:
                 _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, error)
-        return max(0.01, soonest - now)
-
-    def _look_at(self, name: str, schedule: ScheduleSettings, now: float) -> float:
-        """Return when to check again."""
-        turn = self._jobs.turn(name)
-        if turn is None:  # the folder of the records was cleared
-            self.register()
-            return now
-        start = next_start(schedule, turn, now)
-        if start > now:
-            return start
-        if self._jobs.current(name) is not None:
-            return now + _BUSY_SECONDS
-        try:
-            taken = self._jobs.add(name, "sync", self._request, turn)
-        except (JobRunning, QueueFull):
-            return now + _BUSY_SECONDS
-        return now if taken is None else next_start(schedule, (turn[0], now), now)
+        return max(0.01, min(due) - now)
 
 
 class Background:
@@ -137,9 +131,6 @@ class Background:
             parts.expected_errors,
             passing,
             tuple(schedules),
-            keep_jobs=settings.state.keep_jobs,
-            keep_days=settings.state.keep_days,
-            max_queued=settings.state.max_queued,
             max_attempts=settings.state.max_attempts,
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,
@@ -191,7 +182,7 @@ class Background:
         return result
 
     def _report(self, run: Run) -> Mapping[str, Any]:
-        name, asked, observer = run.collection, run.job.request, _JobObserver(run)
+        name, asked = run.collection, run.job.request
         match run.job.kind:
             case "sync" | "build":
                 known = ("full", "max_deletes", "owner", "accept_schema")
@@ -199,12 +190,12 @@ class Background:
                 if asked.get("retry_login") and run.job.attempts == 1:  # only once: HANA locks users
                     self._parts.allow_login()
                 work = self._sync.run if run.job.kind == "sync" else self._sync.build
-                return work(name, request, observer, run.stopping).as_dict()
+                return work(name, request, run, run.stopping).as_dict()
             case "verify":
                 chosen = {"repair": asked.get("repair", False), "generation": asked.get("generation")}
-                return self._sync.verify(name, **chosen, observer=observer, stop=run.stopping).as_dict()
+                return self._sync.verify(name, **chosen, observer=run, stop=run.stopping).as_dict()
             case "retry":
-                return self._quarantine.retry(name, asked.get("ids"), observer, run.stopping).as_dict()
+                return self._quarantine.retry(name, asked.get("ids"), run, run.stopping).as_dict()
 
     # ------------------------------------------------------------------------------------------------------- status
 
@@ -243,20 +234,3 @@ def _stale_since(job: Job | None, status_of: Callable[[], CollectionStatus | Non
     status = status_of()
     last = None if status is None else in_utc(status.last_sync)
     return None if last is None or last.timestamp() > job.waiting_since else last.isoformat()
-
-
-class _JobObserver:
-    """Reports the progress of a job."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        pass
-
-    def progress(self, done: int, total: int) -> None:
-        self._run.report(done, total)
-
-    def event(self, name: str, **fields: str | int | float) -> None:
-        if name in ("waiting", "owned"):
-            self._run.wait(name == "waiting")

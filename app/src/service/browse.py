@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
-from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Literal
 
@@ -36,7 +35,6 @@ _ALL_THE_SAME = 1e-10  # variance below which unit vectors differ only by float3
 _LARGEST = sys.float_info.max  # JSON allows larger integers, but filters cannot compare them
 _DIGITS = 6
 _TITLE = 80  # characters
-_PROBE = 24  # characters of a beginning to find before the rest is compared
 # Short and without words, because minimum and maximum are shown whole.
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
 
@@ -159,15 +157,9 @@ class Browse:
             for place, (x, y) in zip(placed[:limit], xy.tolist(), strict=False):
                 value = None if field is None else rows[place].metadata.get(field)
                 title = " ".join(rows[place].text[: 4 * _TITLE].split())
-                points.append(
-                    {
-                        "id": shown_id(spec, rows[place].id),
-                        "x": round(x, _DIGITS),
-                        "y": round(y, _DIGITS),
-                        "color": value if _kind(value) is not None else None,
-                        "title": title if len(title) <= _TITLE else f"{title[:_TITLE].rsplit(' ', 1)[0]} ...",
-                    }
-                )
+                title = title if len(title) <= _TITLE else f"{title[:_TITLE].rsplit(' ', 1)[0]} ..."
+                point = {"id": shown_id(spec, rows[place].id), "x": round(x, _DIGITS), "y": round(y, _DIGITS)}
+                points.append(point | {"color": None if _kind(value) is None else value, "title": title})
             return {"points": points, "explained": explained, "sampled": len(placed), "rows": sample.rows}
 
         found = self._collections.read(name, within, read)
@@ -194,21 +186,16 @@ def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
-    """Join the chunks of a text. `overlapping`: chunks overlap (`Embedder.split`), so keep each overlap once; a text
-    that repeats itself at a boundary may lose a repetition."""
-    whole = texts[0] if texts else ""
-    for text in texts[1:]:
-        whole += text[_alike(whole, text) :] if overlapping else text
+    """Join the chunks of a text. `overlapping`: chunks overlap (`Embedder.split`), so keep each overlap once: the
+    longest end of the text so far that begins the next chunk. A text that repeats itself there may lose a
+    repetition."""
+    whole = ""
+    for text in texts:
+        same, start = 0, max(0, len(whole) - len(text)) - 1
+        while overlapping and not same and (start := whole.find(text[:1], start + 1)) >= 0:
+            same = (len(whole) - start) if text.startswith(whole[start:]) else 0
+        whole += text[same:]
     return whole
-
-
-def _alike(whole: str, text: str) -> int:
-    """Return the length of the longest suffix of `whole` that is a prefix of `text`."""
-    start = max(0, len(whole) - len(text)) - 1
-    while (start := whole.find(text[:_PROBE], start + 1)) >= 0:
-        if text.startswith(whole[start:]):
-            return len(whole) - start
-    return next((n for n in range(min(_PROBE, len(whole), len(text)), 0, -1) if whole.endswith(text[:n])), 0)
 
 
 _Kind = type[bool] | type[float] | type[str]
@@ -252,19 +239,13 @@ def _field(name: str, values: Values) -> Field:
         for (_, value), count in ranked
         if not (isinstance(value, str) and len(value) > LONGEST_VALUE)
     ][:VALUES]
-    least = most = None
-    if kinds == {float} or (kinds == {str} and all(_is_time(value) for _, value in values)):
-        plain = [value for _, value in values]
-        least, most = min(plain), max(plain)
+    plain, ordered = [value for _, value in values], kinds == {float}
+    if kinds == {str}:
+        with suppress(ValueError):  # a text that is not a day
+            ordered = all((day := _DAY.fullmatch(text)) and date.fromisoformat(day[1]) for text in plain)
+    least, most = (min(plain), max(plain)) if ordered else (None, None)
     kind: FieldType = "text" if not kinds else _TYPES[next(iter(kinds))] if len(kinds) == 1 else "mixed"
     return Field(name, kind, shown, len(shown) < len(values), least, most)
-
-
-def _is_time(text: str) -> bool:
-    found = _DAY.fullmatch(text)
-    with suppress(ValueError):
-        return found is not None and bool(date.fromisoformat(found[1]))
-    return False
 
 
 def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:
@@ -304,6 +285,4 @@ def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[Sto
     field, declared = names.get(color, color), set(names.values())
     if field in declared or any(_kind(row.metadata.get(field)) is not None for row in rows):
         return field
-    near = get_close_matches(color, sorted({*names, *declared, *(name for row in rows for name in row.metadata)}), 1)
-    hint = f'; did you mean "{near[0]}"?' if near else f"; declared are: {', '.join(names) or 'none'}"
-    raise ValueError(f"color: no metadata field has this name{hint}")
+    raise ValueError(f"color: no metadata field has this name; declared are: {', '.join(names) or 'none'}")

@@ -85,10 +85,18 @@ class Catalog:
         from connector.sync.sampling import preview
 
         found = self._introspect(ref, look_at_rows=True)
+        proposal = found.proposal
         embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
         try:
-            parsed = None if template is None else Template.parse(template)
-            spec = _previewed(found, template, parsed)
+            columns = () if template is None else Template.parse(template).columns
+            own = template is not None and all(found.table.column(name) for name in columns)
+            if template is not None and (proposal is None or (own and proposal.source != found.table.ref)):
+                spec = CollectionSpec("preview", found.table.ref, template)  # the table itself, by its own columns
+            elif proposal is None:
+                raise NoProposal(found.reason)
+            else:
+                wanted = template or proposal.template
+                spec = CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)
             document = preview(spec, source, embedder, samples)
         except (ConfigurationError, UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
@@ -143,15 +151,3 @@ class Catalog:
 def _in_hana(name: str) -> str:
     """Return the name as in HANA's table names, where a-b and A_B are equal."""
     return re.sub("[^A-Z0-9]", "_", name.upper())
-
-
-def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:
-    """Return the collection to render: the proposed one, or the table itself if the template uses only its columns."""
-    table, proposal = found.table, found.proposal
-    own = parsed is not None and all(table.column(name) for name in parsed.columns)
-    if template is not None and (proposal is None or (own and proposal.source != table.ref)):
-        return CollectionSpec("preview", table.ref, template)
-    if proposal is None:
-        raise NoProposal(found.reason)
-    wanted = template or proposal.template
-    return CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)

@@ -20,7 +20,7 @@ from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.core.queue import Lane, Watcher
+    from app.src.core.queue import Lane
 
 QUERY_CACHE_BYTES = 16 << 20
 
@@ -39,9 +39,26 @@ class EngineEmbedder:
         source: ModelSource | None = None,
     ) -> None:
         """`source`: where the engine was loaded from."""
-        metrics = self._metrics = metrics or Metrics()
+        from app.src.core.queue import Watcher  # core is imported with the engine only
+
+        counters = self._metrics = metrics or Metrics()
+
+        class _QueueMetrics(Watcher):
+            def queued(self, lane: Lane, texts: int) -> None:
+                counters.embed_queue.labels(lane).inc(texts)
+
+            def began(self, lane: Lane, waited: float) -> None:
+                counters.embed_wait_seconds.labels(lane).observe(waited)
+
+            def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+                counters.embed_batch_texts.labels(lane).observe(texts)
+                counters.embed_batch_tokens.labels(lane).observe(tokens)
+
+            def refused(self) -> None:
+                counters.embed_refused.inc()
+
         self.engine = engine
-        engine.configure_queue(max_wait=max_wait, watcher=_watcher(metrics))
+        engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
         # Pinned, to load exactly this model again.
         self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
         self.dimension = engine.dimension
@@ -114,27 +131,6 @@ class EngineEmbedder:
         self.engine.close()
         with self._queries_lock:
             self._queries.clear()
-
-
-def _watcher(metrics: Metrics) -> Watcher:
-    """Return the counter of queue events. Core is imported with the engine only."""
-    from app.src.core.queue import Watcher
-
-    class _QueueMetrics(Watcher):
-        def queued(self, lane: Lane, texts: int) -> None:
-            metrics.embed_queue.labels(lane).inc(texts)
-
-        def began(self, lane: Lane, waited: float) -> None:
-            metrics.embed_wait_seconds.labels(lane).observe(waited)
-
-        def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-            metrics.embed_batch_texts.labels(lane).observe(texts)
-            metrics.embed_batch_tokens.labels(lane).observe(tokens)
-
-        def refused(self) -> None:
-            metrics.embed_refused.inc()
-
-    return _QueueMetrics()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from connector.errors import UnknownRow
 from connector.hana.catalog import did_you_mean
 from connector.model import CollectionSpec, CollectionStatus, Column, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words
-from connector.stores.filters import Kind, compared
+from connector.stores.filters import Kind, parse, terms
 from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
 from connector.stores.records import FOREIGN, shown_id, stored_ids
 from connector.stores.scan import single_threaded
@@ -491,7 +491,7 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
-    unknown = sorted({term.field for term in compared(where, names)} - set(names.values()))
+    unknown = sorted({term.field for term in terms(parse(where, names))} - set(names.values()))
     if spec.written_by_clients:  # metadata that clients write is not declared
         unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
@@ -500,7 +500,7 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
     # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
-    for term in () if spec.written_by_clients else compared(where, names):
+    for term in () if spec.written_by_clients else terms(parse(where, names)):
         name, text = term.field, str(term.values[0]) if term.kind is Kind.TEXT and term.values else ""
         day = None if term.operator in ("$like", "$contains") else iso_date(text)
         if day and is_dats(Column(name, "NVARCHAR", len(text))):

@@ -80,7 +80,6 @@ class EmbeddingSettings(Section):
     max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
     preallocate: bool = setting(False, "compute one largest batch at loading, to allocate the card's memory then")
-    clear_cache: bool = setting(False, "return memory to the card after each large batch; for shared cards")
     cudnn_benchmark: bool = setting(False, "tune cuDNN's convolutions; no effect: text encoders have none")
     profiling: bool = setting(False, "NVTX ranges around the engine's steps, for a profiler")
 
@@ -156,9 +155,6 @@ class StateSettings(Section):
     """The records of jobs."""
 
     path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
-    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
-    keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
-    max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
 

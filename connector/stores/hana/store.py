@@ -305,10 +305,6 @@ class HanaView:
     generation: int | None
     row_filter: Filter | None
 
-    @property
-    def pool(self) -> HanaPool:
-        return self.store._pool
-
     def _read(self, where: Filter | None, read: Callable[[Collection, filters.Condition | None], T]) -> T:
         """Call `read` with the active generation. If it fails because another process switched and dropped that
         generation, call it once more with the one active now."""
@@ -346,7 +342,7 @@ class HanaView:
 
             def best(count: int) -> Rows:
                 sql = table.search(count, only, exact=exact)
-                return self.pool.read(sql, (query, *only.parameters), doing="searching")
+                return self.store._pool.read(sql, (query, *only.parameters), doing="searching")
 
             return _best(best, k)
 
@@ -362,12 +358,12 @@ class HanaView:
             table, only = self.store._table(found.table), compiled(condition)
             within = compiled(condition.within if isinstance(condition, filters.Guarded) else None)
             full_text = self.store._searches_texts(table)
-            weighed = keywords.weigh(self.pool, table, text, full_text, within)
+            weighed = keywords.weigh(self.store._pool, table, text, full_text, within)
             if weighed is None:
                 return []
 
             def best(count: int) -> Rows:
-                return self.pool.read(
+                return self.store._pool.read(
                     *keywords.statement(table, full_text, weighed, count, only), doing="searching by words"
                 )
 
@@ -383,7 +379,7 @@ class HanaView:
             rest = f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{only.and_also} ORDER BY "PLACE", "SRC_KEY"'
             sql = self.store._table(found.table).top(count, place, only, rest)
             parameters = [*(f"%{each}%" for each in (*whole, number)), *only.parameters]
-            rows = self.pool.read(sql, parameters, doing="looking for a number in keys")
+            rows = self.store._pool.read(sql, parameters, doing="looking for a number in keys")
             return [as_hit((*row[:5], 0.0)) for row in rows]
 
         return self._read(where, read)
@@ -401,7 +397,7 @@ class HanaView:
                         f"FROM {table.sql} "
                         f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{only.and_also}'
                     )
-                    texts += map(as_text, self.pool.read(sql, (*some, *only.parameters), doing="reading rows"))
+                    texts += map(as_text, self.store._pool.read(sql, (*some, *only.parameters), doing="reading rows"))
             return records.in_order_of(ids, texts)
 
         return self._read(None, read)
@@ -415,7 +411,7 @@ class HanaView:
                 some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
                 places = ", ".join("?" * len(some))
                 sql = f'SELECT "ID", "VEC_VECTOR" FROM {self.store._table(found.table).sql} WHERE "ID" IN ({places})'
-                stored |= dict(self.pool.read(sql, some, doing="reading the vectors of hits"))
+                stored |= dict(self.store._pool.read(sql, some, doing="reading the vectors of hits"))
             for place, id_ in enumerate(ids):
                 vector = records.from_fvecs(stored.get(id_), found.stamp.dimension)
                 if vector is not None:
@@ -428,12 +424,12 @@ class HanaView:
         def read(found: Collection, condition: filters.Condition | None) -> Sample:
             doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
             source = f"FROM {self.store._table(found.table).sql} WHERE {_FIRST}{only.and_also}"
-            (rows,) = self.pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
+            (rows,) = self.store._pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
             sql = (
                 f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
                 f'ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), {SPREAD_MODULUS}), "ID"'
             )
-            chosen = self.pool.read(sql, only.parameters, doing=doing)
+            chosen = self.store._pool.read(sql, only.parameters, doing=doing)
             return Sample([as_text(row) for row in chosen], max(rows, len(chosen)))
 
         return self._read(None, read)
@@ -456,7 +452,7 @@ class HanaView:
                 return rows
 
             try:
-                plan = self.pool.in_transaction(explain, doing=doing)
+                plan = self.store._pool.in_transaction(explain, doing=doing)
             except (StatementFailed, PermissionRefused) as error:
                 return IndexUse(None, f"HANA does not explain the search (error {error.code})")
             used = IndexUse(False, "no operator of HANA's plan names a vector index")

@@ -22,14 +22,7 @@ from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
 from connector.stores.local.tables import by_ids, hits, only
-from connector.stores.scan import (
-    Positions,
-    Ranking,
-    ScanView,
-    SharedScans,
-    VectorScan,
-    exact_scores,
-)
+from connector.stores.scan import Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows is answered from the matching rows
 SELECTIVE_ROWS = 2000

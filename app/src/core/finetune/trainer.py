@@ -20,9 +20,8 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..backends import DeviceUnavailable, OutOfMemory
 from ..backends.folder import Folder
-from ..backends.torch.backend import memory_errors_mapped
 from ..backends.torch.encoders import quiet_transformers
-from ..backends.torch.process import on_compute_thread
+from ..backends.torch.process import memory_errors_mapped, on_compute_thread
 from .recipe import (
     CHECKPOINTS,
     LONGEST_BETWEEN,

@@ -94,8 +94,8 @@ def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequ
         both = "both packages contain the same module, so only one may be installed"
         return "cpu", f"onnxruntime is the build for CPUs: uninstall it, then {install} ({both})"
     if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
-        has, least = (".".join(map(str, each)) for each in (profile.capability, LEAST_CAPABILITY))
-        return "cpu", f"{profile.name} has compute capability {has}; onnxruntime-gpu and TensorRT begin at {least}"
+        has = f"{profile.name} has compute capability {profile.dotted_capability}"
+        return "cpu", f"{has}; onnxruntime-gpu and TensorRT begin at 7.5"
     if TENSORRT not in available or tensorrt is None:
         return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
     if tensorrt.partition(".")[0] != str(TENSORRT_MAJOR):
@@ -147,7 +147,7 @@ class GraphServing:
         # What verdicts and engines depend on.
         self._card: Dependencies = {
             "gpu": self.profile.name,
-            "capability": None if self.profile.capability is None else ".".join(map(str, self.profile.capability)),
+            "capability": self.profile.dotted_capability,
             "runtime": self.runtime,
             "onnxruntime": onnxruntime.__version__,
             "tensorrt": tensorrt,
@@ -266,12 +266,13 @@ class GraphServing:
         }
         for name, size in sizes.items():
             options[f"trt_profile_{name}_shapes"] = f"{INPUT_IDS}:{size},{ATTENTION_MASK}:{size}"
+        depends: Dependencies = {"model": self._weights, "graph": graph.sha256, **self._card, **options}
         while True:
-            folder = self._cache.engine_folder({"model": self._weights, "graph": graph.sha256, **self._card, **options})
-            caches = {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
+            folder = self._cache.engine_folder(depends)
+            options |= {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
             cached, started = any(folder.iterdir()), time.perf_counter()
             try:
-                session = self._session(graph.graph, (TENSORRT, options | caches))
+                session = self._session(graph.graph, (TENSORRT, options))
                 with loading_errors_mapped():
                     for rectangle in ((1, 1), (texts, shape.max_tokens)):
                         ids = np.zeros(rectangle, np.int64)

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,10 +15,10 @@ from .. import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, Pending, TokenB
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
-from .process import TF32, on_compute_thread, one_thread
+from .process import TF32, memory_errors_mapped, on_compute_thread, one_thread
 
 if TYPE_CHECKING:
-    from .staging import Arriving, Downloads
+    from .staging import Downloads
 
 # Largest tokens x hidden size that one CPU thread computes: 64 tokens of the default model, more than most search
 # texts. For 12 tokens one thread takes 2.5 ms and two take 1.8 ms on two idle cores; on busy cores one takes 4 ms and
@@ -34,9 +32,9 @@ class TorchOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
-    forces padded batches, for comparison. On a card only: `overlap` launches a batch while the previous one computes,
-    and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster. `clear_cache`
-    frees memory after large batches, `cudnn_benchmark` lets cuDNN compare its convolutions; neither affects vectors.
+    forces padded batches, for comparison. On a card only, without effect on vectors: `overlap` launches a batch while
+    the previous one computes, `graphs` replays small batches from CUDA graphs if that measures faster, and
+    `cudnn_benchmark` lets cuDNN compare its convolutions.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -47,9 +45,8 @@ class TorchOptions:
     revision: str | None = None
     packed: bool = True
     overlap: bool = True
-    graphs: str = "auto"
+    graphs: bool = True
     cudnn_benchmark: bool = False
-    clear_cache: bool = False
 
 
 class TorchBackend(TokenizingBackend):
@@ -128,8 +125,7 @@ class TorchBackend(TokenizingBackend):
 
         with torch.inference_mode(), memory_errors_mapped():
             encoder = self._in_fp32() if exact else self._loaded()
-            arriving = downloads.fetch(encoder(batch).float())
-        return Landing(arriving, clear_cache=self._options.clear_cache and batch.tokens >= LARGE_BATCH)
+            return downloads.fetch(encoder(batch).float())
 
     def free_bytes(self) -> int:
         if self.profile.kind == "cpu":
@@ -190,7 +186,7 @@ class TorchBackend(TokenizingBackend):
         if self._target.precision == "fp32":
             return self._loaded()
         if self._exact is None:
-            exact = replace(self._target, precision="fp32", graphs="off")
+            exact = replace(self._target, precision="fp32", graphs=False)
             self._exact, _reason = load_encoder(self._folder, exact, packed=self._options.packed)
         return self._exact
 
@@ -212,51 +208,3 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
     if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process
         torch.backends.cudnn.benchmark = True
     return Target(profile, precision, options.graphs), reason
-
-
-LARGE_BATCH = 8192  # tokens of a batch after which `clear_cache` frees memory: smaller ones leave little
-
-
-# Messages of the host's allocators, of CUDA outside torch's allocator (pinned memory, kernels, recordings), and of
-# cuBLAS without memory for its handle.
-_NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-
-
-@contextlib.contextmanager
-def memory_errors_mapped() -> Iterator[None]:
-    """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host.
-
-    Frees the failed batch first, whose tensors live on in the traceback's frames, then the GPU's cache.
-    """
-    import torch
-
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        own = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not own and not any(words in str(error) for words in _NO_MEMORY):
-            raise
-        traceback.clear_frames(error.__traceback__)
-        torch.cuda.empty_cache()  # does nothing if no card is in use
-        raise OutOfMemory("memory does not hold this batch") from error
-
-
-class Landing:
-    """A launched batch that raises the engine's errors, also for errors that the device reports late.
-
-    `clear_cache` then returns torch's cached memory to the driver; the next batch has to allocate it again, which waits
-    for the card.
-    """
-
-    def __init__(self, arriving: Arriving, *, clear_cache: bool = False) -> None:
-        self._arriving = arriving
-        self._clear_cache = clear_cache
-
-    def result(self) -> Vectors:
-        import torch
-
-        with torch.inference_mode(), memory_errors_mapped():
-            vectors = self._arriving.result()
-        if self._clear_cache:
-            torch.cuda.empty_cache()
-        return vectors

@@ -43,11 +43,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Device and precision of an encoder; on a card `graphs` (auto, on, off) replays small batches."""
+    """Device and precision of an encoder; on a card `graphs` replays small batches if that is faster."""
 
     profile: DeviceProfile
     precision: Precision
-    graphs: str = "auto"
+    graphs: bool = True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,17 +79,17 @@ def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words:
     """Add CUDA graphs if attention allows it and they measure faster. `words`: size of the vocabulary."""
     import torch
 
-    from .graphs import CudaRecorder, GraphedEncoder, with_graphs
+    from .graphs import GraphedEncoder, cuda_recorder, with_graphs
     from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention_reason}"
-    if target.graphs == "off":
+    if not target.graphs:
         return encoder, f"{reasons}; CUDA graphs are switched off"
-    if not encoder.attention.any_layout:
+    if not encoder.any_layout:
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
-    graphed = GraphedEncoder(encoder, CudaRecorder(device), uploads_for(device))
-    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words, always=target.graphs == "on")
+    graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
+    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words)
     return best, f"{reasons}; {why}"
 
 

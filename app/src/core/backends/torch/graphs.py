@@ -6,7 +6,6 @@ Launching some eighty kernels takes longer than computing thirty tokens.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from ...ranges import ranged
 from .. import Pause, TokenBatch
 from .encoders import trial_batch
-from .packed import Inputs, Layout, PackedEncoder
+from .linears import gain
+from .packed import Layout, PackedEncoder
 from .staging import Uploads
 
 # A batch's tokens are rounded up to one of these. Launching the kernels takes less time than computing 1,024 tokens of
@@ -68,13 +68,16 @@ class GraphedEncoder:
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         tokens = rung_for(batch.tokens, len(batch)) if self._on else None
-        if tokens is None or tokens > self._most:
-            return self._computed(batch)
-        rung = self._rungs.get(tokens) or self._recorded(tokens)
-        if rung is None:
-            return self._computed(batch)
-        self._fill(rung, batch)
-        return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
+        if tokens is not None and tokens <= self._most:
+            rung = self._rungs.get(tokens) or self._recorded(tokens)
+            if rung is not None:
+                self._fill(rung, batch)
+                return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
+        try:
+            return self.encoder(batch)
+        except torch.OutOfMemoryError:
+            self._rungs.clear()
+            raise
 
     @ranged("forward")
     def _replayed(self, rung: _Rung) -> torch.Tensor:
@@ -86,13 +89,6 @@ class GraphedEncoder:
         self._most = tokens
         self._rungs = {size: rung for size, rung in self._rungs.items() if size <= tokens}
 
-    def _computed(self, batch: TokenBatch) -> torch.Tensor:
-        try:
-            return self.encoder(batch)
-        except torch.OutOfMemoryError:
-            self._rungs.clear()
-            raise
-
     def _recorded(self, tokens: int) -> _Rung | None:
         """Record a new size; if that fails, return None and stop using graphs."""
         longest = self.encoder.longest
@@ -101,8 +97,8 @@ class GraphedEncoder:
             fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
             numbers = self._uploads.send()
             ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
-            inputs = Inputs(ids, positions, Layout((), min(tokens, longest), cumulative))
-            recording, found = self._record(lambda: self.encoder.compute(inputs))
+            layout = Layout((), min(tokens, longest), cumulative)
+            recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
         except RuntimeError:  # includes OutOfMemoryError
             self._on = False
             self._rungs.clear()
@@ -151,17 +147,14 @@ def fill(
 WARM_UP = 3
 
 
-class CudaRecorder:
-    """Records with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
+def cuda_recorder(device: torch.device) -> Record:
+    """Record with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
+    pool: Any = torch.cuda.graph_pool_handle()
+    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         """Warm up on a separate stream, as torch's notes on CUDA graphs require, then record."""
-        beside, computing = self._stream, torch.cuda.current_stream(self._device)
+        computing = torch.cuda.current_stream(device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
             for _ in range(WARM_UP):
@@ -169,9 +162,9 @@ class CudaRecorder:
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         # thread_local: a search in another thread may allocate on the card meanwhile; "global" would make both fail.
-        recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
+        recording = torch.cuda.graph(graph, pool=pool, stream=beside, capture_error_mode="thread_local")
         # torch.cuda.graph waits for the current device, and leaves its stream current if ending a recording fails.
-        with torch.cuda.device(self._device), torch.cuda.stream(computing):
+        with torch.cuda.device(device), torch.cuda.stream(computing):
             try:
                 with torch.inference_mode(), recording:
                     found = work()
@@ -179,14 +172,16 @@ class CudaRecorder:
                 # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
                 # versions raise here.
                 with contextlib.suppress(RuntimeError, AttributeError, TypeError):
-                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                    torch._C._cuda_endAllocateToPool(device.index, pool)
                 raise
         return graph, found
+
+    return record
 
 
 # -------------------------------------------------------------------------------------------------- use only if faster
 
-PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9  # tokens of the measured batches; the first is a query
+PROBES = (24, 128, 512, 1024, 2048, 4096)  # tokens of the measured batches; the first is a query
 # Not 1: filling up a batch changes the shape of the products, and so the rounding in half precision.
 LEAST_COSINE = 0.9999
 
@@ -195,49 +190,36 @@ def with_graphs(
     graphed: GraphedEncoder,
     finish: Callable[[], None],
     words: int,
-    *,
-    always: bool = False,
     probes: Sequence[int] = PROBES,
 ) -> tuple[Any, str]:
     """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
 
-    `finish` waits for the device; `words`: size of the vocabulary; `always`: do not measure.
+    `finish` waits for the device; `words`: size of the vocabulary.
     """
+
+    def clock() -> float:
+        finish()
+        return time.perf_counter()
+
     encoder = graphed.encoder
     gains: dict[int, float] = {}
     with torch.inference_mode():
         for tokens in probes:
             probe = trial_batch(tokens, encoder.longest, words)
-            wanted, found = encoder(probe).double(), graphed(probe).double()
-            cosine = float(torch.nn.functional.cosine_similarity(wanted, found).min())
+            pair = encoder(probe).double(), graphed(probe).double()
+            cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
             if not graphed.recorded:  # recording failed, so all later batches are launched
                 return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
                 if tokens == probes[0]:
                     return encoder, f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
                 break
-            if always:
-                return graphed, f"CUDA graphs for batches up to {LADDER[-1]} tokens: asked for"
-            gains[tokens] = _gain(partial(encoder, probe), partial(graphed, probe), finish)
+            gains[tokens] = gain(partial(encoder, probe), partial(graphed, probe), clock)
             if gains[tokens] < GAIN:
                 break
-    measured = ", ".join(f"{gain:.2f} x as fast for {tokens}" for tokens, gain in gains.items())
-    most = max((rung_for(tokens, 1) or 0 for tokens, gain in gains.items() if gain >= GAIN), default=0)
+    measured = ", ".join(f"{found:.2f} x as fast for {tokens}" for tokens, found in gains.items())
+    most = max((rung_for(tokens, 1) or 0 for tokens, found in gains.items() if found >= GAIN), default=0)
     if not most:
         return encoder, f"CUDA graphs measured {measured} tokens: not used"
     graphed.only_up_to(most)
     return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
-
-
-def _gain(one: Callable[[], object], other: Callable[[], object], finish: Callable[[], None]) -> float:
-    """Return the median speed of `other` relative to `one`, in interleaved rounds."""
-
-    def seconds(work: Callable[[], object]) -> float:
-        finish()
-        started = time.perf_counter()
-        work()
-        finish()
-        return max(time.perf_counter() - started, 1e-9)
-
-    seconds(one), seconds(other)
-    return statistics.median(seconds(one) / seconds(other) for _ in range(PROBE_ROUNDS))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -25,13 +24,7 @@ from .staging import uploads_for
 # ----------------------------------------------------------------------------------------------------------- attention
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`count` consecutive sequences of `length` tokens, starting at token `start`."""
-
-    start: int
-    count: int
-    length: int
+Run = tuple[int, int, int]  # the first token of consecutive sequences, their number, and the tokens of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +36,10 @@ class Layout:
     longest: int
     cumulative: torch.Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """One packed batch on the device: two int32 tensors (tokens) and their layout. `positions` are counted as the
-    architecture does."""
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    layout: Layout
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Layout:
+        cumulative = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(runs_of(lengths), max(lengths), cumulative.to(device))
 
 
 def runs_of(lengths: Sequence[int]) -> list[Run]:
@@ -59,88 +47,62 @@ def runs_of(lengths: Sequence[int]) -> list[Run]:
     runs: list[Run] = []
     start = 0
     for length, group in groupby(lengths):
-        runs.append(Run(start, sum(1 for _ in group), length))
-        start += runs[-1].count * length
+        runs.append((start, sum(1 for _ in group), length))
+        start += runs[-1][1] * length
     return runs
 
 
-def layout_of(lengths: Sequence[int], device: torch.device) -> Layout:
-    cumulative = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return Layout(runs_of(lengths), max(lengths), cumulative.to(device))
+# From (tokens, 3 x hidden) queries, keys and values to (tokens, hidden); with the number of heads.
+Attention = Callable[[torch.Tensor, Layout, int], torch.Tensor]
 
 
-class EqualRuns:
-    """Attention from (tokens, 3 x hidden) queries, keys and values to (tokens, hidden), by torch's own for each run.
+def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+    """Compute by torch's own attention for each run, without a mask or copies; the only one that needs `runs`.
 
-    Works on every device, without a mask or copies. Each length needs its own kernel launch, which costs time on GPUs
-    only. `any_layout`: works without `runs`.
+    Works on every device. Each length needs its own kernel launch, which costs time on GPUs only.
     """
-
-    name = "runs of equal length"
-    any_layout = False
-
-    def __init__(self, heads: int) -> None:
-        self._heads = heads
-
-    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        parts = []
-        for run in layout.runs:
-            rows = qkv[run.start : run.start + run.count * run.length]
-            heads = rows.view(run.count, run.length, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(heads[0], heads[1], heads[2])
-            parts.append(out.transpose(1, 2).reshape(run.count * run.length, -1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    parts = []
+    for start, count, length in layout.runs:
+        rows = qkv[start : start + count * length]
+        query, key, value = rows.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(query, key, value)
+        parts.append(out.transpose(1, 2).reshape(count * length, -1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Varlen(EqualRuns):
-    """torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Only arguments that
-    torch 2.10 to 2.13 share are used."""
+def varlen_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+    """Compute by torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Only
+    arguments that torch 2.10 to 2.13 share are used."""
+    from torch.nn.attention import varlen
 
-    name = "varlen_attn"
-    any_layout = True
-
-    def __init__(self, heads: int) -> None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        super().__init__(heads)
-        self._apply = varlen_attn
-
-    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        query, key, value = qkv.view(len(qkv), 3, self._heads, -1).unbind(1)
-        starts, longest = layout.cumulative, layout.longest
-        out = self._apply(query, key, value, starts, starts, longest, longest)
-        assert isinstance(out, torch.Tensor)  # it is a pair only if auxiliary results are requested
-        return out.reshape(len(qkv), -1)
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    starts, longest = layout.cumulative, layout.longest
+    out = varlen.varlen_attn(query, key, value, starts, starts, longest, longest)
+    assert isinstance(out, torch.Tensor)  # it is a pair only if auxiliary results are requested
+    return out.reshape(len(qkv), -1)
 
 
-class MemoryEfficient(EqualRuns):
-    """CUTLASS' kernel with sequence borders: fp32 and fp16, compute capability 5.0 and up. The call is that of torch's
-    nested tensors (torch/nested/_internal/sdpa.py)."""
-
-    name = "memory-efficient attention"
-    any_layout = True
-
-    def __init__(self, heads: int) -> None:
-        super().__init__(heads)
-        self._apply = torch.ops.aten._efficient_attention_forward
-
-    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        query, key, value = (part.unsqueeze(0) for part in qkv.view(len(qkv), 3, self._heads, -1).unbind(1))
-        starts, longest = layout.cumulative, layout.longest
-        out: torch.Tensor = self._apply(query, key, value, None, starts, starts, longest, longest, 0.0, 0)[0]
-        return out.reshape(len(qkv), -1)
+def memory_efficient_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+    """Compute by CUTLASS' kernel with sequence borders: fp32 and fp16, compute capability 5.0 and up. The call is that
+    of torch's nested tensors (torch/nested/_internal/sdpa.py)."""
+    query, key, value = (part.unsqueeze(0) for part in qkv.view(len(qkv), 3, heads, -1).unbind(1))
+    starts, longest = layout.cumulative, layout.longest
+    kernel = torch.ops.aten._efficient_attention_forward
+    out: torch.Tensor = kernel(query, key, value, None, starts, starts, longest, longest, 0.0, 0)[0]
+    return out.reshape(len(qkv), -1)
 
 
-def candidates(profile: DeviceProfile, dtype: torch.dtype) -> list[type[EqualRuns]]:
+def candidates(profile: DeviceProfile, dtype: torch.dtype) -> list[Attention]:
     """Return the attentions to try, best first. FlashAttention needs half precision and compute capability 8.0; CUTLASS
     needs 8.0 for bfloat16."""
-    if profile.capability is None:
-        return [EqualRuns]
-    new = profile.capability >= (8, 0)
-    found: list[type[EqualRuns]] = [Varlen] if new and dtype != torch.float32 else []
-    if new or dtype != torch.bfloat16:
-        found.append(MemoryEfficient)
-    return [*found, EqualRuns]
+    found: list[Attention] = [runs_of_equal_length]
+    if profile.capability is not None:
+        new = profile.capability >= (8, 0)
+        if new or dtype != torch.bfloat16:
+            found.insert(0, memory_efficient_attention)
+        if new and dtype != torch.float32:
+            found.insert(0, varlen_attention)
+    return found
 
 
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
@@ -148,13 +110,13 @@ _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[EqualRuns, str]:
+def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[Attention, str]:
     """Return the first candidate whose results equal plain fp32 arithmetic here, else the last one; and the reason.
     `width`: hidden size."""
     reasons: list[str] = []
     *tried, last = candidates(profile, dtype)
     if not tried:
-        return last(heads), last.name
+        return last, _name(last)
     qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=torch.Generator().manual_seed(7))
     qkv = qkv.to(profile.torch_name, dtype)
     wanted = []
@@ -162,19 +124,23 @@ def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -
         query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
         weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
         wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
-    for make in tried:
+    for attention in tried:
+        name = _name(attention)
         try:
-            attention = make(heads)
             with torch.inference_mode():
-                found = attention(qkv, layout_of(_LENGTHS, qkv.device))
+                found = attention(qkv, Layout.of(_LENGTHS, qkv.device), heads)
                 worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
             if worst <= TOLERANCE[dtype]:
-                return attention, "; ".join([*reasons, f"{make.name} gives the right numbers here"])
-            reasons.append(f"{make.name}: off by {worst:.2g}")
+                return attention, "; ".join([*reasons, f"{name} gives the right numbers here"])
+            reasons.append(f"{name}: off by {worst:.2g}")
         except Exception as error:  # the next candidate is tried
             said = str(error).partition("\n")[0][:120]
-            reasons.append(f"{make.name}: {type(error).__name__}: {said}")
-    return last(heads), "; ".join([*reasons, last.name])
+            reasons.append(f"{name}: {type(error).__name__}: {said}")
+    return last, "; ".join([*reasons, _name(last)])
+
+
+def _name(attention: Attention) -> str:
+    return attention.__name__.replace("_", " ")
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -245,6 +211,7 @@ class PackedEncoder:
         self.longest = folder.max_length
         hidden, dtype = weights.words.shape[1], weights.words.dtype
         self.attention, self.attention_reason = choose(profile, weights.heads, hidden, dtype)
+        self._heads = weights.heads
         self._mean = folder.pooling == "mean"
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._uploads = uploads_for(weights.words.device)
@@ -265,38 +232,48 @@ class PackedEncoder:
     def pauses(self) -> int:
         return len(self._layers)
 
+    @property
+    def any_layout(self) -> bool:
+        """Return whether attention works without runs, as CUDA graphs require."""
+        return self.attention is not runs_of_equal_length
+
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
-        return self.compute(self._sent(filled(batch)), pause)[: len(batch)]
+        return self.compute(*self._sent(filled(batch)), pause)[: len(batch)]
 
     def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return ids and positions of a batch, each int32 (tokens)."""
         return batch.ids, positions_of(batch, self._padding_id)
 
     @ranged("copy")
-    def _sent(self, batch: TokenBatch) -> Inputs:
+    def _sent(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor, Layout]:
         """Copy all inputs of a batch to the device in one transfer."""
         tokens, lengths, cumulative = len(batch.ids), batch.lengths.tolist(), batch.offsets.astype(np.int32)
         np.concatenate([*self.staged(batch), cumulative], out=self._uploads.room(2 * tokens + len(cumulative)))
         ids, positions, borders = torch.split(self._uploads.send(), [tokens, tokens, len(cumulative)])
-        return Inputs(ids, positions, Layout(runs_of(lengths), max(lengths), borders))
+        return ids, positions, Layout(runs_of(lengths), max(lengths), borders)
 
     @ranged("forward")
-    def compute(self, inputs: Inputs, pause: Pause | None = None) -> torch.Tensor:
-        """Return pooled vectors, float32 (sequences, dimension)."""
-        x = self._norm(F.embedding(inputs.ids, self._words) + F.embedding(inputs.positions, self._positions))
-        attend = partial(self.attention, layout=inputs.layout)
+    def compute(
+        self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, pause: Pause | None = None
+    ) -> torch.Tensor:
+        """Return pooled vectors, float32 (sequences, dimension), of int32 ids and positions (tokens)."""
+        x = self._norm(F.embedding(ids, self._words) + F.embedding(positions, self._positions))
+
+        def attend(qkv: torch.Tensor) -> torch.Tensor:
+            return self.attention(qkv, layout, self._heads)
+
         for layer in self._layers:
             x = layer(x, attend)
             if pause is not None:
                 pause()
-        return self._pool(x.float(), inputs.layout)
+        return self._pool(x.float(), layout)
 
     @ranged("pool")
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if x.device.type == "cpu" and layout.runs:
             parts = []
-            for run in layout.runs:
-                rows = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
+            for start, count, length in layout.runs:
+                rows = x[start : start + count * length].view(count, length, -1)
                 parts.append(rows.mean(1) if self._mean else rows[:, 0])
             return torch.cat(parts)
         starts = layout.cumulative

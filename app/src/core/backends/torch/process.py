@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ...device import DeviceProfile, Precision
+from .. import OutOfMemory
 
 Result = TypeVar("Result")
 
@@ -58,6 +60,30 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+# Messages of the host's allocators, of CUDA outside torch's allocator (pinned memory, kernels, recordings), and of
+# cuBLAS without memory for its handle.
+_NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+
+
+@contextmanager
+def memory_errors_mapped() -> Iterator[None]:
+    """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host.
+
+    Frees the failed batch first, whose tensors live on in the traceback's frames, then the GPU's cache.
+    """
+    import torch
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        own = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not own and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        torch.cuda.empty_cache()  # does nothing if no card is in use
+        raise OutOfMemory("memory does not hold this batch") from error
 
 
 class Tf32Switch:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import Vectors
+from .process import memory_errors_mapped
 
 SLOTS = 3  # buffers for each direction: one for the card, one waiting, one for the host
 GROWTH = 2  # a buffer that is too small grows to twice the size needed: pinning is slow
@@ -124,8 +125,9 @@ class Arriving:
             if self._buffer is None:
                 return
             try:
-                self._done.synchronize()
-                self._found = self._buffer.numpy().copy()
+                with torch.inference_mode(), memory_errors_mapped():  # errors that the device reports late
+                    self._done.synchronize()
+                    self._found = self._buffer.numpy().copy()
             except Exception as error:
                 self._found = error
             self._buffer = self._source = None
