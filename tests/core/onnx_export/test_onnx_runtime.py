@@ -74,7 +74,8 @@ class Recording:
         return [self._change(np.array(self._inner.run(outputs, feeds)[0]))]
 
     def get_providers(self) -> Sequence[str]:
-        return self._inner.get_providers()
+        providers: Sequence[str] = self._inner.get_providers()
+        return providers
 
 
 @pytest.fixture
