@@ -152,7 +152,6 @@ def benchmark_embed(
 
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
-    benchmark.check(embedding, chosen, folder)
     with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
