@@ -16,7 +16,8 @@ from typing import Any
 
 from app.src.access.principal import OPERATOR
 from app.src.service.service import Service
-from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
+from app.src.settings import CollectionSettings, HanaSettings, Settings
+from app.src.settings.model import StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import emulator_command
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from app.src.cli import app
 from app.src.mcp.tools import Tools
-from app.src.settings import McpSettings
+from app.src.settings.model import McpSettings
 from tests.agents.conftest import Ground
 from tests.surface.conftest import ROOT
 

@@ -22,7 +22,7 @@ from fastapi import APIRouter
 from mcp import Client
 
 from app.src.service.service import Service
-from app.src.settings import McpSettings
+from app.src.settings.model import McpSettings
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 from tests.agents.conftest import HOSTILE, Ground, said, serving_with

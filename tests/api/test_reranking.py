@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from app.src.access.principal import OPERATOR, Principal
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
-from app.src.settings import SearchSettings, Settings, SettingsError
+from app.src.settings import Settings, SettingsError
+from app.src.settings.model import SearchSettings
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in
 from tests.api.test_jobs import until
 

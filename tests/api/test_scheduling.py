@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from app.src.jobs.journal import JobOptions, Turn
 from app.src.jobs.runner import Jobs, Run
 from app.src.service.background import Scheduler, next_start
-from app.src.settings import ScheduleSettings
+from app.src.settings.collections import ScheduleSettings
 from connector.errors import DatabaseError
 from tests.api.test_jobs import Given, until, wait_for
 from tests.api.test_jobs_waiting import Clock

@@ -29,7 +29,8 @@ from app.src.core.nvml import GpuSnapshot
 from app.src.jobs.journal import JobOptions
 from app.src.jobs.runner import Jobs
 from app.src.observe import Fault, gpu, health
-from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
+from app.src.settings import ApiSettings, EmbeddingSettings
+from app.src.settings.model import WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
 from tests.forked import owl_sap

@@ -22,7 +22,13 @@ from app.src.observe.checks import Checks
 from app.src.observe.gpu import gpu_missing
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, EmbeddingSettings, HanaSettings, Settings
-from connector.errors import DatabaseError, LoginRefused, PermissionRefused, StatementFailed, UnknownTable
+from connector.errors import (
+    ConnectFailed,
+    DatabaseError,
+    LoginRefused,
+    PermissionRefused,
+    UnknownTable,
+)
 from connector.hana.connection import HanaFeatures
 
 
@@ -101,7 +107,7 @@ def test_in_order_and_all_well(plain_hana: int) -> None:
     done = patient.doctor()
     assert [check for check in done if not check["ok"]] == []
     assert [check["check"] for check in done] == [
-        "python", "torch", "gpu", "kernels", "model", "settings", "hdbcli",
+        "python", "torch", "gpu", "kernels", "model", "settings",
         "hana dns", "hana tcp", "hana tls",
         "hana login", "hana rights", "table of a", "vector types", "store writable", "disk",
     ]  # fmt: skip
@@ -127,14 +133,9 @@ def test_two_hanas_are_checked_both(plain_hana: int) -> None:
 
 
 def test_a_userkey_needs_no_address() -> None:
-    class Ill(Patient):
-        def probe_login(self, hana: HanaSettings) -> str:
-            raise Known("no such key")
-
-    done = found(Ill(hana={"userkey": "OWL"}))
-    assert "hdbuserstore LIST" in done["hana login"].fix
+    done = found(Patient(hana={"userkey": "OWL"}))
     assert "hana dns" not in done
-    assert found(Patient(hana={"userkey": "OWL"}))["hana login"].ok
+    assert done["hana login"].ok
 
 
 def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> None:
@@ -351,9 +352,6 @@ def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Fault) as caught:
         gpu.torch(EmbeddingSettings())
     assert "[engine]" in caught.value.fix
-    with pytest.raises(Fault) as caught:
-        checks.hdbcli()
-    assert "[hana]" in caught.value.fix
 
 
 def test_torch_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -423,6 +421,13 @@ def test_each_refused_login_has_its_own_fix(monkeypatch: pytest.MonkeyPatch, cod
         assert all(word in caught.value.fix for word in words), caught.value.fix
         assert "canary-84" not in caught.value.fix
     assert pool.logins == 1, "the same user at the same place is not tried twice"
+
+
+def test_a_key_that_is_not_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = probes(monkeypatch, Pool(ConnectFailed("no such key", code=-10104)), hana={"userkey": "OWL"})
+    with pytest.raises(Fault, match="no such key") as caught:
+        examined.probe_login(examined.settings.hana)
+    assert "hdbuserstore LIST" in caught.value.fix
 
 
 def test_a_login_with_a_key_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,12 +504,12 @@ def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.fix.startswith('CREATE SCHEMA "VECTORS" OWNED BY "o""dd"')
 
 
-def test_without_hnsw_the_store_still_works_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(execute=refusing("CREATE HNSW", StatementFailed("feature not supported", code=7)))
+def test_a_store_is_tried_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
     examined = probes(monkeypatch, pool, store={"schema": "VECTORS"})
     monkeypatch.setattr(Checks, "_store_answers", lambda self: None)
-    assert "no HNSW index (code 7)" in examined.probe_store()
-    assert [sql.split()[0] for sql in pool.sent] == ["CREATE", "CREATE", "DROP", "UPDATE"]
+    assert "can be made and written" in examined.probe_store()
+    assert [sql.split()[0] for sql in pool.sent] == ["CREATE", "DROP", "UPDATE"]
 
 
 def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.settings import ScheduleSettings, SettingsError, SyncSettings, load, seconds
+from app.src.settings import SettingsError, load, seconds
+from app.src.settings.collections import ScheduleSettings
+from app.src.settings.model import SyncSettings
 from app.src.settings.section import LONGEST
 
 BLOCK = """

@@ -331,7 +331,7 @@ def test_the_file_as_it_is_printed(tmp_path: Path) -> None:
     [
         ('[hana]\nuserkey = "OWL"\n[store]\nschema = "V"\n', [], "--user NAME"),
         ('[hana]\nuser = "u"\n[store]\nschema = "V"\n', ["--setup"], 'method = "log"'),
-        ('[hana]\nuser = "u"\n[store]\nkind = "local"\npath = "v"\n', ["--search-only"], "needs no rights"),
+        ('[hana]\nuser = "u"\n[store]\nkind = "local"\npath = "v"\n', ["--search-only"], "no rights are needed"),
         ('[hana]\nuser = "u"\n[store]\nkind = "local"\npath = "v"\n', [], "no rights are needed"),
     ],
 )

@@ -113,7 +113,8 @@ if __name__ == "__main__":
     # Serve the user's model and limits over an empty store, without touching anything else of the user's.
     from app.src.api import server
     from app.src.service.service import Service
-    from app.src.settings import Settings, StateSettings, StoreSettings, load
+    from app.src.settings import Settings, load
+    from app.src.settings.model import StateSettings, StoreSettings
 
     own, wanted = Path(sys.argv[1]), load(Path(sys.argv[2]) if len(sys.argv) > 2 else None).settings
     settings = Settings(

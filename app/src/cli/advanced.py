@@ -88,9 +88,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
         resume_ = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
         output.say(f"stopped on request; continue with: {resume_}" if report.unfinished else "stopped before training")
     elif report.worse:
-        output.say(
-            f"{name}: the trained model finds less than {model}, so it is not proposed; it is in {report.folder}"
-        )
+        output.say(f"{name}: the trained model in {report.folder} finds less than {model}: it is not proposed")
     else:
         output.say(
             f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
@@ -133,15 +131,9 @@ benchmark_app = subcommands("benchmark", "Measure this machine and model against
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
 
-Against = Annotated[
-    list[str] | None,
-    typer.Option("--against", metavar="PEER", help="Another engine, or your own worker's file; repeatable."),
-]
+Against = Annotated[list[str] | None, typer.Option(help="Another engine, or a worker's file; repeatable.")]
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More rounds give steadier figures and take longer.")]
-Peers = Annotated[
-    Path | None,
-    typer.Option("--peers", metavar="FOLDER", help="Folder of the peers' environments; default: .owl-sap/peers"),
-]
+Peers = Annotated[Path | None, typer.Option(help="Folder of the peers; default: .owl-sap/peers")]
 
 
 @verb(benchmark_app, "embed")
@@ -151,7 +143,7 @@ def benchmark_embed(
     scale: Annotated[float, typer.Option(min=0.01, max=100, help="Size of the workloads.")] = 0.5,
     peers: Peers = None,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
@@ -160,12 +152,11 @@ def benchmark_embed(
 
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
-    benchmark.check(embedding, chosen, folder)
     with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
         report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "search")
@@ -175,7 +166,7 @@ def benchmark_search(
     rows: Annotated[int, typer.Option(min=100, max=10_000_000, help="Vectors to search among.")] = 100_000,
     peers: Peers = None,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
     faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
@@ -184,7 +175,7 @@ def benchmark_search(
     read_settings()
     folder = peers or DEFAULT_FOLDER
     report = benchmark.measure(against or ["numpy"], output.say, rounds=rounds, rows=rows, folder=folder)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "sync")
@@ -193,14 +184,14 @@ def benchmark_sync(
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
     from app.src.benchmark import sync as benchmark
 
     with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
         report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "serve")
@@ -213,7 +204,7 @@ def benchmark_serve(
     rounds: Rounds = 3,
     seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Seconds of load in one round.")] = 1.5,
     json: JsonFlag = False,
-) -> int:
+) -> None:
     """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
     from app.src.benchmark import serve as benchmark
 
@@ -221,48 +212,28 @@ def benchmark_serve(
     report = benchmark.measure(
         Invocation.config, output.say, url=url, against=against, model=model, rounds=rounds, seconds=seconds
     )
-    return _print_benchmark(report, json)
+    _print_benchmark(report, json)
 
 
 @verb(benchmark_app, "peers")
 def benchmark_peers(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
-    make: Annotated[bool, typer.Option("--make", help="Create missing environments.")] = False,
-    folder: Peers = None,
-    json: JsonFlag = False,
-) -> int:
-    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
+    peers: Peers = None,
+) -> None:
+    """Create the environments of engines to compare with, from the package index. Keeps those that are there."""
     from app.src.benchmark import peers as environments
-    from app.src.benchmark.harness import PeerUnavailable
 
-    place = folder or environments.DEFAULT_FOLDER
-    chosen = environments.chosen(names or ())
-    code = OK
-    for name in chosen if make else ():
-        try:
-            if not environments.is_made(name, place):
-                environments.make(name, place, output.say)
-        except PeerUnavailable as error:
-            output.fail(str(error))
-            code = FAILED
-    rows = [
-        {
-            "environment": name,
-            "peers": [peer for peer, (_, its) in environments.PEERS.items() if its == name],
-            "made": environments.is_made(name, place),
-            "pip": list(environments.RECIPES[name]),
-        }
-        for name in chosen
-    ]
-    output.data(rows, f"Peers in {place}", json=json, whole=False)
-    return code
+    place = peers or environments.DEFAULT_FOLDER
+    for name in environments.chosen(names or ()):
+        if not environments.is_made(name, place):
+            environments.make(name, place, output.say)
 
 
-def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
+def _print_benchmark(report: BenchmarkReport, json: bool) -> None:
     document = report.as_dict()
     if json:
         output.write_json(document)
-        return OK
+        return
     figures = document["figures"]
     rows = [figure | {"figure": figure["name"]} for figure in figures]
     output.data(figures, f"Benchmark: {report.benchmark}", _FIGURE_COLUMNS, json=False, rows=rows, whole=False)
@@ -275,4 +246,3 @@ def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:
         output.say("DISTURBED: other load made the rounds scatter, so the figure is not valid")
-    return OK

@@ -1,9 +1,12 @@
-"""The verb `demo`: run the demonstration step by step and show the result of each step."""
+"""The verb `demo`, which shows the result of each step, and `emulator`, which starts the HANA emulator."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ from app.src.cli.exits import FAILED, OK
 from app.src.cli.interrupts import interruptible, orderly
 from app.src.cli.output import watched
 from app.src.settings import Settings
+from connector.extras import emulator_command
 
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")
@@ -63,9 +67,7 @@ def demo(
         paused, ok = any(report["paused"] for report in synced), all(report["ok"] for report in verified)
         good = found == len(searches) and ok and not paused
         output.say(f"Model {engine.model}, SHA-256 of its weights {engine.weights_sha256}")
-        output.say(
-            f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s in all."
-        )
+        output.say(f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s")
         if json:
             model = {"model": engine.model, "weights_sha256": engine.weights_sha256}
             done = {"seconds": round(seconds, 1), "ok": good}
@@ -101,3 +103,25 @@ def served(url: str, settings: Settings) -> str:
     console = f"Console: {url}/\n" if api.console else ""
     manual = f"documentation: {url}/docs, " if api.docs else ""
     return f"{console}REST: {url} ({manual}health: {url}/health/ready)."
+
+
+@verb(app, "emulator")
+def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder that keeps the data; default: none is kept.")] = None,
+    schema: Annotated[str, typer.Option(help="Schema the user OWL owns and starts in.")] = "SAPDEMO",
+    sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS; the first line names the PEM to trust.")] = False,
+    tls_host: Annotated[str | None, typer.Option(help="TLS for another host name.", hidden=True)] = None,
+    tls_expired: Annotated[bool, typer.Option("--tls-expired", help="Expired TLS certificate.", hidden=True)] = False,
+    fault: Annotated[list[str] | None, typer.Option(metavar="JSON", help="A fault to inject; repeatable.")] = None,
+) -> None:
+    """Run the HANA emulator in the foreground. The first line on stdout says how to connect."""
+    command = [*emulator_command(), "--port", str(port), "--schema", schema]
+    for name, value in (("--data", data), ("--tls-host", tls_host), *(("--fault", order) for order in fault or [])):
+        command += [] if value is None else [name, str(value)]
+    flags = {"--sample": sample, "--tls": tls, "--tls-expired": tls_expired}
+    command += [name for name, given in flags.items() if given]
+    # Not a child process: a SIGTERM must reach the emulator itself.
+    sys.stdout.flush()
+    os.execv(sys.executable, command)  # nosec B606 # this Python, no shell

@@ -3,8 +3,6 @@ secret. Add a check in `Checks._steps`."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import secrets
 import shutil
 import ssl
@@ -36,7 +34,6 @@ from connector.errors import (
     UnknownCollection,
     UnknownTable,
 )
-from connector.extras import install_command
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
@@ -195,7 +192,6 @@ class Checks:
         yield "model", self.probe_model, ("torch",), "check [embedding] model"
         yield "settings", self.probe_choices, ("model",), ""
         if settings.hana.configured or settings.synced or store.kind == "hana":
-            yield "hdbcli", hdbcli, (), ""
             yield from self._hana_steps("hana", settings.hana, "HANA")
         if store.kind == "hana" and store.hana is not None:
             yield from self._hana_steps("store hana", store.hana, "HANA_STORE")
@@ -220,8 +216,7 @@ class Checks:
             if not hana.userkey or hana.host:
                 yield f"{label} {name}", probe, (before,), ""
                 before = f"{label} {name}"
-        fix = f"check the key {hana.userkey}: hdbuserstore LIST" if hana.userkey else "check user, password and port"
-        yield f"{label} login", partial(self.probe_login, hana), ("hdbcli", before), fix
+        yield f"{label} login", partial(self.probe_login, hana), (before,), ""
         yield f"{label} rights", partial(self.probe_rights, hana), (f"{label} login",), ""
 
     def probe_model(self) -> str:
@@ -249,8 +244,7 @@ class Checks:
         if missing is not None:
             raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
         chosen = [each for each in choices(engine) if each.value is not None]
-        values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
-        return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
+        return "; ".join(f"{each.name} {str(each.value).lower()}: {each.reason}" for each in chosen)
 
     def probe_login(self, hana: HanaSettings) -> str:
         """Log in once, because HANA locks users: the same login is not repeated for the store."""
@@ -283,7 +277,8 @@ class Checks:
             self._refused[who] = Fault(str(error), fix)
             raise self._refused[who] from None
         except DatabaseError as error:
-            raise Fault(str(error), "see the message and the lines above") from None
+            lookup = f"check the key {hana.userkey}: hdbuserstore LIST" if hana.userkey else "see the lines above"
+            raise Fault(str(error), lookup) from None
         features = HanaFeatures.probe(pool)
         return f"logged in; HANA {features.version or 'of unknown version'}"
 
@@ -300,11 +295,8 @@ class Checks:
         beyond = excess(user, held, needed, own_places(self.settings, system))
         if not beyond:
             return f"{_named(user)} has the required rights and no others"
-        more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
-        return (
-            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
-            "`owl-sap grants` prints"
-        )
+        named = "; ".join(beyond[:_SOME]) + (f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else "")
+        return f"MORE THAN NEEDED: {named}; use a technical user with only the rights that `owl-sap grants` prints"
 
     def probe_vector_types(self) -> str:
         from connector.hana.connection import HanaFeatures
@@ -363,13 +355,7 @@ class Checks:
             self._store_answers()
             pool = self._parts.store_pool
             pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
-            try:
-                pool.execute(table.create_hnsw(), doing="making an HNSW index")
-                searched = "HNSW indexes too"
-            except DatabaseError as error:
-                searched = f"no HNSW index (code {error.code}): searches stay exact"
-            finally:
-                pool.execute(table.drop(), doing="dropping doctor's own table")
+            pool.execute(table.drop(), doing="dropping doctor's own table")
         except UnknownTable as error:  # HANA hides a schema from users without a right in it
             fix = f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: {create}; or correct [store] schema'
             raise Fault(str(error), fix) from None
@@ -382,7 +368,7 @@ class Checks:
                 )
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
-        return f'tables can be made and written in schema "{schema}"; {searched}'
+        return f'tables can be made and written in schema "{schema}"'
 
     def probe_access(self) -> str:
         """Read the keys and the issuer's keys as `serve` would."""
@@ -411,13 +397,6 @@ def _named(user: str | None) -> str:
     from connector.hana.privileges import named
 
     return named(user) if user else "<USER>"
-
-
-def hdbcli() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        if importlib.util.find_spec("hdbcli"):
-            return f"hdbcli {importlib.metadata.version('hdbcli')}"
-    raise Fault("SAP's driver hdbcli is not installed", f"{install_command('hana')} (SAP's licence)")
 
 
 def disk(path: Path) -> str:

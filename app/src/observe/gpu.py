@@ -28,9 +28,9 @@ _NO_CUDA = "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was s
 def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     """Check that torch is installed and the driver supports its CUDA build. Does not import it."""
     build = torch_build()
-    if build is None and embedding.hashing:
-        return f"not installed; {embedding.model} needs none"
     if build is None:
+        if embedding.hashing:
+            return f"not installed; {embedding.model} needs none"
         raise Fault("torch is not installed", install_command("engine"))
     if build.cuda is None:
         return f"torch {build.version}, a build for the CPU"
@@ -60,13 +60,10 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
         if device.reason is not None:
             cards.append(f"GPU {device.index} reports nothing: {device.reason}")
             continue
-        memory = device.memory_total_bytes
-        known = [
-            f"{memory / (1 << 30):.0f} GiB" if memory else "",
-            f"compute capability {device.compute_capability}" if device.compute_capability else "",
-            summary(device),
-        ]
-        told = ", ".join(part for part in known if part)
+        memory, capability_ = device.memory_total_bytes, device.compute_capability
+        size = f"{memory / (1 << 30):.0f} GiB" if memory else ""
+        known = (size, f"compute capability {capability_}" if capability_ else "", summary(device))
+        told = ", ".join(filter(None, known))
         warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
         cards.append(device.name + (f" ({told})" if told else "") + warning)
     described, build = f"{'; '.join(cards)}; driver {found.driver_version}", torch_build()
@@ -74,9 +71,9 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
         return described
     if not wanted:
         return f"{described}; not used, torch is a build for the CPU"
-    capability, branch = _first_capability(found), _branch(found)
-    fix = what_to_install(capability, branch)
-    if builds := builds_for(capability, branch):
+    wants = _first_capability(found), _branch(found)
+    fix = what_to_install(*wants)
+    if builds := builds_for(*wants):
         # Forced, because pip keeps a CPU build whose version fits; from an index without CPU builds.
         index = builds[0].index or f"{_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
         fix = f"pip install --force-reinstall 'torch=={builds[0].torch}.*' --index-url {index}"
@@ -91,8 +88,7 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
     found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
     if not found.devices or build is None:
         return "no GPU found" if not found.devices else "torch is not installed"
-    number = embedding.device.partition(":")[2]
-    index = int(number) if number.isdecimal() else 0
+    index = int(embedding.device.partition(":")[2] or 0)
     card = next((each for each in found.devices if each.index == index), found.devices[0])
     capability = _capability(card)
     if capability is None:
@@ -116,9 +112,7 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
 def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
     """Return why settings, driver or packages force the CPU, or None."""
     if embedding.hashing:
-        return Fault(
-            f"the model {embedding.model} runs on CPUs only", "choose another [embedding] model, or USE_GPU=false"
-        )
+        return Fault(f"the model {embedding.model} runs on CPUs only", "choose another model, or USE_GPU=false")
     if embedding.device == "cpu":
         return Fault('[embedding] device is "cpu"', 'device = "auto", or USE_GPU=false')
     found = snapshot_within(_DRIVER_SECONDS)
@@ -145,25 +139,22 @@ def gpu_missing(embedding: EmbeddingSettings, engine: EmbeddingEngine | None) ->
 
 def gpu_message(missing: Fault) -> str:
     """Return one line for logs."""
-    return (
-        f"a GPU is required (USE_GPU=true, [embedding] expect_gpu), but the CPU is used: {missing}. Fix: {missing.fix}"
-    )
+    return f"a GPU is required (USE_GPU=true), but the CPU is used: {missing}. Fix: {missing.fix}"
 
 
 def first_look(embedding: EmbeddingSettings, seconds: float = FIRST_LOOK_SECONDS) -> str:
     """Return what will compute, in which precision, and why, for `start`. Raises Fault where a GPU is required
     (USE_GPU, [embedding] expect_gpu, or a device by name) and would not compute."""
     missing = why_no_gpu(embedding)
-    if missing is None:
-        try:
+    try:
+        if missing is None:
             answer = ask_torch(embedding, seconds)
-        except Fault as fault:
-            missing = fault
-        else:
             if answer["kind"] == "cuda":
-                capability = f"compute capability {answer['capability']}"
-                return f"{answer['name']} ({capability}) computes in {answer['precision']}: {answer['reason']}"
+                card = f"{answer['name']} (compute capability {answer['capability']})"
+                return f"{card} computes in {answer['precision']}: {answer['reason']}"
             missing = Fault("torch sees no CUDA device", _NO_CUDA)
+    except Fault as fault:
+        missing = fault
     if embedding.expect_gpu or embedding.device.startswith("cuda"):
         raise missing
     return f"the CPU computes: {missing}"
@@ -183,8 +174,7 @@ def ask_torch(embedding: EmbeddingSettings, seconds: float) -> dict[str, Any]:
     if child.returncode:
         said = errors.strip().splitlines()
         raise Fault(said[-1] if said else f"torch ended with {child.returncode}", _NO_CUDA)
-    answer: dict[str, Any] = json.loads(out)
-    return answer
+    return dict(json.loads(out))
 
 
 def _cpu_only(embedding: EmbeddingSettings) -> bool:

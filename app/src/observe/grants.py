@@ -39,16 +39,9 @@ def statements(
     if found:
         return found
     if setup:
-        raise ConfigurationError(
-            'no collection has changes = { method = "log" }: nothing is to be installed, so no rights are needed for it'
-        )
-    if search_only and settings.store.kind != "hana":
-        raise ConfigurationError(
-            f"the vectors are in {settings.store.path}: a user that only searches needs no rights in HANA"
-        )
-    raise ConfigurationError(
-        "no rights are needed in HANA: there are no [[collections]], and no vectors are kept there"
-    )
+        raise ConfigurationError('no collection has changes = { method = "log" }: no rights are needed to install')
+    why = "nothing is searched" if search_only else "there are no [[collections]], and no vectors are kept"
+    raise ConfigurationError(f"no rights are needed in HANA: {why} there")
 
 
 def own_places(settings: Settings, system: str) -> set[TableRef | str]:

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.src.observe import Fault
-from app.src.settings import ApiSettings, WorkerSettings
+from app.src.settings import ApiSettings
+from app.src.settings.model import WorkerSettings
 from connector.errors import ConfigurationError
 
 PATIENCE = 8.0  # seconds for the service to answer; readiness may have to ask HANA

@@ -18,6 +18,7 @@ from app.src.settings import HanaSettings
 PATIENCE = 8.0  # seconds for a connection; `connect_timeout` may reduce it
 EXPIRES_SOON = timedelta(days=14)
 _ANSWER_WITHIN = 4.0
+_PORTS = "443 Cloud, 3NN13 or 3NN15 on-premise"
 
 
 class Network:
@@ -44,26 +45,20 @@ class Network:
         return f"{self._host} is {', '.join(sorted({str(address[4][0]) for address in found}))}"
 
     def tcp(self) -> str:
-        start = time.perf_counter()
+        start, names = time.perf_counter(), f"{self._prefix}_HOST and {self._prefix}_PORT ({_PORTS})"
         try:
             self._connect().close()
         except ConnectionRefusedError:
-            raise Fault(
-                f"{self._place} refuses connections: nothing listens there",
-                f"check {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise), and that the instance is running",
-            ) from None
+            why, fix = "refuses connections: nothing listens there", f"check {names}, and that the instance is running"
         except TimeoutError:
-            raise Fault(
-                f"{self._place} does not answer within {self._patience:g} s",
-                f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {self._prefix}_HOST and "
-                f"{self._prefix}_PORT too",
-            ) from None
+            why = f"does not answer within {self._patience:g} s"
+            fix = f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {names} too"
         except OSError as error:
-            raise Fault(
-                f"{self._place} cannot be reached ({error.strerror or type(error).__name__})",
-                f"check this machine's network, {self._prefix}_HOST and {self._prefix}_PORT",
-            ) from None
-        return f"connected in {(time.perf_counter() - start) * 1000:.0f} ms"
+            why = f"cannot be reached ({error.strerror or type(error).__name__})"
+            fix = f"check this machine's network, {names}"
+        else:
+            return f"connected in {(time.perf_counter() - start) * 1000:.0f} ms"
+        raise Fault(f"{self._place} {why}", fix)
 
     def tls(self) -> str:
         if not self._hana.encrypt:
@@ -76,9 +71,8 @@ class Network:
             why = getattr(error, "reason", None) or type(error).__name__
             raise Fault(
                 f"no TLS with the server at {self._place} ({why})",
-                f"check {self._prefix}_HOST and {self._prefix}_PORT (443 Cloud, 3NN13 or 3NN15 on-premise); a stopped "
-                f"HANA Cloud instance must be started; only where the server has no TLS, set {self._prefix}_ENCRYPT="
-                "false",
+                f"check {self._prefix}_HOST and {self._prefix}_PORT ({_PORTS}); a stopped HANA Cloud instance must be "
+                f"started; only where the server has no TLS, set {self._prefix}_ENCRYPT=false",
             ) from None
         if not self._hana.validate_certificate:
             return f"{version}; the certificate is NOT checked (validate_certificate = false)"
@@ -140,10 +134,7 @@ class Network:
 
     def _other_name(self, names: list[str]) -> str:
         name = next((name for name in names if "*" not in name), "NAME")
-        return (
-            f"use a name of the certificate as {self._prefix}_HOST, or set "
-            f'[{self._section}] host_name_in_certificate = "{name}"'
-        )
+        return f'use a name of the certificate as {self._prefix}_HOST, or host_name_in_certificate = "{name}"'
 
     def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
         names, issuer = [], "an unknown authority"

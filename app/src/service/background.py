@@ -20,7 +20,7 @@ from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
 from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
-from app.src.settings import ScheduleSettings
+from app.src.settings.collections import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
 from connector.stores.records import in_utc
@@ -131,9 +131,6 @@ class Background:
             parts.expected_errors,
             passing,
             tuple(schedules),
-            keep_jobs=settings.state.keep_jobs,
-            keep_days=settings.state.keep_days,
-            max_queued=settings.state.max_queued,
             max_attempts=settings.state.max_attempts,
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,

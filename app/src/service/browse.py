@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
-from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Literal
 
@@ -158,15 +157,9 @@ class Browse:
             for place, (x, y) in zip(placed[:limit], xy.tolist(), strict=False):
                 value = None if field is None else rows[place].metadata.get(field)
                 title = " ".join(rows[place].text[: 4 * _TITLE].split())
-                points.append(
-                    {
-                        "id": shown_id(spec, rows[place].id),
-                        "x": round(x, _DIGITS),
-                        "y": round(y, _DIGITS),
-                        "color": value if _kind(value) is not None else None,
-                        "title": title if len(title) <= _TITLE else f"{title[:_TITLE].rsplit(' ', 1)[0]} ...",
-                    }
-                )
+                title = title if len(title) <= _TITLE else f"{title[:_TITLE].rsplit(' ', 1)[0]} ..."
+                point = {"id": shown_id(spec, rows[place].id), "x": round(x, _DIGITS), "y": round(y, _DIGITS)}
+                points.append(point | {"color": None if _kind(value) is None else value, "title": title})
             return {"points": points, "explained": explained, "sampled": len(placed), "rows": sample.rows}
 
         found = self._collections.read(name, within, read)
@@ -292,6 +285,4 @@ def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[Sto
     field, declared = names.get(color, color), set(names.values())
     if field in declared or any(_kind(row.metadata.get(field)) is not None for row in rows):
         return field
-    near = get_close_matches(color, sorted({*names, *declared, *(name for row in rows for name in row.metadata)}), 1)
-    hint = f'; did you mean "{near[0]}"?' if near else f"; declared are: {', '.join(names) or 'none'}"
-    raise ValueError(f"color: no metadata field has this name{hint}")
+    raise ValueError(f"color: no metadata field has this name; declared are: {', '.join(names) or 'none'}")

@@ -66,13 +66,13 @@ class Collections:
     """Thread-safe. `spec`, `block` and all that take a name raise UnknownCollection for a name not in the settings."""
 
     def __init__(self, parts: Parts, file: Path | None = None) -> None:
-        """`file`: the settings file, for messages."""
+        """`file`: the settings file, for messages. `on_change` is called after each write of this process."""
         self._parts = parts
         self._file = file
         self._blocks = {block.name: block for block in parts.settings.collections}
         self._specs: dict[str, CollectionSpec] = {}
         self._remembered: dict[str, tuple[float, CollectionStatus]] = {}
-        self._listeners: list[Callable[[str], None]] = []
+        self.on_change: Callable[[], None] = lambda: None
         self.names = list(self._blocks)
         self.synced_names = [block.name for block in parts.settings.synced]
 
@@ -105,29 +105,21 @@ class Collections:
             self._parts.check_schema()
         return status
 
-    def active(self, name: str) -> CollectionStatus:
-        """Return the cached state, at most a few seconds old. Raises UnknownCollection before the first sync."""
-        asked, status = self._remembered.get(name, (-math.inf, None))
-        if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
-            status = self.stored(name)
-            if status is None:
-                raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
-            self._remembered[name] = (time.monotonic(), status)
-        return status
-
     def read(
         self, name: str, within: Filter | Nothing | None, read: Callable[[VisibleView, CollectionStatus], Result]
     ) -> Result | None:
         """Return `read` of the visible rows of the active generation, repeated if another one becomes active meanwhile.
         None where no row is visible, and for a collection that clients write before the first write. Raises
-        GenerationChanged after TRIES, and as `active`."""
+        UnknownCollection before the first sync, and GenerationChanged after TRIES."""
         for left in reversed(range(TRIES)):
-            try:
-                stored = self.active(name)
-            except UnknownCollection:
-                if self.spec(name).written_by_clients:
+            asked, stored = self._remembered.get(name, (-math.inf, None))
+            if stored is None or time.monotonic() - asked >= _STATUS_SECONDS:
+                stored = self.stored(name)
+                if stored is None and self.spec(name).written_by_clients:
                     return None
-                raise
+                if stored is None:
+                    raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+                self._remembered[name] = (time.monotonic(), stored)
             if isinstance(within, Nothing):
                 return None
             try:
@@ -151,12 +143,7 @@ class Collections:
         except (DatabaseError, ConfigurationError):
             return ()
 
-    def on_change(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the name of each collection that this process has written to."""
-        self._listeners.append(listener)
-
     def changed(self, name: str) -> None:
         """Drop cached data of a collection after a write or a change of generation."""
         self._remembered.pop(name, None)
-        for listener in self._listeners:
-            listener(name)
+        self.on_change()

@@ -41,21 +41,22 @@ class EngineEmbedder:
         """`source`: where the engine was loaded from."""
         from app.src.core.queue import Watcher  # core is imported with the engine only
 
+        counters = self._metrics = metrics or Metrics()
+
         class _QueueMetrics(Watcher):
             def queued(self, lane: Lane, texts: int) -> None:
-                metrics.embed_queue.labels(lane).inc(texts)
+                counters.embed_queue.labels(lane).inc(texts)
 
             def began(self, lane: Lane, waited: float) -> None:
-                metrics.embed_wait_seconds.labels(lane).observe(waited)
+                counters.embed_wait_seconds.labels(lane).observe(waited)
 
             def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-                metrics.embed_batch_texts.labels(lane).observe(texts)
-                metrics.embed_batch_tokens.labels(lane).observe(tokens)
+                counters.embed_batch_texts.labels(lane).observe(texts)
+                counters.embed_batch_tokens.labels(lane).observe(tokens)
 
             def refused(self) -> None:
-                metrics.embed_refused.inc()
+                counters.embed_refused.inc()
 
-        metrics = self._metrics = metrics or Metrics()
         self.engine = engine
         engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
         # Pinned, to load exactly this model again.

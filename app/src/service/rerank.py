@@ -45,6 +45,7 @@ class Reranker:
         """Return the first `rerank_depth` of `hits` in the reranker's order, then the others, with the scores of the
         search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
         top, outcome, why = list(hits[: self.settings.rerank_depth]), "done", ""
+        scores = np.empty(0)
         if not top:
             return list(hits), {}, None
         try:

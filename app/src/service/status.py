@@ -134,7 +134,7 @@ class Status:
         self._collections = collections
         self._background = background
         self._look = StoreLook(collections.names, parts.store_to_read)
-        collections.on_change(lambda _: self._look.forget())
+        collections.on_change = self._look.forget
         metrics.expect(collections.synced_names)
         metrics.gpu_missing.set_function(self._gpu_missing)
         metrics.sources |= {
@@ -230,36 +230,31 @@ class Status:
     def _collection_samples(self) -> Iterator[Sample]:
         statuses, now = self._look.statuses(), datetime.now(UTC)
         for name, status in statuses.items():
-            rows, chunks, empty, quarantined = (0.0 if status is None else getattr(status, key) for key in _COUNTS)
+            shown = dict.fromkeys(_COUNTS, 0.0) if status is None else {key: getattr(status, key) for key in _COUNTS}
             age, lag, full_age = (None, None, None) if status is None else ages(status, now)
-            for metric, value in (
-                ("rows", rows),
-                ("chunks", chunks),
-                ("empty_rows", empty),
-                ("quarantined_rows", quarantined),
-                ("sync_lag_seconds", lag),
-                ("checkpoint_age_seconds", age),
-                ("full_comparison_age_seconds", full_age),
-            ):
+            shown["empty_rows"], shown["quarantined_rows"] = shown.pop("empty"), shown.pop("quarantined")
+            shown |= {"sync_lag_seconds": lag, "checkpoint_age_seconds": age, "full_comparison_age_seconds": full_age}
+            for metric, value in shown.items():
                 yield f"owl_sap_{metric}", (name,), value
         health = self._look.health()
         yield "owl_sap_store_answers", (), health["answers"]
         yield "owl_sap_store_look_age_seconds", (), health["look_age"]
-        counts, oldest, progress = {}, None, {}
+        waited = 0.0
         with suppress(StateUnusable):
             counts, oldest, progress = self._background.jobs.tally()
+            waited = waited if oldest is None else max(waited, time.time() - oldest)
+            for labels, count in counts.items():
+                yield "owl_sap_jobs", labels, count
+            for labels, (done, total) in progress.items():
+                yield "owl_sap_job_rows_done", labels, done
+                yield "owl_sap_job_rows", labels, total
             for name in self._collections.names:
                 # Without a turn no process runs schedules by these records.
                 if self._background.jobs.turn(name) is not None:
                     start = self._background.scheduler.next_start(name)
                     overdue = None if start is None else max(0.0, time.time() - start)
                     yield "owl_sap_sync_overdue_seconds", (name,), overdue
-        for labels, count in counts.items():
-            yield "owl_sap_jobs", labels, count
-        yield "owl_sap_jobs_oldest_queued_seconds", (), 0.0 if oldest is None else max(0.0, time.time() - oldest)
-        for labels, (done, total) in progress.items():
-            yield "owl_sap_job_rows_done", labels, done
-            yield "owl_sap_job_rows", labels, total
+        yield "owl_sap_jobs_oldest_queued_seconds", (), waited
 
 
 def _engine(engine: EmbeddingEngine) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from connector.stores.store import VectorStore
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from app.src.core.onnx_export.serving import GraphOptions
-    from connector.hana.connection import HanaPool
 
 _log = logging.getLogger(__name__)
 
@@ -178,12 +177,10 @@ class Parts:
             raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
         texts = ("host", "user", "userkey", "trust_store", "host_name_in_certificate")
         same = ("port", "encrypt", "validate_certificate", "connect_timeout", "communication_timeout")
-        options = ConnectionOptions(
-            **{name: getattr(hana, name) or "" for name in texts},
-            **{name: getattr(hana, name) for name in same},
-            password="" if hana.password is None else hana.password.get_secret_value(),
-            schema=hana.schema_name or "",
-        )
+        given: dict[str, Any] = {name: getattr(hana, name) or "" for name in texts}
+        given |= {name: getattr(hana, name) for name in same}
+        password = "" if hana.password is None else hana.password.get_secret_value()
+        options = ConnectionOptions(**given, password=password, schema=hana.schema_name or "")
         return self._part(f"pool {section}", lambda: HanaPool(options, size=hana.pool_size))
 
     @property

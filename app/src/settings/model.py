@@ -155,9 +155,6 @@ class StateSettings(Section):
     """The records of jobs."""
 
     path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
-    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
-    keep_days: ClassVar[float] = 30.0  # days that records of finished jobs are kept
-    max_queued: ClassVar[int] = 100  # jobs that may wait for a worker
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
 
@@ -187,9 +184,7 @@ class SearchSettings(Section):
     def _known(cls, rerank: str) -> str:
         if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
             return rerank
-        raise ValueError(
-            "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
-        )
+        raise ValueError("must be off, a folder that begins with / or ./, or package.module:function")
 
     @property
     def kind(self) -> Literal["off", "cross-encoder", "function"]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,14 +56,19 @@ def load(
     """Read all settings. `folder` (default: the working directory) contains owl-sap.toml and .env. A given `config`
     must exist; without one, owl-sap.toml is optional. Raises SettingsError."""
     folder = folder or Path.cwd()
-    variables = _variables(environ, folder)
+    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    # Without interpolation: a password may contain a $. An empty variable counts as unset: compose passes those.
+    written = _parsed(folder / ".env", partial(dotenv_values, interpolate=False))
+    variables = {name: (text, f".env {name}") for name, text in written.items() if text}
+    variables |= {name: (text, f"environment {name}") for name, text in actual.items() if text}
     if config is None and _CONFIG_VARIABLE in variables:
         config = Path(variables[_CONFIG_VARIABLE][0])
     if config is not None and not config.is_file():
         raise SettingsError(f"{config}: configuration file not found; see owl-sap.example.toml for a start")
     file = config or folder / DEFAULT_FILE
     inert: dict[str, str] = {}
-    assigned = list(_in_file(_toml(file), str(config or file.name))) if file.is_file() else []
+    written = _parsed(file, lambda toml: tomllib.loads(toml.read_text(encoding="utf-8-sig")))
+    assigned = list(_in_file(written, str(config or file.name)))
     assigned += _assigned_by(variables, inert)
     assigned += [(path, value, "flag") for path, value in (flags or {}).items()]
     tree: dict[str, Any] = {}
@@ -92,30 +98,14 @@ def load(
 def no_collections(file: Path | None) -> str:
     """Return the message for missing collections; `file` as in Loaded. Names no folder, because REST clients see it."""
     if file is None:
-        return (
-            f"no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one (owl-sap.example.toml is another "
-            "start), or give --config"
-        )
+        return f"no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one, or give --config"
     return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 
-def _variables(environ: Mapping[str, str] | None, folder: Path) -> _Variables:
-    """Return the variables. The environment beats .env; an empty variable counts as unset, because compose passes
-    those."""
-    file = folder / ".env"
+def _parsed(file: Path, parse: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the file's content, {} without the file. Raises SettingsError."""
     try:
-        # Without interpolation: a password may contain a $.
-        values = dotenv_values(file, interpolate=False) if file.is_file() else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
-    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
-    merged = {name: (text, f".env {name}") for name, text in values.items() if text}
-    return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return parse(file) if file.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:

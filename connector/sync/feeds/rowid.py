@@ -20,13 +20,13 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
     """Compare all values if an id may now identify other content than before. Every insert and update takes an id above
     all others, so the highest id never falls, and row growth never exceeds id growth. A table that lost or gained half
     of its rows was probably reloaded."""
-    ids, mark, due = source.capture.row_ids(plan.query), plan.before, plan.due
+    (highest, rows), mark, due = source.capture.row_ids(plan.query), plan.before, plan.due
     if not due:
-        grown, given_out = ids.rows - mark["rows"], ids.highest - mark["highest"]
+        grown, given_out = rows - mark["rows"], highest - mark["highest"]
         if given_out < 0:
             due = "the highest row id has fallen"
         elif grown > given_out:
             due = "the table has grown by more rows than row ids were given out"
         elif abs(grown) * 2 > max(mark["rows"], 1):
             due = "the number of rows has jumped"
-    return by_tokens(plan, source, "rowid", due, {**plan.identity, "highest": ids.highest, "rows": ids.rows})
+    return by_tokens(plan, source, "rowid", due, {**plan.identity, "highest": highest, "rows": rows})
