@@ -10,16 +10,7 @@ import orjson
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import (
-    JsonFlag,
-    Name,
-    app,
-    file_text,
-    opened,
-    quarantine_app,
-    report_error,
-    verb,
-)
+from app.src.cli.application import JsonFlag, Name, app, file_text, opened, quarantine_app, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
@@ -171,9 +162,7 @@ _QUARANTINE_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_s
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
 _HOW = """COLUMN=value, A=x,B=y, a JSON object, or a JSON array of all key values"""
 
-KeyArguments = Annotated[
-    list[str] | None, typer.Argument(help=f"Which rows: {_HOW}; default: all in quarantine.", metavar="[KEY...]")
-]
+KeyArguments = Annotated[list[str] | None, typer.Argument(help=f"{_HOW}; default: all.", metavar="[KEY...]")]
 
 
 @verb(quarantine_app, "list")
@@ -219,11 +208,7 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 
 
 @verb(quarantine_app, "drop")
-def quarantine_drop(
-    name: Name,
-    keys: KeyArguments = None,
-    json: JsonFlag = False,
-) -> None:
+def quarantine_drop(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
     """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
     rows again."""
     with opened() as service:
@@ -252,9 +237,7 @@ def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Gi
         elif len(columns) == 1:
             wanted.append([text])
         else:
-            raise UsageFault(
-                f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}"
-            )
+            raise UsageFault(f"{text!r} is not a key; give {_HOW}; key columns: {', '.join(columns) or 'not known'}")
     return wanted
 
 

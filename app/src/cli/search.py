@@ -113,7 +113,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
             found = service.evaluation.index_recall(name, sample, k, observer.progress)
         output.data(found, f"{name}: usual search against exact search", _RECALL, json=json)
         if not json:
-            output.notes(name, (str(found["index_detail"]), str(found["proposal"])))
+            output.notes(name, (str(found["index_detail"]),))
         return
     modes = MODES if mode == "all" else (mode,)
     earlier = None
