@@ -4,7 +4,7 @@
 
 One command on a machine with a card, in less than ten minutes; parts that the time does not reach are named in the
 notes, and every figure is written as soon as it is measured. Nothing is downloaded: torch, transformers,
-sentence-transformers, rich and NumPy are enough, with a checkout of this repository. `--device cpu --quick` runs the
+sentence-transformers and NumPy are enough, with a checkout of this repository. `--device cpu --quick` runs the
 same code over tiny models anywhere; such figures have no goal.
 
     minilm, bert-base, bert-large

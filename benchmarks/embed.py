@@ -26,9 +26,8 @@ from functools import partial
 from typing import Any, Literal
 
 from app.src.benchmark import embed
-from app.src.benchmark.harness import Figure, Part, Report, at_least, at_most, cores, main
+from app.src.benchmark.harness import Figure, Part, Report, at_least, at_most, cores, main, resident_bytes
 from app.src.benchmark.peers import available
-from app.src.benchmark.processes import resident_bytes
 from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings

@@ -40,8 +40,8 @@ import orjson
 import tomlkit
 import uvloop
 
-from app.src.benchmark.harness import Figure, Report, Target, at_most, machine, main
-from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator, resident_bytes, serve_command
+from app.src.benchmark.harness import Figure, Report, Target, at_most, machine, main, resident_bytes
+from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material, material_text
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.demo import announced
@@ -249,7 +249,8 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[int, Address]]:
     """Start a service with the usual limit of 1,024 open files, which it must raise; yield its process id."""
-    command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve_command(folder / "owl-sap.toml")]
+    serve = [sys.executable, "-m", "app", "--config", str(folder / "owl-sap.toml"), "serve", "--port", "0"]
+    command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve]
     with announced(command, folder) as (process, greeting):
         host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
         yield process.pid, (host, int(port))

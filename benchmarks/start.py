@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 from app.src.benchmark.harness import Figure, Report, at_most, interleaved, main, wall
-from app.src.benchmark.processes import serve_command
 from app.src.demo import announced
 
 PARTS = {
@@ -48,7 +47,9 @@ def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         def run() -> float:
             """Start the service, return the seconds until it is ready, and end it."""
             start = time.perf_counter()
-            with announced(serve_command(), Path(folder), os.environ | settings) as (_, greeting):
+            with announced(
+                [sys.executable, "-m", "app", "serve", "--port", "0"], Path(folder), os.environ | settings
+            ) as (_, greeting):
                 while True:
                     try:
                         with urllib.request.urlopen(f"{greeting['url']}/health/ready", timeout=30):

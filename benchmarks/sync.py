@@ -39,7 +39,7 @@ from app.src.benchmark.harness import (
     main,
     wall,
 )
-from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator
+from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine

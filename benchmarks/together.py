@@ -26,7 +26,7 @@ from typing import Any
 
 from app.src.access.principal import OPERATOR
 from app.src.benchmark.harness import Figure, Report, at_most, main, wall
-from app.src.benchmark.processes import TEMPLATE, MaterialsInEmulator
+from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service

@@ -460,30 +460,6 @@ class Span:
     upto: str
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """Rows of a span in order of (watermark, key), and the watermark of the last one."""
-
-    rows: list[Row]
-    last: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowIds:
-    """A column table's highest `"$rowid$"` (0 when empty) and row count."""
-
-    highest: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """The row of this key was inserted, updated or deleted."""
-
-    id: int
-    key: Key
-
-
 Token = Literal["hash", "rowid"]
 """How the database identifies a row's content: by a hash, or by an id that every change replaces."""
 

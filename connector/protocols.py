@@ -13,11 +13,8 @@ from connector.model import (
     Column,
     Key,
     KeyRange,
-    LogEntry,
-    Passed,
     Query,
     Row,
-    RowIds,
     Span,
     Table,
     TableRef,
@@ -65,8 +62,9 @@ class Capture(Protocol):
         """Return an id that changes if the table is dropped and recreated; None for a view."""
         ...
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
-        """Yield the rows of a span as `Source.pages` does, `size` at a time."""
+    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
+        """Yield the rows of a span in order of (watermark, key), `size` at a time, and the watermark of the last
+        one."""
         ...
 
     def highest(self, query: Query, column: Column) -> str | None:
@@ -81,8 +79,8 @@ class Capture(Protocol):
         """Return rows as `Source.rows`, each with the token of exactly the returned content."""
         ...
 
-    def row_ids(self, query: Query) -> RowIds:
-        """Return the row ids of the whole table, without `where`."""
+    def row_ids(self, query: Query) -> tuple[int, int]:
+        """Return the highest `"$rowid$"` (0 when empty) and the row count of a column table, without `where`."""
         ...
 
     def check_log(self, query: Query, log: TableRef) -> None:
@@ -91,8 +89,9 @@ class Capture(Protocol):
 
     def log_length(self, log: TableRef) -> int: ...
 
-    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
-        """Return the first `size` entries with an id above `after`, by id."""
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[tuple[int, Key]]:
+        """Return the first `size` entries with an id above `after`, by id: the row of this key was inserted, updated or
+        deleted."""
         ...
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:

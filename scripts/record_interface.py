@@ -213,13 +213,13 @@ def main() -> None:
             statements.write_text("\n".join(sorted(set(sent.splitlines()))) + "\n")
         with serving(environment, Path(folder, "local", "owl-sap.toml")) as url:
             lines = []
-            for method, path, body in REQUESTS:
-                status, text = ask(url, method, path, body)
+            for method, route, body in REQUESTS:
+                status, text = ask(url, method, route, body)
                 answer = shape(document := json.loads(text))
                 if status >= 400:
                     answer = {name: document.get(name) for name in ("title", "code", "detail")} | {"shape": answer}
                 lines.append(
-                    dump({"request": f"{method} {path} {json.dumps(body)}", "status": status, "answer": answer})
+                    dump({"request": f"{method} {route} {json.dumps(body)}", "status": status, "answer": answer})
                 )
             (out / "rest.txt").write_text("".join(lines))
             while any(job["state"] in ("queued", "running", "waiting") for job in json.loads(ask(url, *JOBS)[1])):

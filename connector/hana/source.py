@@ -29,7 +29,7 @@ from connector.hana.connection import HanaPool, Rows, Session, quote, utc_now
 from connector.hana.privileges import granted, selecting
 from connector.hana.statement import Statement, check_unique, place, with_bytes
 from connector.hana.watermarks import watermark
-from connector.model import Column, Key, KeyRange, LogEntry, Passed, Query, Row, RowIds, Span, Table, TableRef, Token
+from connector.model import Column, Key, KeyRange, Query, Row, Span, Table, TableRef, Token
 from connector.protocols import Capture
 
 _SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the operator's `where` is wrong
@@ -138,7 +138,7 @@ class HanaSource:
 
     # -------------------------------------------------------------------------------------------------- watermark
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
+    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
         """Yield pages. Each is one statement that starts after the last row of the previous page."""
         statement, mark = Statement(query), watermark(span.column, query.table)
         name = quote(span.column.name)
@@ -159,7 +159,7 @@ class HanaSource:
                 raise NoKey(f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}")
             if rows:
                 after, key = mark.text(found[-1][-1]), rows[-1].key
-                yield Passed(rows, after)
+                yield rows, after
 
     def highest(self, query: Query, column: Column) -> str | None:
         statement, mark = Statement(query), watermark(column, query.table)
@@ -202,7 +202,7 @@ class HanaSource:
             found += [_with_token(statement.row(row[:-1]), row[-1], values=True) for row in rows]
         return found
 
-    def row_ids(self, query: Query) -> RowIds:
+    def row_ids(self, query: Query) -> tuple[int, int]:
         found = self._look_up(query.table)
         if found is None or found[1] != "TRUE":
             raise _no_row_ids(query.table)
@@ -212,7 +212,7 @@ class HanaSource:
             ((highest, rows),) = self._read(query, sql, (), "looking at the row ids of")
         except UnknownColumn:
             raise _no_row_ids(query.table) from None
-        return RowIds(int(highest or 0), int(rows))
+        return int(highest or 0), int(rows)
 
     # -------------------------------------------------------------------------------------------------------- log
 
@@ -225,12 +225,12 @@ class HanaSource:
             ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
         return int(rows)
 
-    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[tuple[int, Key]]:
         names = ",".join(map(quote, query.key))
         sql = f"SELECT {quote(ID)},{names} FROM {place(log)} WHERE {quote(ID)} > ? ORDER BY {quote(ID)} LIMIT ?"  # noqa: S608
         with _there():
             found = self._pool.read(sql, (after, size), doing=f"reading {log}")
-        return [LogEntry(int(row[0]), tuple(row[1:])) for row in with_bytes(found)]
+        return [(int(row[0]), tuple(row[1:])) for row in with_bytes(found)]
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
         sql = f"DELETE FROM {place(log)} WHERE {quote(ID)} = ?"  # noqa: S608

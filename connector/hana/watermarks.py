@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -21,37 +20,21 @@ _TIMESTAMP = "'YYYY-MM-DD HH24:MI:SS.FF7'"
 _INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
 _TEXTS = frozenset({"NVARCHAR", "VARCHAR"})
 _WEST = timedelta(hours=12)  # a clock that writes dates may be this far behind UTC
-
-
-class Step(Enum):
-    """The smallest difference between two values of a type."""
-
-    MICROSECOND = timedelta(microseconds=1)
-    SECOND = timedelta(seconds=1)
-    DAY = timedelta(days=1)
-    NUMBER = None
+_MICROSECOND, _SECOND, _DAY = timedelta(microseconds=1), timedelta(seconds=1), timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How to read a watermark column. `selected`: SQL with `{}` for the quoted column. `bound`: SQL of a parameter.
-    `form`: time to mark text. `bind`: mark text to parameter. `text`: column value to mark text."""
+    """How to read a watermark column. `step`: the smallest difference between two times; None for a number. `selected`:
+    SQL with `{}` for the quoted column. `bound`: SQL of a parameter. `form`: time to mark text. `bind`: mark text to
+    parameter. `text`: column value to mark text."""
 
-    step: Step
+    step: timedelta | None
     selected: str
     bound: str
     form: Callable[[datetime], str]
     bind: Callable[[str], Any]
     text: Callable[[Any], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """`upto`: read rows up to this value. `settled`: no new row can have this value or a lower one, so the mark may
-    advance to it."""
-
-    upto: str
-    settled: str
 
 
 def watermark(column: Column, table: TableRef) -> Watermark:
@@ -70,21 +53,22 @@ def watermark(column: Column, table: TableRef) -> Watermark:
 def tells_time(column: Column) -> bool:
     """Return whether the column can be a watermark precise to the second."""
     found = _known(column)
-    return found is not None and found.step in (Step.SECOND, Step.MICROSECOND)
+    return found is not None and found.step in (_SECOND, _MICROSECOND)
 
 
-def reach(mark: Watermark, now: datetime, delay: float) -> Reach:
-    """Return how far a run at `now` (UTC, by the database) may read and its mark may advance.
+def reach(mark: Watermark, now: datetime, delay: float) -> tuple[str, str]:
+    """Return the value up to which a run at `now` (UTC, by the database) may read, and the settled one, to which its
+    mark may advance: no new row can have this value or a lower one.
 
     The current second or microsecond is left to the next run, because more rows may get it. A day is read at once, and
     again until it has ended in every time zone, so some rows are compared more than once. For numbers see
     `sync/feeds/watermark.py`.
     """
     end = now - timedelta(seconds=delay)
-    if mark.step is Step.DAY:
-        return Reach(mark.form(now + Step.DAY.value), mark.form(end - _WEST - Step.DAY.value))
-    text = mark.form(end - (mark.step.value or timedelta()))
-    return Reach(text, text)
+    if mark.step == _DAY:
+        return mark.form(now + _DAY), mark.form(end - _WEST - _DAY)
+    text = mark.form(end - (mark.step or timedelta()))
+    return text, text
 
 
 def less(mark: Watermark, one: str, other: str) -> bool:
@@ -104,23 +88,25 @@ def moment(text: str) -> datetime:
 def _known(column: Column) -> Watermark | None:
     kind, length, scale = column.type_name, column.length, column.scale
 
-    def timed(step: Step, form: str, bind: Callable[[str], Any] = str, text: Callable[[Any], str] = str) -> Watermark:
+    def timed(
+        step: timedelta, form: str, bind: Callable[[str], Any] = str, text: Callable[[Any], str] = str
+    ) -> Watermark:
         return Watermark(step, "{}", "?", lambda when: when.astimezone(UTC).strftime(form), bind, text)
 
     if kind == "TIMESTAMP":
-        found = timed(Step.MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0")
+        found = timed(_MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0")
         return replace(found, selected=f"TO_NVARCHAR({{}}, {_TIMESTAMP})", bound=f"TO_TIMESTAMP(?, {_TIMESTAMP})")
     if kind == "SECONDDATE":
         as_text = partial(datetime.isoformat, sep=" ", timespec="seconds")
-        return timed(Step.SECOND, "%Y-%m-%d %H:%M:%S", datetime.fromisoformat, as_text)
+        return timed(_SECOND, "%Y-%m-%d %H:%M:%S", datetime.fromisoformat, as_text)
     if kind == "DATE":
-        return timed(Step.DAY, "%Y-%m-%d", date.fromisoformat)
+        return timed(_DAY, "%Y-%m-%d", date.fromisoformat)
     if kind in _TEXTS and length in (8, 14):
-        return timed(Step.DAY, "%Y%m%d") if length == 8 else timed(Step.SECOND, "%Y%m%d%H%M%S")
+        return timed(_DAY, "%Y%m%d") if length == 8 else timed(_SECOND, "%Y%m%d%H%M%S")
     if kind == "DECIMAL" and (length, scale) == (15, 0):
-        return timed(Step.SECOND, "%Y%m%d%H%M%S", Decimal, "{:f}".format)
+        return timed(_SECOND, "%Y%m%d%H%M%S", Decimal, "{:f}".format)
     if kind == "DECIMAL" and (length, scale) == (21, 7):
-        return timed(Step.MICROSECOND, "%Y%m%d%H%M%S.%f0", Decimal, "{:f}".format)
+        return timed(_MICROSECOND, "%Y%m%d%H%M%S.%f0", Decimal, "{:f}".format)
     if kind in _INTEGERS or (kind == "DECIMAL" and scale == 0 and 0 < length < 34):
-        return Watermark(Step.NUMBER, "{}", "?", str, int, lambda value: str(int(value)))
+        return Watermark(None, "{}", "?", str, int, lambda value: str(int(value)))
     return None

@@ -36,7 +36,6 @@ FOREIGN = "record:"  # prefix of a foreign record's id, which has no key; its nu
 LONGEST_ID = 2000  # of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
 UNIT_TOLERANCE = 1e-3  # allowed difference of a stored vector's length from 1; half precision stays within it
-MAX_MODEL = 200
 _ALIKE = frozenset({str, int, bool, type(None)})  # types that orjson writes exactly as `json` does
 
 
@@ -51,7 +50,7 @@ class ModelStamp:
     @classmethod
     def of(cls, embedder: Embedder) -> ModelStamp:
         short = blake2b(embedder.fingerprint.encode(), digest_size=4).hexdigest()
-        name = embedder.model[: MAX_MODEL - len(short) - 1]
+        name = embedder.model[: 199 - len(short)]
         fingerprint = blake2b(embedder.fingerprint.encode(), digest_size=32).hexdigest()
         return cls(f"{name}@{short}", fingerprint, embedder.dimension)
 

@@ -19,8 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
 
-BLOCK_ROWS = 65_536
-"""Rows per block. A matrix of blocks grows without copying; a block is large enough for full memory speed."""
+BLOCK_ROWS = 65_536  # a matrix of blocks grows without copying; a block is large enough for full memory speed
 _GROUP = 32  # scores per group; only the greatest of a group takes part in finding a bound on the best scores
 
 Positions = NDArray[np.int64]
@@ -101,34 +100,28 @@ single_threaded = _SingleThreadedBlas()
 
 
 class Blocks:
-    """Rows of one shape and type in blocks of BLOCK_ROWS. Appending moves no existing rows."""
+    """Rows of 8-bit integers in blocks of BLOCK_ROWS. Appending moves no existing rows."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
-        self.rows = 0
-        self._shape = shape
-        self._dtype = dtype
-        self._blocks: list[NDArray[Any]] = []
+    def __init__(self, width: int) -> None:
+        self._rows = 0
+        self._width = width
+        self._blocks: list[NDArray[np.int8]] = []
 
-    def append(self, rows: NDArray[Any]) -> None:
+    def append(self, rows: NDArray[np.int8]) -> None:
         done = 0
         while done < len(rows):
-            block, place = divmod(self.rows, BLOCK_ROWS)
+            block, place = divmod(self._rows, BLOCK_ROWS)
             if block == len(self._blocks):  # unused pages take no memory
-                self._blocks.append(np.empty((BLOCK_ROWS, *self._shape), self._dtype))
+                self._blocks.append(np.empty((BLOCK_ROWS, self._width), np.int8))
             some = rows[done : done + BLOCK_ROWS - place]
             self._blocks[block][place : place + len(some)] = some
-            self.rows += len(some)
+            self._rows += len(some)
             done += len(some)
 
-    def view(self) -> tuple[NDArray[Any], ...]:
+    def view(self) -> tuple[NDArray[np.int8], ...]:
         """Return all rows in blocks; only the last may be shorter."""
-        last = self.rows - BLOCK_ROWS * (len(self._blocks) - 1)
+        last = self._rows - BLOCK_ROWS * (len(self._blocks) - 1)
         return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
-
-    def append_kept(self, other: Blocks, rows: NDArray[np.bool_]) -> None:
-        """Append the rows of `other` for which `rows` is true."""
-        for place, block in enumerate(other.view()):
-            self.append(block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]])
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
@@ -184,8 +177,7 @@ _ROUNDING = 4e-6  # bounds all rounding errors: lengths off 1 by 5e-7, and ten f
 _WIDER = 1 + 1e-5  # A measured norm times this is never below the true one
 _BELOW_ONE = 1 - 2e-6  # upper limit of floors: true scores are cut off at 1, so rows at 1 tie
 _TINY = 1e-30
-_ROWS_AT_ONCE = 512
-"""Rows quantised at a time, so that temporaries fit the cache (twice as fast as 4,096 at 384 dimensions)."""
+_ROWS_AT_ONCE = 512  # quantised at a time, so that temporaries fit the cache (twice as fast as 4,096)
 _REFINED_AT_ONCE = 16_384  # Rows refined at a time. Otherwise many ties would need the memory of a full copy.
 
 
@@ -273,15 +265,15 @@ class _Int8Ranking:
         # the rows whose true score may reach `last`, by the greatest error first
         bound, twice = last - 2 * float(query.errors[0]), 2 * float(query.norms[0])
         places = np.flatnonzero(lower >= np.float32(bound - twice * self._view.coarsest))
-        own = np.float32(twice) * take(errors[0], self._named(places))
+        own = np.float32(twice) * errors[0][self._named(places)]
         rows = self._named(places[lower[places] + own >= np.float32(bound)])
         scores = np.zeros(len(rows))  # by both planes
         for start in range(0, len(rows), _REFINED_AT_ONCE):
             some = rows[start : start + _REFINED_AT_ONCE]
             for codes, scales in zip(self._view.codes, self._view.scales, strict=True):
                 products = query.scales @ _dots(query.codes, take(codes, some))
-                scores[start : start + len(some)] += take(scales, some) * products
-        wrong = query.norms[1] * take(errors[1], rows) + query.errors[1]
+                scores[start : start + len(some)] += scales[some] * products
+        wrong = query.norms[1] * errors[1][rows] + query.errors[1]
         bound = min(kth_largest(scores - wrong, min(count, len(scores))), _BELOW_ONE)
         return rows[scores + wrong >= bound], max(last - float(query.errors[0]), bound)
 
@@ -290,25 +282,24 @@ class _Int8Ranking:
 
 
 class _Int8View:
-    """The rows of a copy in blocks, by plane. `coarsest`: the greatest error of the first plane."""
+    """The rows of a copy, by plane: codes in blocks, scales and errors. `coarsest`: the greatest error of the first
+    plane."""
 
-    def __init__(self, codes: _Planes, scales: _Planes, errors: _Planes, rows: int, coarsest: float) -> None:
-        self.codes, self.scales, self.errors = codes, scales, errors
+    def __init__(self, codes: _Planes, columns: NDArray[np.float32], coarsest: float) -> None:
+        self.codes, self.scales, self.errors = codes, columns[:2], columns[2:]
         self.coarsest = coarsest
-        self._rows = rows
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
         asked = [_Query(query) for query in queries]
-        lower = np.empty((len(asked), self._rows), np.float32)
+        lower = np.empty((len(asked), self.scales.shape[1]), np.float32)
         codes = np.stack([query.codes[0] for query in asked])
         start = 0
-        for block, scales, errors in zip(self.codes[0], self.scales[0], self.errors[0], strict=True):
+        for block in self.codes[0]:
             # Make few calls: after each, this thread waits for the interpreter lock.
-            part = lower[:, start : start + len(block)]
-            part[:] = _dots(codes, block)
-            for query, row in zip(asked, part, strict=True):
-                _bound_below(query, row, scales, errors)
+            lower[:, start : start + len(block)] = _dots(codes, block)
             start += len(block)
+        for query, row in zip(asked, lower, strict=True):
+            _bound_below(query, row, self.scales[0], self.errors[0])
         if allowed is not None:
             lower[:, ~allowed] = -np.inf
         return [_Int8Ranking(self, query, row, None) for query, row in zip(asked, lower, strict=True)]
@@ -317,7 +308,7 @@ class _Int8View:
         asked, lower = _Query(query), np.empty(len(rows), np.float32)
         if len(rows):
             lower[:] = _dots(asked.codes[:1], take(self.codes[0], rows))[0]
-            _bound_below(asked, lower, take(self.scales[0], rows), take(self.errors[0], rows))
+            _bound_below(asked, lower, self.scales[0][rows], self.errors[0][rows])
         return _Int8Ranking(self, asked, lower, rows)
 
 
@@ -333,32 +324,29 @@ def _bound_below(
 class _Int8Copy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
-        self._codes = Blocks((dimension,), np.int8), Blocks((dimension,), np.int8)
-        self._scales = Blocks((), np.float32), Blocks((), np.float32)
-        self._errors = Blocks((), np.float32), Blocks((), np.float32)
-        self._coarsest = 0.0
+        self._codes = Blocks(dimension), Blocks(dimension)
+        self._columns = [np.empty((4, 0), np.float32)]  # parts of scales and errors, joined when they are read
 
     def append(self, vectors: Vectors) -> None:
         codes, scales, errors = _quantised(vectors)
-        for blocks, rows in zip(self._parts(), (*codes, *scales, *errors), strict=True):
+        for blocks, rows in zip(self._codes, codes, strict=True):
             blocks.append(rows)
-        self._coarsest = max(self._coarsest, float(errors[0].max(initial=0.0)))
+        self._columns.append(np.concatenate([scales, errors]))
 
     def kept(self, rows: NDArray[np.bool_]) -> _Int8Copy:
-        other = _Int8Copy(self._dimension)
-        for theirs, ours in zip(other._parts(), self._parts(), strict=True):
-            theirs.append_kept(ours, rows)
-        other._coarsest = self._coarsest
+        other, view = _Int8Copy(self._dimension), self.view()
+        for theirs, blocks in zip(other._codes, view.codes, strict=True):
+            for place, block in enumerate(blocks):
+                theirs.append(block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]])
+        other._columns = [self._columns[0][:, rows]]
         return other
 
     def view(self) -> _Int8View:
-        codes, scales, errors = (
-            (first.view(), second.view()) for first, second in (self._codes, self._scales, self._errors)
-        )
-        return _Int8View(codes, scales, errors, self._codes[0].rows, self._coarsest)
-
-    def _parts(self) -> tuple[Blocks, ...]:
-        return (*self._codes, *self._scales, *self._errors)
+        if len(self._columns) > 1:
+            self._columns = [np.concatenate(self._columns, axis=1)]
+        coarsest = float(self._columns[0][2].max(initial=0.0))
+        first, second = self._codes
+        return _Int8View((first.view(), second.view()), self._columns[0], coarsest)
 
 
 class Int8Scan:

@@ -77,7 +77,7 @@ class Collection:
     created: datetime | None
     retired: datetime | None
     highest: int | None
-    id: int = 0
+    id: int
 
     @property
     def state(self) -> GenerationState:
@@ -90,7 +90,7 @@ class Collection:
 class StateTables:
     """The state tables of a store, and the SQL in which its database differs. `place`: of the tables, for messages.
     `later`: the time in ? seconds. `expired`: a condition on LEASE_UNTIL. `corrupt`: returns the error for a row that
-    cannot be read. `lock`: the end of a SELECT that locks rows. `more`: further columns."""
+    cannot be read. `id`: the column of the row's number. `lock`: the end of a SELECT that locks rows."""
 
     place: str
     state: str
@@ -99,8 +99,8 @@ class StateTables:
     later: str
     expired: str
     corrupt: Callable[[str], StoreCorrupt]
+    id: str
     lock: str = ""
-    more: str = ""
 
     @property
     def renewal(self) -> str:
@@ -118,7 +118,7 @@ class StateTables:
     def _rows(self, query: Query, condition: str, parameters: Sequence[str]) -> list[Collection]:
         sql = (
             'SELECT "COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "META_NAMES", '
-            f'"CHECKPOINT", "LAST_SYNC", "LEASE_EPOCH", "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"{self.more} '
+            f'"CHECKPOINT", "LAST_SYNC", "LEASE_EPOCH", "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST", {self.id} '
             f'FROM {self.state} WHERE {condition} ORDER BY "GENERATION"'
         )
         try:
@@ -127,18 +127,10 @@ class StateTables:
             return []
         found = []
         with self.readable("the record of a collection"):
-            for row in rows:
-                name, table, number, model, fingerprint, dimension, aliases, text, synced, epoch, *more = row
-                spec, created, retired, highest, *id_ = more
-                stamp, checkpoint = (
-                    ModelStamp(model, fingerprint, dimension),
-                    records.checkpoint_of(text, moment(synced)),
-                )
+            for name, table, number, *stamp, aliases, text, synced, epoch, spec, created, retired, highest, id_ in rows:
+                state = json.loads(aliases or "{}"), records.checkpoint_of(text, moment(synced)), epoch, spec
                 times = moment(created), moment(retired)
-                names = json.loads(aliases or "{}")
-                found.append(
-                    Collection(name, table, number, stamp, names, checkpoint, epoch, spec, *times, highest, *id_)
-                )
+                found.append(Collection(name, table, number, ModelStamp(*stamp), *state, *times, highest, id_))
         return found
 
     def unknown(self, name: str) -> UnknownCollection:

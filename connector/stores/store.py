@@ -142,10 +142,6 @@ class VectorStore(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def _create_state(self) -> None:
-        """Create the state tables unless they exist."""
-
-    @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
 
@@ -184,7 +180,6 @@ class VectorStore(ABC):
         if found is None:
             if is_generation(collection):
                 raise self._tables.unknown(collection)
-            self._create_state()
             with suppress(RowRejected):  # another worker was first
                 self._register(collection, 1, collection, stamp, None)
             found = self._known(collection)
@@ -202,13 +197,12 @@ class VectorStore(ABC):
         """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses. Raises
         RowRejected if another worker was first."""
         table = self._create_table(name, collection, number, stamp.dimension)
-        names = json.dumps(dict(self._names.get(collection, {})))
-        row = (name, table, number, stamp.id, stamp.fingerprint, stamp.dimension, names, spec)
+        names, model = json.dumps(dict(self._names.get(collection, {}))), (stamp.id, stamp.fingerprint, stamp.dimension)
         sql = (
             f'INSERT INTO {self._tables.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
             f'"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, {self._tables.now})'
         )
-        self._database.execute(sql, row, doing=f"registering collection {name!r}")
+        self._database.execute(sql, (name, table, number, *model, names, spec), doing=f"registering {name!r}")
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
         """Change the model of an empty collection without a lease. Use a new table, because other sessions hold

@@ -14,7 +14,6 @@ COMMON_FROM = 1000  # in a smaller collection every word counts
 COMMON_SHARE = 0.2  # A word in a larger share of the texts adds little and costs most: "the", "der"
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
-_SHORTEST_PADDED = 3
 SATURATION, LENGTH_SHARE = 1.2, 0.75
 """BM25's k1 and b."""
 
@@ -48,7 +47,7 @@ def _alternatives(word: str) -> tuple[str, ...]:
     if not (word.isascii() and word.isdigit()):
         return (word,)
     plain = word.lstrip("0") or "0"
-    if len(plain) < _SHORTEST_PADDED and plain == word:
+    if len(plain) < 3 and plain == word:
         return (word,)
     return tuple(dict.fromkeys([plain, word, *(plain.zfill(length) for length in PADDED)]))
 

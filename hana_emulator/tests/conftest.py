@@ -30,6 +30,14 @@ def sql(database: Database) -> Sql:
     return Sql(database.connect(USER))
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Sql]:
+    """A session on a database that the module's tests share: for what changes neither."""
+    opened = open_database(lock_timeout=0.3)
+    yield Sql(opened.connect(USER))
+    opened.close()
+
+
 @pytest.fixture
 def other(database: Database) -> Sql:
     """A second session on the same database."""

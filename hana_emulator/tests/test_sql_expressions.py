@@ -93,8 +93,8 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), VALUES)
-def test_value(sql: Sql, expression: str, expected: object) -> None:
-    assert sql.evaluate(expression) == expected
+def test_value(shared: Sql, expression: str, expected: object) -> None:
+    assert shared.evaluate(expression) == expected
 
 
 TYPES = [
@@ -134,8 +134,8 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), TYPES)
-def test_result_type(sql: Sql, expression: str, expected: str) -> None:
-    assert sql.result_types(f"SELECT {expression} FROM DUMMY") == [expected]
+def test_result_type(shared: Sql, expression: str, expected: str) -> None:
+    assert shared.result_types(f"SELECT {expression} FROM DUMMY") == [expected]
 
 
 ERRORS = [
@@ -161,21 +161,21 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("expression", "code"), ERRORS)
-def test_error(sql: Sql, expression: str, code: int) -> None:
-    assert sql.code(f"SELECT {expression} FROM DUMMY") == code
+def test_error(shared: Sql, expression: str, code: int) -> None:
+    assert shared.code(f"SELECT {expression} FROM DUMMY") == code
 
 
-@pytest.fixture
-def table(sql: Sql) -> Sql:
-    sql.run("CREATE TABLE T (I INTEGER, D DECIMAL(10,2), N NVARCHAR(10), C NCLOB, F DOUBLE)")
+@pytest.fixture(scope="module")
+def table(shared: Sql) -> Sql:
+    shared.run("CREATE TABLE T (I INTEGER, D DECIMAL(10,2), N NVARCHAR(10), C NCLOB, F DOUBLE)")
     rows = [
         (1, "10.5", "b", "x", 0.5),
         (2, "9", "a", "y", 1.5),
         (3, None, "B", None, None),
         (None, "-1", None, "", 2.5),
     ]
-    sql.many("INSERT INTO T VALUES (?,?,?,?,?)", rows)
-    return sql
+    shared.many("INSERT INTO T VALUES (?,?,?,?,?)", rows)
+    return shared
 
 
 def test_nulls_come_first_ascending_and_last_descending(table: Sql) -> None:
@@ -253,7 +253,7 @@ def test_string_agg_and_spread(table: Sql) -> None:
         ("ROUND(NULL)", None),
     ],
 )
-def test_rounding_keeps_the_kind_of_number(sql: Sql, expression: str, expected: object) -> None:
-    found = sql.evaluate(expression)
+def test_rounding_keeps_the_kind_of_number(shared: Sql, expression: str, expected: object) -> None:
+    found = shared.evaluate(expression)
     assert found == expected
     assert type(found) is type(expected)

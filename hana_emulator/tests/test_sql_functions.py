@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
-from emulator_sql import Sql, vector
+from emulator_sql import USER, Sql, open_database, vector
 from hana_emulator.sql.functions.signatures import SIGNATURES
 from hana_emulator.sql.query.expressions import NILADIC
 
@@ -196,11 +197,14 @@ FACTS = [*VECTORS, *CONVERSIONS, *JSON, *TEXTS, *BINARIES, *NUMBERS, *MOMENTS, *
 NULLS_LEAVE_SIZES = {"TO_DECIMAL"}
 
 
-@pytest.fixture
-def clocked(sql: Sql) -> Sql:
+@pytest.fixture(scope="module")
+def clocked() -> Iterator[Sql]:
+    opened = open_database()
+    sql = Sql(opened.connect(USER))
     sql.session.context.clock = lambda: datetime(2024, 2, 29, 23, 59, 58, 123456, tzinfo=UTC)
     sql.run("SET 'APPLICATION' = 'owl'")
-    return sql
+    yield sql
+    opened.close()
 
 
 def written(name: str, arguments: tuple[str, ...]) -> str:
@@ -302,8 +306,8 @@ BORDERS = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), BORDERS)
-def test_border_of_the_calendar(sql: Sql, expression: str, expected: object) -> None:
-    assert sql.evaluate(expression) == expected
+def test_border_of_the_calendar(shared: Sql, expression: str, expected: object) -> None:
+    assert shared.evaluate(expression) == expected
 
 
 BEYOND = [
@@ -330,8 +334,8 @@ BEYOND = [
 
 
 @pytest.mark.parametrize("expression", BEYOND)
-def test_beyond_the_calendar_is_303(sql: Sql, expression: str) -> None:
-    assert sql.code(f"SELECT {expression} FROM DUMMY") == 303
+def test_beyond_the_calendar_is_303(shared: Sql, expression: str) -> None:
+    assert shared.code(f"SELECT {expression} FROM DUMMY") == 303
 
 
 # --- JSON paths -------------------------------------------------------------------------------------------------------
@@ -361,11 +365,11 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("path", "expected"), PATHS)
-def test_json_path(sql: Sql, path: str, expected: str | None) -> None:
-    assert sql.evaluate("JSON_VALUE(?, ?)", ORDERS, path) == expected
+def test_json_path(shared: Sql, path: str, expected: str | None) -> None:
+    assert shared.evaluate("JSON_VALUE(?, ?)", ORDERS, path) == expected
 
 
-def test_json_structures(sql: Sql) -> None:
-    assert sql.evaluate("JSON_QUERY(?, '$.items[1]')", ORDERS) == '{"sku":"x/2","n":3.10}'
-    assert sql.evaluate("JSON_QUERY(?, '$.items.sku')", ORDERS) is None
-    assert sql.code("SELECT JSON_VALUE('{}', '$.') FROM DUMMY") == 8
+def test_json_structures(shared: Sql) -> None:
+    assert shared.evaluate("JSON_QUERY(?, '$.items[1]')", ORDERS) == '{"sku":"x/2","n":3.10}'
+    assert shared.evaluate("JSON_QUERY(?, '$.items.sku')", ORDERS) is None
+    assert shared.code("SELECT JSON_VALUE('{}', '$.') FROM DUMMY") == 8

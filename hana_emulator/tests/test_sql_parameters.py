@@ -145,10 +145,10 @@ def test_values_keep_their_order_when_top_moves(table: Sql) -> None:
     assert table.rows("SELECT TOP ? I, ? FROM T WHERE N = ? ORDER BY I DESC", 1, "x", "a") == [(2, "x")]
 
 
-def test_vector_constructor_takes_text_and_bytes(sql: Sql) -> None:
+def test_vector_constructor_takes_text_and_bytes(shared: Sql) -> None:
     expression = "COSINE_SIMILARITY(TO_REAL_VECTOR(?), TO_REAL_VECTOR('[1, 0]'))"
-    assert sql.evaluate(expression, "[1, 0]") == pytest.approx(1.0)
-    assert sql.evaluate(expression, vector(0, 1)) == pytest.approx(0.0)
+    assert shared.evaluate(expression, "[1, 0]") == pytest.approx(1.0)
+    assert shared.evaluate(expression, vector(0, 1)) == pytest.approx(0.0)
 
 
 def test_wrong_number_of_values_is_refused(table: Sql) -> None:

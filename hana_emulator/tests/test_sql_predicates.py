@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator_sql import USER, Sql, open_database
-from hana_emulator.sql.database import Database
+from emulator_sql import Sql
 
 LIKES = [
     # text, pattern, escape, matches
@@ -52,16 +50,16 @@ LIKES = [
 
 
 @pytest.mark.parametrize(("text", "pattern", "escape", "expected"), LIKES)
-def test_like(sql: Sql, text: str | None, pattern: str | None, escape: str | None, expected: bool | None) -> None:
+def test_like(shared: Sql, text: str | None, pattern: str | None, escape: str | None, expected: bool | None) -> None:
     tail = "" if escape is None else " ESCAPE NULL" if escape == "NULL" else f" ESCAPE '{escape}'"
-    yes = sql.rows(f"SELECT 1 FROM DUMMY WHERE ? LIKE ?{tail}", text, pattern)
-    no = sql.rows(f"SELECT 1 FROM DUMMY WHERE ? NOT LIKE ?{tail}", text, pattern)
+    yes = shared.rows(f"SELECT 1 FROM DUMMY WHERE ? LIKE ?{tail}", text, pattern)
+    no = shared.rows(f"SELECT 1 FROM DUMMY WHERE ? NOT LIKE ?{tail}", text, pattern)
     assert (bool(yes), bool(no)) == (expected is True, expected is False)
 
 
 @pytest.mark.parametrize("escape", ["''", "'##'", "'ab'"])
-def test_escape_takes_one_character(sql: Sql, escape: str) -> None:
-    assert sql.code(f"SELECT 1 FROM DUMMY WHERE 'a' LIKE 'a' ESCAPE {escape}") == 306
+def test_escape_takes_one_character(shared: Sql, escape: str) -> None:
+    assert shared.code(f"SELECT 1 FROM DUMMY WHERE 'a' LIKE 'a' ESCAPE {escape}") == 306
 
 
 def test_like_on_other_types_reads_their_text(sql: Sql) -> None:
@@ -70,13 +68,6 @@ def test_like_on_other_types_reads_their_text(sql: Sql) -> None:
     for column, pattern in (("I", "12_"), ("D", "%.50"), ("DT", "2024-__-29"), ("C", "%long long%"), ("B", "TR%")):
         assert sql.column(f"SELECT 1 FROM T WHERE {column} LIKE '{pattern}'") == [1]
         assert sql.column(f"SELECT 1 FROM T WHERE {column} LIKE 'x{pattern}'") == []
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Database]:
-    opened = open_database()
-    yield opened
-    opened.close()
 
 
 LETTERS = st.sampled_from(["a", "B", "%", "_", "#", "\\", "é", "😀", " ", "."])
@@ -91,10 +82,9 @@ def as_regex(pattern: str) -> re.Pattern[str]:
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(LETTERS, max_size=6), st.lists(st.sampled_from(["a", "B", "%", "_", "#%", "#_", "##", "é", "."])))
-def test_like_agrees_with_a_regular_expression(shared: Database, text: str, pieces: list[str]) -> None:
-    sql, pattern = Sql(shared.connect(USER)), "".join(pieces)
-    found = sql.evaluate("CASE WHEN ? LIKE ? ESCAPE '#' THEN 1 ELSE 0 END", text, pattern)
-    sql.session.close()
+def test_like_agrees_with_a_regular_expression(shared: Sql, text: str, pieces: list[str]) -> None:
+    pattern = "".join(pieces)
+    found = shared.evaluate("CASE WHEN ? LIKE ? ESCAPE '#' THEN 1 ELSE 0 END", text, pattern)
     assert bool(found) == bool(as_regex(pattern).fullmatch(text))
 
 
@@ -132,13 +122,13 @@ LOGIC = [
 
 
 @pytest.mark.parametrize(("condition", "expected"), LOGIC)
-def test_logic_with_unknown(sql: Sql, condition: str, expected: bool | None) -> None:
-    yes = sql.rows(f"SELECT 1 FROM DUMMY WHERE {condition}")
-    no = sql.rows(f"SELECT 1 FROM DUMMY WHERE NOT ({condition})")
+def test_logic_with_unknown(shared: Sql, condition: str, expected: bool | None) -> None:
+    yes = shared.rows(f"SELECT 1 FROM DUMMY WHERE {condition}")
+    no = shared.rows(f"SELECT 1 FROM DUMMY WHERE NOT ({condition})")
     assert (bool(yes), bool(no)) == (expected is True, expected is False)
 
 
-def test_condition_is_not_a_value_nor_a_value_a_condition(sql: Sql) -> None:
+def test_condition_is_not_a_value_nor_a_value_a_condition(shared: Sql) -> None:
     for text in (
         "WHERE 1",
         "WHERE 'x'",
@@ -147,7 +137,7 @@ def test_condition_is_not_a_value_nor_a_value_a_condition(sql: Sql) -> None:
         "HAVING 1",
         "WHERE CASE WHEN 1=1 THEN 1 END",
     ):
-        assert sql.code(f"SELECT COUNT(*) FROM DUMMY {text}") == 257, text
+        assert shared.code(f"SELECT COUNT(*) FROM DUMMY {text}") == 257, text
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -182,11 +172,11 @@ ORDERS = [
 ]
 
 
-@pytest.fixture
-def table(sql: Sql) -> Sql:
-    sql.run("CREATE TABLE T (K INTEGER, N NVARCHAR(3), D DECIMAL(6,2), DT DATE, F DOUBLE)")
-    sql.many("INSERT INTO T VALUES (?,?,?,?,?)", ROWS)
-    return sql
+@pytest.fixture(scope="module")
+def table(shared: Sql) -> Sql:
+    shared.run("CREATE TABLE T (K INTEGER, N NVARCHAR(3), D DECIMAL(6,2), DT DATE, F DOUBLE)")
+    shared.many("INSERT INTO T VALUES (?,?,?,?,?)", ROWS)
+    return shared
 
 
 @pytest.mark.parametrize(("order", "expected"), ORDERS)
@@ -204,17 +194,19 @@ def test_limit_and_offset_at_their_ends(table: Sql) -> None:
     assert table.column("SELECT TOP 0 K FROM T") == []
 
 
-def test_keyset_pages_cover_every_row_once(table: Sql) -> None:
+def test_keyset_pages_cover_every_row_once(sql: Sql) -> None:
     """Composite key with NULLs kept out, as the connector pages."""
-    table.many("INSERT INTO T (K, N) VALUES (?, ?)", [(number, "abc"[number % 3]) for number in range(10, 60)])
+    sql.run("CREATE TABLE T (K INTEGER, N NVARCHAR(3))")
+    sql.many("INSERT INTO T VALUES (?, ?)", [row[:2] for row in ROWS])
+    sql.many("INSERT INTO T (K, N) VALUES (?, ?)", [(number, "abc"[number % 3]) for number in range(10, 60)])
     first = "SELECT N, K FROM T WHERE N IS NOT NULL ORDER BY N, K LIMIT 7"
     after = "SELECT N, K FROM T WHERE N IS NOT NULL AND (N > ? OR (N = ? AND K > ?)) ORDER BY N, K LIMIT 7"
-    seen = page = table.rows(first)
+    seen = page = sql.rows(first)
     while page:
         name, key = page[-1]
-        page = table.rows(after, name, name, key)
+        page = sql.rows(after, name, name, key)
         seen = seen + page
-    assert seen == table.rows("SELECT N, K FROM T WHERE N IS NOT NULL ORDER BY N, K")
+    assert seen == sql.rows("SELECT N, K FROM T WHERE N IS NOT NULL ORDER BY N, K")
     assert len(seen) == 54
 
 

@@ -131,9 +131,9 @@ def test_error(shop: Sql, text: str, code: int) -> None:
     assert shop.code(text) == code
 
 
-def test_syntax_error_tells_the_position(sql: Sql) -> None:
+def test_syntax_error_tells_the_position(shared: Sql) -> None:
     with pytest.raises(HanaError) as caught:
-        sql.prepare("SELECT 1 FROM DUMMY WHERE = 2")
+        shared.prepare("SELECT 1 FROM DUMMY WHERE = 2")
     assert caught.value.code == 257
     assert caught.value.position == len("SELECT 1 FROM DUMMY WHERE = 2")
 
@@ -230,14 +230,14 @@ def test_sys_indexes(described: Sql) -> None:
     assert described.rows(columns, "M_N") == [("N", "TRUE"), ("W", "FALSE")]
 
 
-def test_sys_data_types_and_database(sql: Sql) -> None:
-    types = sql.column("SELECT TYPE_NAME FROM SYS.DATA_TYPES")
+def test_sys_data_types_and_database(shared: Sql) -> None:
+    types = shared.column("SELECT TYPE_NAME FROM SYS.DATA_TYPES")
     assert {"NVARCHAR", "NCLOB", "REAL_VECTOR", "HALF_VECTOR", "SMALLDECIMAL"} <= set(types)
-    version, cloud = sql.rows("SELECT VERSION, CLOUD_VERSION FROM SYS.M_DATABASE")[0]
+    version, cloud = shared.rows("SELECT VERSION, CLOUD_VERSION FROM SYS.M_DATABASE")[0]
     assert re.fullmatch(r"4\.\d\d\.\d{3}\.\d\d\.\d{10}", version)
     assert re.fullmatch(r"\d{4}\.\d+\.\d+", cloud)
-    assert sql.column("SELECT USER_NAME FROM SYS.USERS") == ["OWL"]
-    assert sql.value("SELECT DUMMY FROM SYS.DUMMY") == sql.value("SELECT * FROM DUMMY") == "X"
+    assert shared.column("SELECT USER_NAME FROM SYS.USERS") == ["OWL"]
+    assert shared.value("SELECT DUMMY FROM SYS.DUMMY") == shared.value("SELECT * FROM DUMMY") == "X"
 
 
 def test_sys_is_read_only(sql: Sql) -> None:

@@ -24,8 +24,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), CASES)
-def test_value(sql: Sql, expression: str, expected: object) -> None:
-    assert sql.evaluate(expression) == expected
+def test_value(shared: Sql, expression: str, expected: object) -> None:
+    assert shared.evaluate(expression) == expected
 
 
 def test_over_rows_and_with_parameters(sql: Sql) -> None:
@@ -47,10 +47,10 @@ def test_over_rows_and_with_parameters(sql: Sql) -> None:
         ("REPLACE_REGEXPR('a' IN 'a' GROUP 1)", 257),
     ],
 )
-def test_refuses(sql: Sql, expression: str, code: int) -> None:
-    assert sql.code(f"SELECT {expression} FROM DUMMY") == code
+def test_refuses(shared: Sql, expression: str, code: int) -> None:
+    assert shared.code(f"SELECT {expression} FROM DUMMY") == code
 
 
-def test_a_pattern_that_never_ends_is_stopped(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_never_ends_is_stopped(shared: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regular, "_SECONDS", 0.2)
-    assert sql.code("SELECT REPLACE_REGEXPR('(a|aa)+$' IN ?) FROM DUMMY", "a" * 60 + "b") == 306
+    assert shared.code("SELECT REPLACE_REGEXPR('(a|aa)+$' IN ?) FROM DUMMY", "a" * 60 + "b") == 306

@@ -98,8 +98,8 @@ def test_garbled_statements_end_in_a_hana_error_or_run(sql: Sql, seed: int) -> N
         "'",
     ],
 )
-def test_deep_nesting_is_refused(sql: Sql, text: str) -> None:
-    assert sql.code(text) == 257
+def test_deep_nesting_is_refused(shared: Sql, text: str) -> None:
+    assert shared.code(text) == 257
 
 
 def test_neither_log_nor_message_repeats_the_statement(sql: Sql, caplog: pytest.LogCaptureFixture) -> None:

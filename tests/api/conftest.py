@@ -141,6 +141,15 @@ def client(service: Service) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a service that the module's tests share: `materials` is synced. For requests that change nothing."""
+    service = Service(settings_in(tmp_path_factory.mktemp("shared")), source=TableSource())
+    service.sync.run("materials")
+    with contextlib.closing(service), serving(service) as client:
+        yield client
+
+
 @pytest.fixture
 def synced(service: Service) -> Service:
     service.sync.run("materials")

@@ -47,10 +47,10 @@ def id_of(key: str) -> str:
     return f'["{key}"]'
 
 
-def test_rows_come_whole_and_in_the_order_of_their_ids(client: httpx.Client, synced: Service) -> None:
-    hit = client.post(SEARCH, json={"query": "oil pump", "k": 1}).json()["hits"][0]
+def test_rows_come_whole_and_in_the_order_of_their_ids(shared: httpx.Client) -> None:
+    hit = shared.post(SEARCH, json={"query": "oil pump", "k": 1}).json()["hits"][0]
     asked = [id_of("4"), "nobody", hit["id"], id_of("1"), id_of("4")]
-    rows = client.post(ROWS, json={"ids": asked}).json()["rows"]
+    rows = shared.post(ROWS, json={"ids": asked}).json()["rows"]
     assert [row["id"] for row in rows] == [id_of("4"), id_of("3"), id_of("1")]
     assert rows[1] == {name: hit[name] for name in ("id", "key", "text", "metadata")} | {"chunks": [TEXTS["3"]]}
 
@@ -65,17 +65,17 @@ def test_a_long_text_is_put_together(client: httpx.Client, service: Service, sou
     assert row["text"] == words
 
 
-def test_ids_that_are_none_are_left_out_or_refused(client: httpx.Client, synced: Service) -> None:
-    answer = client.post(ROWS, json={"ids": [*HOSTILE, id_of("2")]})
+def test_ids_that_are_none_are_left_out_or_refused(shared: httpx.Client) -> None:
+    answer = shared.post(ROWS, json={"ids": [*HOSTILE, id_of("2")]})
     assert answer.status_code == 200, answer.text
     assert [row["id"] for row in answer.json()["rows"]] == [id_of("2")]
-    half = client.post(ROWS, content=b'{"ids": ["\\ud800"]}', headers={"Content-Type": "application/json"})
+    half = shared.post(ROWS, content=b'{"ids": ["\\ud800"]}', headers={"Content-Type": "application/json"})
     assert half.status_code in (200, 422)
     bodies: list[dict[str, Any]] = [{"ids": []}, {"ids": ["x"] * 101}, {"ids": [1]}, {"ids": "x"}, {}]
     for body in bodies:
-        assert client.post(ROWS, json=body).status_code == 422
+        assert shared.post(ROWS, json=body).status_code == 422
     for name in ("never", "nobody"):
-        assert client.post(f"/v1/collections/{name}/rows", json={"ids": ["x"]}).status_code == 404
+        assert shared.post(f"/v1/collections/{name}/rows", json={"ids": ["x"]}).status_code == 404
 
 
 def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
@@ -106,31 +106,31 @@ def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
     assert client.post(ROWS, json={"ids": [id_of("all"), id_of("1")]}).status_code == 422
 
 
-def test_fields_tell_what_can_be_filtered_by(client: httpx.Client, synced: Service) -> None:
-    answer = client.get(FIELDS).json()
+def test_fields_tell_what_can_be_filtered_by(shared: httpx.Client) -> None:
+    answer = shared.get(FIELDS).json()
     values = [{"value": "FERT", "count": 2}, {"value": "ROH", "count": 2}]
     field: dict[str, Any] = {"name": "MTART", "type": "text", "values": values, "more": False, "min": None, "max": None}
     assert answer == {"fields": [field], "sampled": 4, "rows": 4}
 
 
-def test_fields_of_nothing(client: httpx.Client, synced: Service) -> None:
+def test_fields_of_nothing(shared: httpx.Client) -> None:
     for name in ("never", "nobody"):
-        assert client.get(f"/v1/collections/{name}/fields").status_code == 404
+        assert shared.get(f"/v1/collections/{name}/fields").status_code == 404
 
 
 # ---------------------------------------------------------------------------------------------------------------- map
 
 
-def test_a_map_of_points(client: httpx.Client, synced: Service) -> None:
-    answer = client.get(MAP, params={"color": "MTART"}).json()
+def test_a_map_of_points(shared: httpx.Client) -> None:
+    answer = shared.get(MAP, params={"color": "MTART"}).json()
     assert (answer["sampled"], answer["rows"]) == (4, 4)
     assert {point["id"]: (point["color"], point["title"]) for point in answer["points"]} == {
         id_of(key): ("FERT" if key < "3" else "ROH", text) for key, text in TEXTS.items()
     }
     assert 0.3 < sum(answer["explained"]) <= 1
     assert answer["explained"] == sorted(answer["explained"], reverse=True)
-    assert client.get(MAP, params={"color": "MTART"}).json() == answer, "the same picture each time"
-    some = client.get(MAP, params={"limit": 2}).json()
+    assert shared.get(MAP, params={"color": "MTART"}).json() == answer, "the same picture each time"
+    some = shared.get(MAP, params={"limit": 2}).json()
     assert [point | {"color": 0} for point in some["points"]] == [
         point | {"color": 0} for point in answer["points"][:2]
     ]
@@ -160,7 +160,7 @@ def test_too_few_rows_for_a_map(client: httpx.Client, service: Service, source: 
     assert answer == {"points": [], "explained": [0.0, 0.0], "sampled": 1, "rows": 1}
 
 
-def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
+def test_maps_that_are_refused(shared: httpx.Client) -> None:
     for parameters, words in (
         ({"color": "MTRAT"}, "declared are: MTART"),
         ({"color": "\0"}, "declared are: MTART"),
@@ -168,11 +168,11 @@ def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
         ({"limit": 0}, "query.limit"),
         ({"limit": 5001}, "query.limit"),
     ):
-        answer = client.get(MAP, params=parameters)
+        answer = shared.get(MAP, params=parameters)
         assert answer.status_code == 422, answer.text
         assert words in answer.json()["detail"]
     for name in ("never", "nobody"):
-        assert client.get(f"/v1/collections/{name}/map").status_code == 404
+        assert shared.get(f"/v1/collections/{name}/map").status_code == 404
 
 
 # --------------------------------------------------------------------------------------------------------------- like
@@ -209,9 +209,9 @@ def test_a_row_of_several_chunks_is_like_all_of_them(
     assert hits[2]["score"] < 0.3
 
 
-def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> None:
+def test_rows_like_none_are_refused(shared: httpx.Client) -> None:
     for id_ in HOSTILE:
-        answer = client.post(SEARCH, json={"like": id_})
+        answer = shared.post(SEARCH, json={"like": id_})
         assert answer.status_code == 404, answer.text
         assert answer.json()["detail"] == '"materials" has no row with this id that you may see'
     for body, words in (
@@ -221,7 +221,7 @@ def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> No
         ({"like": 1}, "body.like"),
         ({"like": id_of("1"), "filter": {"MTART": {"$eqq": 1}}}, "$eqq"),
     ):
-        answer = client.post(SEARCH, json=body)
+        answer = shared.post(SEARCH, json=body)
         assert answer.status_code == 422, answer.text
         assert words in answer.json()["detail"]
 

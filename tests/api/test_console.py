@@ -27,35 +27,35 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html
 IMPORTED = re.compile(r'^import .* from "([^"]+)";$|\bimport\("([^"]+)"\)', re.MULTILINE)
 
 
-def test_the_page_and_each_of_its_files(client: httpx.Client) -> None:
-    page = client.get("/")
+def test_the_page_and_each_of_its_files(shared: httpx.Client) -> None:
+    page = shared.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "require-trusted-types-for 'script'" in page.headers["content-security-policy"]
     for path in PATHS:
-        answer = client.get(f"/console/{path}")
+        answer = shared.get(f"/console/{path}")
         assert answer.status_code == 200, path
         assert answer.headers["content-type"] == f"{MEDIA_TYPES[Path(path).suffix]}; charset=utf-8"
         assert answer.content == (STATIC / path).read_bytes()
 
 
-def test_head_tells_what_get_would(client: httpx.Client) -> None:
+def test_head_tells_what_get_would(shared: httpx.Client) -> None:
     for path in ("/", "/console/main.js"):
-        got, head = client.get(path), client.head(path)
+        got, head = shared.get(path), shared.head(path)
         assert head.content == b""
         assert {name: head.headers[name] for name in ("etag", "content-length", "content-type")} == {
             name: got.headers[name] for name in ("etag", "content-length", "content-type")
         }
 
 
-def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.Client) -> None:
-    first = client.get("/console/main.js")
+def test_a_browser_asks_again_and_is_told_that_nothing_changed(shared: httpx.Client) -> None:
+    first = shared.get("/console/main.js")
     assert first.headers["cache-control"] == "no-cache"
     tag = first.headers["etag"]
     for known in (tag, f"W/{tag}", f'"other", {tag}'):
-        again = client.get("/console/main.js", headers={"If-None-Match": known})
+        again = shared.get("/console/main.js", headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
-    assert client.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
-    assert client.get("/console/style.css").headers["etag"] != tag
+    assert shared.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
+    assert shared.get("/console/style.css").headers["etag"] != tag
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.Cli
         "nothing.js",
     ],
 )
-def test_no_path_leads_out_of_the_table(client: httpx.Client, path: str) -> None:
+def test_no_path_leads_out_of_the_table(shared: httpx.Client, path: str) -> None:
     # As it stands: httpx would tidy the dots away.
-    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=10)
+    connection = http.client.HTTPConnection(shared.base_url.host, shared.base_url.port or 80, timeout=10)
     with contextlib.closing(connection):
         connection.request("GET", f"/console/{path}")
         answer = connection.getresponse()
@@ -76,9 +76,9 @@ def test_no_path_leads_out_of_the_table(client: httpx.Client, path: str) -> None
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_nothing_but_reading(client: httpx.Client) -> None:
+def test_nothing_but_reading(shared: httpx.Client) -> None:
     for path in ("/", "/console/main.js"):
-        assert client.post(path).status_code == 405
+        assert shared.post(path).status_code == 405
 
 
 def test_every_module_that_is_imported_is_there() -> None:

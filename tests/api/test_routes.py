@@ -118,11 +118,11 @@ def test_info(client: Client) -> None:
     assert set(shapes["InfoBody"]["properties"]) == set(info)
 
 
-def test_openapi_says_what_the_routes_answer(client: Client, synced: Service) -> None:
-    document = client.get("/openapi.json").json()
+def test_openapi_says_what_the_routes_answer(shared: Client) -> None:
+    document = shared.get("/openapi.json").json()
     shapes = document["components"]["schemas"]
-    assert set(shapes["CollectionBody"]["properties"]) == set(client.get("/v1/collections/materials").json())
-    job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
+    assert set(shapes["CollectionBody"]["properties"]) == set(shared.get("/v1/collections/materials").json())
+    job = finished(shared, shared.post("/v1/collections/materials/sync").json()["job"])
     assert set(shapes["JobBody"]["properties"]) == set(job)
     for name, path in document["paths"].items():
         if name.startswith(OPENAI_PATHS):
@@ -132,15 +132,15 @@ def test_openapi_says_what_the_routes_answer(client: Client, synced: Service) ->
     assert "HTTPValidationError" not in shapes
 
 
-def test_a_body_without_its_type_is_told_so(client: Client, synced: Service) -> None:
-    response = client.post("/v1/collections/materials/search", content='{"query": "a"}')
+def test_a_body_without_its_type_is_told_so(shared: Client) -> None:
+    response = shared.post("/v1/collections/materials/search", content='{"query": "a"}')
     assert "Content-Type: application/json" in problem(response, 422)["detail"]
-    with_type = client.post("/v1/collections/materials/search", json={"query": 1})
+    with_type = shared.post("/v1/collections/materials/search", json={"query": 1})
     assert "Content-Type" not in problem(with_type, 422)["detail"]
 
 
-def test_openapi_lists_the_routes(client: Client) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+def test_openapi_lists_the_routes(shared: Client) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     assert {"/embed", "/v1/collections/{name}/search", "/v1/jobs/{job_id}", "/health/ready"} <= set(paths)
 
 
@@ -189,16 +189,16 @@ def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> No
         ({"inputs": "\ud83d"}, 422, "surrogate"),
     ],
 )
-def test_embed_refuses(client: Client, body: dict[str, Any], status: int, words: str) -> None:
+def test_embed_refuses(shared: Client, body: dict[str, Any], status: int, words: str) -> None:
     import json
 
-    response = client.post("/embed", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    response = shared.post("/embed", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert words in problem(response, status)["detail"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 10_000])
-def test_a_body_that_is_no_json(client: Client, content: bytes) -> None:
-    response = client.post("/embed", content=content, headers={"Content-Type": "application/json"})
+def test_a_body_that_is_no_json(shared: Client, content: bytes) -> None:
+    response = shared.post("/embed", content=content, headers={"Content-Type": "application/json"})
     problem(response, response.status_code)
     assert response.status_code in (400, 422)
 
@@ -217,17 +217,17 @@ def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: Client
 # --------------------------------------------------------------------------------------------------------- collections
 
 
-def test_collections(client: Client, synced: Service) -> None:
-    materials, never = client.get("/v1/collections").json()
+def test_collections(shared: Client) -> None:
+    materials, never = shared.get("/v1/collections").json()
     assert (materials["collection"], materials["rows"], materials["dimension"]) == ("materials", 4, 64)
     assert materials["lag_seconds"] >= 0
     assert (never["rows"], never["table"], never["last_sync"]) == (0, None, None)
-    assert client.get("/v1/collections/materials").json()["rows"] == 4
-    assert 'did you mean "materials"' in problem(client.get("/v1/collections/material"), 404)["detail"]
+    assert shared.get("/v1/collections/materials").json()["rows"] == 4
+    assert 'did you mean "materials"' in problem(shared.get("/v1/collections/material"), 404)["detail"]
 
 
-def test_search_by_text(client: Client, synced: Service) -> None:
-    answer = client.post("/v1/collections/materials/search", json={"query": "gearbox bearing", "k": 2}).json()
+def test_search_by_text(shared: Client) -> None:
+    answer = shared.post("/v1/collections/materials/search", json={"query": "gearbox bearing", "k": 2}).json()
     assert answer["hits"][0]["key"] == {"MATNR": "1"}
     assert len(answer["hits"]) == 2
     scores = [hit["score"] for hit in answer["hits"]]
@@ -244,9 +244,9 @@ def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_search_with_a_filter(client: Client, synced: Service) -> None:
+def test_search_with_a_filter(shared: Client) -> None:
     body = {"query": "gearbox", "filter": {"MTART": "ROH"}}
-    hits = client.post("/v1/collections/materials/search", json=body).json()["hits"]
+    hits = shared.post("/v1/collections/materials/search", json=body).json()["hits"]
     assert {hit["key"]["MATNR"] for hit in hits} == {"3", "4"}
 
 
@@ -281,15 +281,15 @@ def test_search_with_a_filter(client: Client, synced: Service) -> None:
         ('{"vector": ["1"]}', "body.vector"),
     ],
 )
-def test_search_refuses(client: Client, synced: Service, body: str, words: str) -> None:
-    response = client.post(
+def test_search_refuses(shared: Client, body: str, words: str) -> None:
+    response = shared.post(
         "/v1/collections/materials/search", content=body, headers={"Content-Type": "application/json"}
     )
     assert words in problem(response, 422)["detail"]
 
 
-def test_search_before_the_first_sync(client: Client) -> None:
-    detail = problem(client.post("/v1/collections/never/search", json={"query": "a"}), 404)["detail"]
+def test_search_before_the_first_sync(shared: Client) -> None:
+    detail = problem(shared.post("/v1/collections/never/search", json={"query": "a"}), 404)["detail"]
     assert "owl-sap sync never" in detail
 
 
@@ -342,18 +342,18 @@ def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     assert 'owl_sap_hana_errors_total{code="10"} 1.0' in client.get("/metrics").text
 
 
-def test_sync_and_jobs_that_do_not_exist(client: Client) -> None:
-    problem(client.post("/v1/collections/nope/sync"), 404)
-    problem(client.get("/v1/jobs/nope"), 404)
-    problem(client.post("/v1/collections/materials/sync", json={"max_deletes": 2}), 422)
+def test_sync_and_jobs_that_do_not_exist(shared: Client) -> None:
+    problem(shared.post("/v1/collections/nope/sync"), 404)
+    problem(shared.get("/v1/jobs/nope"), 404)
+    problem(shared.post("/v1/collections/materials/sync", json={"max_deletes": 2}), 422)
 
 
 # ------------------------------------------------------------------------------------------------- errors and metrics
 
 
-def test_routing_errors_are_problems_too(client: Client) -> None:
-    problem(client.get("/nope"), 404)
-    problem(client.get("/embed"), 405)
+def test_routing_errors_are_problems_too(shared: Client) -> None:
+    problem(shared.get("/nope"), 404)
+    problem(shared.get("/embed"), 405)
 
 
 def test_an_unexpected_error_shows_nothing_of_itself(
@@ -370,9 +370,9 @@ def test_an_unexpected_error_shows_nothing_of_itself(
     assert problem(response, 500)["request_id"]
 
 
-def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> None:
-    assert client.get("/health/live", headers={"X-Request-Id": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
-    odd = client.get("/health/live", headers={"X-Request-Id": "a b<script>"}).headers["x-request-id"]
+def test_the_callers_request_id_is_kept_when_it_is_harmless(shared: Client) -> None:
+    assert shared.get("/health/live", headers={"X-Request-Id": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
+    odd = shared.get("/health/live", headers={"X-Request-Id": "a b<script>"}).headers["x-request-id"]
     assert odd != "a b<script>"
     assert len(odd) == 32
 

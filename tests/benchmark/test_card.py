@@ -170,7 +170,7 @@ LENT_MACHINES_LACK = (
 
 
 def test_it_needs_no_more_than_it_says() -> None:
-    """torch, transformers, sentence-transformers, rich and NumPy; not the libraries of REST, HANA and settings."""
+    """torch, transformers, sentence-transformers and NumPy; not the libraries of REST, HANA and settings."""
     code = (
         "import sys\n"
         f"for name in {LENT_MACHINES_LACK}: sys.modules[name] = None\n"

@@ -123,7 +123,7 @@ def test_workers_import_nothing_of_ours() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("onx", 'did you mean "onnx"'), ("faiss", "sentence-transformers, infinity"), ("none.py", "file not found")],
+    [("onx", "onnx, onnx-int8, openvino"), ("faiss", "sentence-transformers, infinity"), ("none.py", "file not found")],
 )
 def test_an_unknown_peer_is_told_what_there_is(name: str, words: str) -> None:
     with pytest.raises(PeerUnavailable, match=words):

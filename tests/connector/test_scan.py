@@ -308,8 +308,8 @@ def test_the_kth_largest(scores, count):
 
 @pytest.mark.usefixtures("blocks")
 def test_rows_are_taken_from_where_they_are():
-    rows = np.arange(3 * 300, dtype=np.float32).reshape(300, 3)
-    blocks = Blocks((3,), np.float32)
+    rows = np.random.default_rng(1).integers(-127, 128, (300, 3), np.int8)
+    blocks = Blocks(3)
     for part in np.array_split(rows, [1, 64, 130, 131]):
         blocks.append(part)
     view = blocks.view()

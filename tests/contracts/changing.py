@@ -19,11 +19,8 @@ from connector.model import (
     Column,
     Key,
     KeyRange,
-    LogEntry,
-    Passed,
     Query,
     Row,
-    RowIds,
     Span,
     Table,
     TableRef,
@@ -154,7 +151,7 @@ class MemorySource:
     def table_id(self, table: TableRef) -> int | None:
         return 1
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
+    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
         place = (span.after, span.key)
         while True:
             stamped = sorted((at, key) for key, (_, _, at) in self.data.rows.items() if at is not None)
@@ -162,7 +159,7 @@ class MemorySource:
             if not page:
                 return
             place = (page[-1][0], (page[-1][1],))
-            yield Passed(self.rows(query, [(key,) for _, key in page]), page[-1][0])
+            yield self.rows(query, [(key,) for _, key in page]), page[-1][0]
 
     def highest(self, query: Query, column: Column) -> str | None:
         raise NotImplementedError
@@ -183,8 +180,8 @@ class MemorySource:
             return self.data.ids[key].to_bytes(8, "big")
         return sha256(repr(self._row(query, key).values).encode()).digest()
 
-    def row_ids(self, query: Query) -> RowIds:
-        return RowIds(max(self.data.ids.values(), default=0), len(self.data.ids))
+    def row_ids(self, query: Query) -> tuple[int, int]:
+        return max(self.data.ids.values(), default=0), len(self.data.ids)
 
     def check_log(self, query: Query, log: TableRef) -> None:
         if not self.data.logging:
@@ -193,8 +190,8 @@ class MemorySource:
     def log_length(self, log: TableRef) -> int:
         return len(self.data.log)
 
-    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
-        return [LogEntry(number, key) for number, key in sorted(self.data.log.items()) if number > after][:size]
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[tuple[int, Key]]:
+        return [(number, key) for number, key in sorted(self.data.log.items()) if number > after][:size]
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
         for number in ids:

@@ -39,6 +39,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.stores.state import LeaseTimes
 from connector.stores.store import VectorStore
+from tests.filter_oracle import matches
 
 DIMENSION = 8
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)
@@ -635,7 +636,7 @@ def filled(store: VectorStore, name: str) -> str:
 def expected(where: dict[str, Any]) -> set[str]:
     condition = filters.parse(where)
     assert condition is not None
-    return {f"r{place}" for place, row in enumerate(ROWS) if filters.matches(condition, row)}
+    return {f"r{place}" for place, row in enumerate(ROWS) if matches(condition, row)}
 
 
 texts = st.sampled_from(["Pump A-100", "pump a-100", "100%", "a_b", "", "10", "true", 'O\'Brien "quoted" ; --', "zzz"])

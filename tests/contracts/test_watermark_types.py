@@ -16,7 +16,7 @@ from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConfigurationError, UnknownColumn
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
-from connector.hana.watermarks import Reach, reach, watermark
+from connector.hana.watermarks import reach, watermark
 from connector.model import ChangeSpec, CollectionSpec, Column, TableRef
 from connector.stores.local.store import LocalStore
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
@@ -145,4 +145,4 @@ def test_a_column_that_is_not_there_has_a_nearest_name(collection):
     ],
 )
 def test_a_unit_that_is_not_over_is_left(column, upto, settled):
-    assert reach(watermark(column, TABLE), NOW, 10) == Reach(upto, settled or upto)
+    assert reach(watermark(column, TABLE), NOW, 10) == (upto, settled or upto)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.core import engine as engine_module
+from app.src.core.agreement import usable
 from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, Pause, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.queue import usable
 from app.src.core.tokens import padded, plan_batches
 
 WORDS = [
@@ -344,10 +344,10 @@ def test_fingerprint_changes_with_what_changes_vectors(scripted: Any) -> None:
 
 
 def test_stats_count_tokens_and_padding(engine: EmbeddingEngine, scripted: Any) -> None:
-    assert engine.stats().padding_ratio == 1.0
+    assert engine.stats().padded_tokens == 0
     engine.embed(["oil leak", "pump"])
     stats = engine.stats()
-    assert (stats.tokens, stats.batches, stats.padding_ratio) == (3, 1, 1.0)
+    assert (stats.tokens, stats.batches, stats.padded_tokens) == (3, 1, 3)
     assert stats.compute_seconds > 0
     assert stats.tokenize_seconds > 0
 

@@ -273,13 +273,13 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
 
 @pytest.mark.gpu
 def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
-    from app.src.core.backends.torch.graphs import CudaRecorder
+    from app.src.core.backends.torch.graphs import cuda_recorder
     from app.src.core.device import detect
 
     profile = detect("cuda")
     device = torch.device(profile.torch_name)
     loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
-    graphed = GraphedEncoder(loaded, CudaRecorder(device), uploads_for(device))
+    graphed = GraphedEncoder(loaded, cuda_recorder(device), uploads_for(device))
     with torch.inference_mode():
         for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):
             cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from app.src.core import t4_gpu_optimizer as optimizer
-from app.src.core.device import PRECISIONS, DeviceProfile, Setting
+from app.src.core.device import PRECISIONS, DeviceProfile, Setting, settings_of
 from app.src.core.t4_gpu_optimizer import (
     LEAST_SAMPLES,
     Product,
@@ -366,7 +366,7 @@ def test_the_device_in_json(monkeypatch: pytest.MonkeyPatch, profile: DeviceProf
 
 @pytest.mark.parametrize(("profile", "precision"), [(T4, "fp16"), (A100, "fp16"), (CPU, "fp32")])
 def test_settings_say_what_is_chosen_and_what_is_not(profile: DeviceProfile, precision: str) -> None:
-    settings = {each.name: each for each in optimizer.settings_of(profile)}
+    settings = {each.name: each for each in settings_of(profile)}
     assert settings["precision"].value == precision
     assert "embedding int8" in settings
     assert ("embedding bf16" in settings) == (profile is T4)

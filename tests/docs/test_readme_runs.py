@@ -79,6 +79,7 @@ def bash(script: str, workplace: tuple[Path, dict[str, str]]) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_commands_then_requests(workplace: tuple[Path, dict[str, str]]) -> None:
     output = bash(COMMANDS, workplace)
     assert "materials" in output

@@ -64,6 +64,7 @@ def chunks(store: VectorStore) -> Counter[tuple[str, int]]:
     return Counter((chunk.id, chunk.number) for page in store.stored("notes") for chunk in page)
 
 
+@pytest.mark.slow
 @pytest.mark.proves(1)
 def test_killed_at_any_event_the_next_run_heals(emulator, hana_schema, notes, folder, open_pool, hashing, run_sql):
     pool = open_pool(emulator)
@@ -92,6 +93,7 @@ def test_killed_at_any_event_the_next_run_heals(emulator, hana_schema, notes, fo
     store.close()
 
 
+@pytest.mark.slow
 def test_of_two_at_once_one_waits_and_finds_nothing_to_do(emulator, hana_schema, notes, folder):
     both = [start(emulator, hana_schema, folder) for _ in range(2)]
     reports = [report_of(process) for process in both]

@@ -285,7 +285,7 @@ def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_ow
 
 
 def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorStore, tmp_path: Path) -> None:
-    service = local.collection._service  # type: ignore[attr-defined]
+    service = local.collection._service
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
     measured = service.evaluation.evaluate("notes", file, ("vector",))

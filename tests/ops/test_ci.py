@@ -91,15 +91,14 @@ def test_no_slow_test_begins_shortly_before_the_limit(project: Host) -> None:
     assert before + 340 < float(slow_ones) < time.time() + 370
 
 
-@pytest.mark.parametrize(("seconds", "outcome"), [(60, "1 passed"), (-60, "1 skipped")])
-def test_a_test_after_the_time_is_skipped(seconds: int, outcome: str, tmp_path: Path) -> None:
+def test_a_test_after_the_time_is_skipped(tmp_path: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:randomly", "--rootdir", str(tmp_path), str(tmp_path)],
         env=os.environ
         | {
-            "OWL_TESTS_UNTIL": str(time.time() + seconds),
+            "OWL_TESTS_UNTIL": str(time.time() - 60),
             "PYTHONPATH": f"{ROOT}:{ROOT}/hana_emulator:{ROOT}/owl_sap_client",
         },
         capture_output=True,
@@ -107,5 +106,5 @@ def test_a_test_after_the_time_is_skipped(seconds: int, outcome: str, tmp_path: 
         check=False,
         cwd=tmp_path,
     )
-    assert outcome in result.stdout, result.stdout
-    assert ("the time of this run is over" in result.stdout) == (seconds < 0)
+    assert "1 skipped" in result.stdout, result.stdout
+    assert "the time of this run is over" in result.stdout

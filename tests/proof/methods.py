@@ -50,7 +50,7 @@ def _in_the_log(ground: Ground, checkpoint: Checkpoint) -> set[str]:
     spec = ground.plan.spec
     query = Query(spec.source, ("K",), ("TXT", "GRP"))
     entries = HanaSource(ground.pool).capture.log_entries(query, log_of(spec), 0, 100_000)
-    return {document_id(entry.key) for entry in entries}
+    return {document_id(key) for _, key in entries}
 
 
 def _unless_all_was_read(ground: Ground, checkpoint: Checkpoint) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from connector import failpoints
-from tests.proof.cycles import GROUNDS, KINDS, Cycles, named
+from tests.proof.cycles import EACH_METHOD, GROUNDS, KINDS, Cycles, named
 from tests.proof.ground import PAGE
 from tests.proof.methods import METHODS
 
@@ -38,7 +38,7 @@ def killed_at(cycles: Cycles, name: str, visit: int) -> None:
     ground.refill()
 
 
-@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.parametrize("ground", EACH_METHOD, ids=named, indirect=True)
 @pytest.mark.proves(1, 12)
 def test_killed_at_random_moments(cycles: Cycles) -> None:
     random_kills(cycles, 2)

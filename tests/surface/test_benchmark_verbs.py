@@ -110,7 +110,7 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("embed", "--against", "onx"), 'did you mean "onnx"'),
+        (("embed", "--against", "onx"), "use sentence-transformers, infinity, onnx"),
         (
             ("search", "--against", "faiss", "--peers", "nowhere"),
             "owl-sap benchmark peers faiss --peers nowhere",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from app.src.evaluation.queries import read
-from app.src.evaluation.run import proposal
 from connector.errors import ConfigurationError
 from tests.adversity.scene import Scene
 
@@ -138,7 +137,6 @@ def test_an_index_against_exact_search(synced: Scene) -> None:
     assert (report["queries"], report["k"]) == (8, 5)
     assert report["index_used"] is False, "too few rows for one"
     assert report["recall"] == report["low"] == report["high"] == report["same_first"] == 1
-    assert "nothing to set" in report["proposal"]
 
 
 @pytest.mark.parametrize("synced", ["local"], indirect=True)
@@ -161,18 +159,3 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         code, _, err = synced.cli("evaluate", *arguments)
         assert code == 2, err
         assert message in " ".join(err.split()), err
-
-
-@pytest.mark.parametrize(
-    ("used", "recall", "low", "queries", "says"),
-    [
-        (False, 1.0, 1.0, 100, "no index is used"),
-        (None, 1.0, 1.0, 100, "no index is used"),
-        (True, 0.99, 0.97, 100, "keep efSearch"),
-        (True, 1.0, 1.0, 1, "1 queries are too few"),
-        (True, 0.96, 0.90, 100, "ask with more (--queries)"),
-        (True, 0.80, 0.75, 100, '{"efSearch":400}'),
-    ],
-)
-def test_what_is_proposed(used: bool | None, recall: float, low: float, queries: int, says: str) -> None:
-    assert says in proposal(used, {"difference": recall, "low": low, "queries": queries}, 10)

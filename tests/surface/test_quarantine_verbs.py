@@ -102,7 +102,7 @@ def test_refusals(scene: Scene) -> None:
         for key, why in (
             ("B=99", "no row in quarantine"),
             ('["100"]', "no row in quarantine"),
-            ("4", "key columns are A, B"),
+            ("4", "key columns: A, B"),
             ('["100",', "not JSON"),
         ):
             code, out, errors = scene.verb("quarantine", verb, "bad", key)

@@ -102,7 +102,7 @@ _RAW_TOO: dict[int | str, dict[str, Any]] = {
 }
 
 
-def add(routes: APIRouter, executors: Executors) -> None:
+def add_embed(routes: APIRouter, executors: Executors) -> None:
     service = executors.service
 
     @direct(routes, "/embed", response_model=list[list[float]], responses=_RAW_TOO)
@@ -127,10 +127,8 @@ def add(routes: APIRouter, executors: Executors) -> None:
             return Response(vectors.astype("<f4", copy=False).tobytes(), media_type=_RAW, headers=headers)
         return Json(np.ascontiguousarray(vectors), headers=headers)
 
-    _add_openai(routes, executors)
 
-
-def _add_openai(routes: APIRouter, executors: Executors) -> None:
+def add_openai(routes: APIRouter, executors: Executors) -> None:
     service, started = executors.service, int(time.time())
 
     @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
@@ -158,8 +156,7 @@ def _add_openai(routes: APIRouter, executors: Executors) -> None:
             used = sum(tokens)
 
         def queue() -> Future[Vectors]:
-            _check_model(service, body.model)
-            _check_dimensions(body.dimensions, service)
+            _check_model(service, body.model, body.dimensions)
             return service.parts.embedder.embed_later(texts, counted=counted)
 
         vectors = np.ascontiguousarray(await executors.embed(request, texts, queue), dtype="<f4")
@@ -191,27 +188,24 @@ def _add_openai(routes: APIRouter, executors: Executors) -> None:
         return Json(await executors.run(partial(described, model)))
 
 
-def _check_model(service: Service, asked: str | None) -> None:
-    """Accept a path before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
-    served = service.parts.engine.model
-    if asked is None or asked in (served, service.settings.embedding.model):
-        return
-    same = asked.rpartition("/")[2] == served.rpartition("/")[2] and not ("/" in asked and "/" in served)
-    if not same:
-        why = f'the model "{asked}" is not served here; this service has "{served}"'
-        raise UnknownModel(why, param="model", code="model_not_found")
-
-
-def _check_dimensions(asked: int | None, service: Service) -> None:
-    own, shorter = service.parts.engine.dimension, service.parts.engine.matryoshka
-    if asked is None or asked == own or (asked < own and asked in shorter):
-        return
-    which = "was not trained to be cut (Matryoshka)"
-    if shorter:
-        lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
-        which = f"can be cut to {lengths}"
-    why = f"dimensions is {asked}; the model gives {own} numbers and {which}; leave dimensions out"
-    raise BadRequest(why, param="dimensions")
+def _check_model(service: Service, asked: str | None, dimensions: int | None = None) -> None:
+    """Raise UnknownModel for another model, and BadRequest for a length that its vectors cannot be cut to. Accept a
+    path before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
+    engine = service.parts.engine
+    known = asked is None or asked in (engine.model, service.settings.embedding.model)
+    if asked is not None and not known:
+        same = asked.rpartition("/")[2] == engine.model.rpartition("/")[2]
+        if not same or ("/" in asked and "/" in engine.model):
+            why = f'the model "{asked}" is not served here; this service has "{engine.model}"'
+            raise UnknownModel(why, param="model", code="model_not_found")
+    own, shorter = engine.dimension, engine.matryoshka
+    if dimensions is not None and dimensions != own and (dimensions > own or dimensions not in shorter):
+        which = "was not trained to be cut (Matryoshka)"
+        if shorter:
+            lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
+            which = f"can be cut to {lengths}"
+        why = f"dimensions is {dimensions}; the model gives {own} numbers and {which}; leave dimensions out"
+        raise BadRequest(why, param="dimensions")
 
 
 def _too_long(tokens: list[int], most: int, name: str) -> str | None:

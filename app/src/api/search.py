@@ -162,7 +162,7 @@ class DocumentsDeleted(BaseModel):
 _COLLECTION = "/v1/collections/{name}"
 
 
-def add(routes: APIRouter, executors: Executors) -> None:
+def add_search(routes: APIRouter, executors: Executors) -> None:
     service, limits = executors.service, executors.limits
 
     @direct(routes, f"{_COLLECTION}/search", response_model=SearchResponse)
@@ -202,11 +202,8 @@ def add(routes: APIRouter, executors: Executors) -> None:
         """What is stored of one collection, how fresh it is, and its running job."""
         return Json((await executors.run(partial(service.status.collections, [name])))[0])
 
-    _add_browsing(routes, executors)
-    _add_documents(routes, executors)
 
-
-def _add_browsing(routes: APIRouter, executors: Executors) -> None:
+def add_browsing(routes: APIRouter, executors: Executors) -> None:
     """Add routes that show stored rows: never a row, value or count outside the caller's row rights."""
     service = executors.service
 
@@ -252,7 +249,7 @@ def _add_browsing(routes: APIRouter, executors: Executors) -> None:
         return Json(found)
 
 
-def _add_documents(routes: APIRouter, executors: Executors) -> None:
+def add_documents(routes: APIRouter, executors: Executors) -> None:
     service = executors.service
 
     @routes.post(f"{_COLLECTION}/documents", response_model=DocumentsWritten)

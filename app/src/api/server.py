@@ -116,8 +116,12 @@ def create_app(service: Service) -> FastAPI:
     tools = agents.add(app.router, executors)
     # Directly in the router: newer FastAPIs would match each request twice through a nested router. The router compares
     # in this order, so frequent routes come first.
-    for routes in (embeddings, search, health, tables, jobs, generations):
-        routes.add(app.router, executors)
+    for add in (
+        *(embeddings.add_embed, embeddings.add_openai),
+        *(search.add_search, search.add_browsing, search.add_documents),
+        *(health.add, tables.add, jobs.add, generations.add),
+    ):
+        add(app.router, executors)
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     access_settings = service.access.settings if service.access.configured else None
     app.openapi = openapi.described(app.openapi, access_settings)  # type: ignore[method-assign]

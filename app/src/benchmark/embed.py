@@ -35,16 +35,6 @@ OURS = "ours"
 PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up to 0.2 s after their work
 
 
-def check(settings: EmbeddingSettings, peers: Sequence[str], folder: Path) -> None:
-    """Check the peers before a model is loaded. Raises PeerUnavailable."""
-    for name in peers:
-        if PeerProcess(name, "embed", folder).environment is not None and settings.hashing:
-            raise PeerUnavailable(
-                f'"{settings.model}" is the test embedder, which {name} cannot load: set [embedding] model to a real '
-                "one"
-            )
-
-
 def measure(  # noqa: PLR0913 - the options of the verb
     engine: EmbeddingEngine,
     settings: EmbeddingSettings,
@@ -58,11 +48,15 @@ def measure(  # noqa: PLR0913 - the options of the verb
     """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. Raises
     PeerUnavailable if one fails."""
     threads = settings.threads or cores()
-    ours = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
-    report = Report("embed", machine(), ours | {"threads": threads, "rounds": rounds, "scale": scale})
+    about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
+    report = Report("embed", machine(), about | {"threads": threads, "rounds": rounds, "scale": scale})
     model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision))
     # Raises before one is started.
     processes = {process.name: process for process in (PeerProcess(name, "embed", folder) for name in peers)}
+    if settings.hashing and (unable := [name for name, process in processes.items() if process.environment]):
+        raise PeerUnavailable(
+            f'"{settings.model}" is the test embedder, which {unable[0]} cannot load: set another model'
+        )
     with ExitStack() as held:
         place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
         for name, process in processes.items():

@@ -201,6 +201,12 @@ def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     return about
 
 
+def resident_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process (Linux) in bytes, by default of this one."""
+    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def commit(root: Path = ROOT) -> str | None:
     """Return the commit of this checkout, with "+" if tracked files were changed; None if `root` is not the top of a
     checkout."""

@@ -5,7 +5,6 @@ runs in it.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import json
 import shutil
@@ -146,10 +145,8 @@ class PeerProcess:
         else:
             names = [known for known, (its_kind, _) in PEERS.items() if its_kind == kind]
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
                 known = f"use {', '.join(names)}, or a worker's file ending in .py"
-                hint = f'did you mean "{near[0]}"?' if near else known
-                raise PeerUnavailable(f'--against {name}: unknown peer of "benchmark {kind}"; {hint}')
+                raise PeerUnavailable(f'--against {name}: unknown peer of "benchmark {kind}"; {known}')
             self._worker = WORKERS / ("embedding.py" if kind == "embed" else "searching.py")
             self.name, self.environment = name, PEERS[name][1]
             here = _HERE.get(self.environment)

@@ -62,7 +62,7 @@ def material(number: int) -> tuple[str, str, str, str, str, str, str]:
 
 
 def material_text(number: int) -> str:
-    """Return a material as `processes.TEMPLATE` renders it."""
+    """Return a material as `sync.TEMPLATE` renders it."""
     _, _, name, more, *_ = material(number)
     return f"{name}. {more}"
 

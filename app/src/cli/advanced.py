@@ -88,9 +88,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
         resume_ = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
         output.say(f"stopped on request; continue with: {resume_}" if report.unfinished else "stopped before training")
     elif report.worse:
-        output.say(
-            f"{name}: the trained model finds less than {model}, so it is not proposed; it is in {report.folder}"
-        )
+        output.say(f"{name}: the trained model in {report.folder} finds less than {model}: it is not proposed")
     else:
         output.say(
             f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
@@ -133,15 +131,9 @@ benchmark_app = subcommands("benchmark", "Measure this machine and model against
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
 
-Against = Annotated[
-    list[str] | None,
-    typer.Option("--against", metavar="PEER", help="Another engine, or your own worker's file; repeatable."),
-]
+Against = Annotated[list[str] | None, typer.Option(help="Another engine, or a worker's file; repeatable.")]
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More rounds give steadier figures and take longer.")]
-Peers = Annotated[
-    Path | None,
-    typer.Option("--peers", metavar="FOLDER", help="Folder of the peers' environments; default: .owl-sap/peers"),
-]
+Peers = Annotated[Path | None, typer.Option(help="Folder of the peers; default: .owl-sap/peers")]
 
 
 @verb(benchmark_app, "embed")
@@ -160,7 +152,6 @@ def benchmark_embed(
 
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
-    benchmark.check(embedding, chosen, folder)
     with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
@@ -227,12 +218,12 @@ def benchmark_serve(
 @verb(benchmark_app, "peers")
 def benchmark_peers(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
-    folder: Peers = None,
+    peers: Peers = None,
 ) -> None:
     """Create the environments of engines to compare with, from the package index. Keeps those that are there."""
     from app.src.benchmark import peers as environments
 
-    place = folder or environments.DEFAULT_FOLDER
+    place = peers or environments.DEFAULT_FOLDER
     for name in environments.chosen(names or ()):
         if not environments.is_made(name, place):
             environments.make(name, place, output.say)

@@ -68,8 +68,6 @@ config_app = subcommands("config", "Show the settings and where they come from."
 
 P = ParamSpec("P")
 Verb = Callable[P, int | None]
-
-
 _CONFIG_HELP = "Settings file; default: owl-sap.toml in the current folder."
 _OUTPUT_HELP = (
     "How data is printed without --json: auto prints tables on a terminal and JSON lines elsewhere; "

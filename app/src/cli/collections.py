@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,19 +11,11 @@ import orjson
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import (
-    JsonFlag,
-    Name,
-    app,
-    file_text,
-    opened,
-    quarantine_app,
-    report_error,
-    verb,
-)
+from app.src.cli.application import JsonFlag, Name, app, opened, quarantine_app, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
+from app.src.cli.search import lines_of
 from app.src.settings import no_collections
 
 if TYPE_CHECKING:
@@ -171,9 +164,7 @@ _QUARANTINE_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_s
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
 _HOW = """COLUMN=value, A=x,B=y, a JSON object, or a JSON array of all key values"""
 
-KeyArguments = Annotated[
-    list[str] | None, typer.Argument(help=f"Which rows: {_HOW}; default: all in quarantine.", metavar="[KEY...]")
-]
+KeyArguments = Annotated[list[str] | None, typer.Argument(help=f"{_HOW}; default: all.", metavar="[KEY...]")]
 
 
 @verb(quarantine_app, "list")
@@ -219,11 +210,7 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 
 
 @verb(quarantine_app, "drop")
-def quarantine_drop(
-    name: Name,
-    keys: KeyArguments = None,
-    json: JsonFlag = False,
-) -> None:
+def quarantine_drop(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
     """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
     rows again."""
     with opened() as service:
@@ -252,9 +239,7 @@ def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Gi
         elif len(columns) == 1:
             wanted.append([text])
         else:
-            raise UsageFault(
-                f"{text!r} is not a key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}"
-            )
+            raise UsageFault(f"{text!r} is not a key; give {_HOW}; key columns: {', '.join(columns) or 'not known'}")
     return wanted
 
 
@@ -294,7 +279,7 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault("a number goes with --compare, --switch or --drop")
     if number is None and drop:
         raise UsageFault("--drop needs a number: --drop N")
-    lines = [] if queries is None else file_text(queries).splitlines()
+    lines = [] if queries is None else chain(*lines_of(queries))
     texts = [line.strip() for line in lines if line.strip()]
     with opened() as service:
         if build:

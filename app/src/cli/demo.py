@@ -67,9 +67,7 @@ def demo(
         paused, ok = any(report["paused"] for report in synced), all(report["ok"] for report in verified)
         good = found == len(searches) and ok and not paused
         output.say(f"Model {engine.model}, SHA-256 of its weights {engine.weights_sha256}")
-        output.say(
-            f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s in all."
-        )
+        output.say(f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s")
         if json:
             model = {"model": engine.model, "weights_sha256": engine.weights_sha256}
             done = {"seconds": round(seconds, 1), "ok": good}

@@ -77,9 +77,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         loaded = read_settings(flags | _asked(loaded.settings, flags))
     settings = loaded.settings
     if not settings.hana.configured:
-        raise UsageFault(
-            "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
-        )
+        raise UsageFault("no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline")
     from connector.hana.catalog import schemas
     from connector.hana.connection import HanaFeatures
 
@@ -141,9 +139,7 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
         return [ref for ref, *_ in found[:_TAKEN_BY_ITSELF]]
     if not ask:
         best = ", ".join(ref.name for ref, *_ in found[:_NAMES_SHOWN])
-        raise UsageFault(
-            f"no table of {schema} named: give --table NAME (repeatable), or --yes for the first three of: {best}"
-        )
+        raise UsageFault(f"no table of {schema} named: give --table NAME (repeatable), or --yes for three of: {best}")
     output.say(f"Tables and views of {schema} with text columns, most likely first:")
     for number, (ref, count, texts) in enumerate(found, 1):
         rows = "view" if count is None else f"{count:,} rows"

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("id", "name", "state", "scopes", "claims", "every_row", "created", "expires", "rate", "concurrency")
 Which = Annotated[str, typer.Argument(help="Its id or its name.", metavar="KEY")]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Write the key to this file, for its owner alone, instead of stdout.", metavar="FILE"),
-]
+Out = Annotated[Path | None, typer.Option(help="Write the key to this file instead of stdout.", metavar="FILE")]
 
 
 @verb(keys_app, "create")

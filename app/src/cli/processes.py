@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import (
-    JsonFlag,
-    app,
-    guarded,
-    jobs_app,
-    opened,
-    read_settings,
-    verb,
-)
+from app.src.cli.application import JsonFlag, app, guarded, jobs_app, opened, read_settings, verb
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.cli.output import Invocation

@@ -113,7 +113,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
             found = service.evaluation.index_recall(name, sample, k, observer.progress)
         output.data(found, f"{name}: usual search against exact search", _RECALL, json=json)
         if not json:
-            output.notes(name, (str(found["index_detail"]), str(found["proposal"])))
+            output.notes(name, (str(found["index_detail"]),))
         return
     modes = MODES if mode == "all" else (mode,)
     earlier = None
@@ -168,6 +168,8 @@ def embed(
     if out is not None:  # before computing anything
         if out.suffix != ".npy":
             raise UsageFault(f"--out {out}: only .npy files are written")
+        if not out.parent.is_dir():
+            raise UsageFault(f"--out {out}: folder {out.parent} not found")
         if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
             raise UsageFault(f"--out {out}: cannot be written")
     with opened() as service:

@@ -31,7 +31,14 @@ def agreement(found: Vectors, exact: Vectors) -> Agreement:
     A found neighbour is right if its reference score is at least that of the last true neighbour. With fewer than
     NEIGHBOURS other texts all of them count; with none the overlap is 1.
     """
-    ours, theirs = _unit(found), _unit(exact)
+
+    def unit(vectors: Vectors) -> NDArray[np.float64]:
+        good = usable(vectors)
+        rows: NDArray[np.float64] = np.where(good[:, None], vectors, 0).astype(np.float64)
+        rows[good] /= np.linalg.norm(rows[good], axis=1, keepdims=True)
+        return rows
+
+    ours, theirs = unit(found), unit(exact)
     cosines = np.einsum("ij,ij->i", ours, theirs)
     cosines[~(ours.any(1) & theirs.any(1))] = -1.0
     count = min(NEIGHBOURS, len(ours) - 1)
@@ -47,18 +54,16 @@ def agreement(found: Vectors, exact: Vectors) -> Agreement:
     return Agreement(float(cosines.mean()), float(cosines.min()), float(np.mean(shares)) if shares else 1.0)
 
 
-def directed(vectors: Vectors) -> NDArray[np.bool_]:
-    """Return which rows are finite and not zero."""
-    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
-    found: NDArray[np.bool_] = np.isfinite(squares) & (squares > 0)
+def squares(vectors: Vectors) -> NDArray[np.float64]:
+    """Return squared lengths in float64, where no finite float32 row overflows."""
+    found: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
     return found
 
 
-def _unit(vectors: Vectors) -> NDArray[np.float64]:
-    good = directed(vectors)
-    unit: NDArray[np.float64] = np.where(good[:, None], vectors, 0).astype(np.float64)
-    unit[good] /= np.linalg.norm(unit[good], axis=1, keepdims=True)
-    return unit
+def usable(vectors: Vectors) -> NDArray[np.bool_]:
+    """Return which rows are finite and not zero, so that they can be normalised."""
+    found = squares(vectors)
+    return np.isfinite(found) & (found > 0)
 
 
 # The accuracy gate of a quantised model, on texts held back.
@@ -92,7 +97,7 @@ def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None) -
     if texts < LEAST_TEXTS:
         reason = f"refused: {texts} different texts to judge by, at least {LEAST_TEXTS} are needed"
         return Verdict(False, reason, texts, int8_share=int8_share)
-    spoilt = int(np.count_nonzero(~directed(candidate) | ~directed(exact)))
+    spoilt = int(np.count_nonzero(~usable(candidate) | ~usable(exact)))
     if spoilt:
         reason = f"refused: {spoilt} of {texts} texts have no finite vector"
         return Verdict(False, reason, texts, int8_share=int8_share)

@@ -95,6 +95,10 @@ class DeviceProfile:
         return cls.cuda(name, CARDS[name][0], memory_gib << 30)
 
     @property
+    def dotted_capability(self) -> str | None:
+        return None if self.capability is None else ".".join(map(str, self.capability))
+
+    @property
     def tensor_core_formats(self) -> tuple[Format, ...]:
         """Return the formats with tensor cores, also fp8, which no engine uses."""
         if self.capability is None:
@@ -142,9 +146,12 @@ def choose_precision(
     """
     if requested == "auto" and profile.capability:
         if "fp16" not in profile.tensor_cores:
-            return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
+            return "fp32", f"compute capability {profile.dotted_capability} has no tensor cores"
         if not profile.tf32:
-            return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
+            return (
+                "fp16",
+                f"compute capability {profile.dotted_capability} has tensor cores for fp16, none for bf16 or tf32",
+            )
         return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
     if requested == "auto":
         if bf16_gain is None:
@@ -170,14 +177,10 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
-        return f"it needs compute capability 8.0, this card has {_dotted(profile)}; use {better} or auto"
+        return f"it needs compute capability 8.0, this card has {profile.dotted_capability}; use {better} or auto"
     if precision == "fp16" and profile.capability == (6, 1):
         return "its fp16 runs at 1/64 of the fp32 rate; use fp32 or auto"
     return None
-
-
-def _dotted(profile: DeviceProfile) -> str:
-    return ".".join(map(str, profile.capability or ()))
 
 
 # ----------------------------------------------------------------------------------------------------- all choices
@@ -211,7 +214,7 @@ def settings_of(
     if profile.capability is None:
         tf32 = "not available on CPU"
     elif not profile.tf32:
-        tf32 = f"needs compute capability 8.0, this card has {_dotted(profile)}"
+        tf32 = f"needs compute capability 8.0, this card has {profile.dotted_capability}"
     elif precision == "tf32":
         tf32 = "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
     elif precision == "fp32":
@@ -224,7 +227,7 @@ def settings_of(
     if profile.capability is not None:
         formats = " ".join(profile.tensor_core_formats) or None
         why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
-        settings.append(Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"))
+        settings.append(Setting("tensor_cores", formats, f"compute capability {profile.dotted_capability}: {why}"))
         cuda = next((build.cuda for build in builds_for(profile.capability)), None)
         settings.append(Setting("torch_build", cuda, what_to_install(profile.capability)))
     for other in PRECISIONS:

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .agreement import squares
 from .backends import Backend, NonFinite, TokenBatch, Vectors
 from .memory import MemoryLimits
-from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher, squares
+from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher
 from .tokens import piece_spans
 
 # A large call is queued in parts of this size, each tokenised while earlier parts are computed.
@@ -26,21 +27,10 @@ QUEUED_PARTS = 2  # of one call, besides the part being tokenised
 class Engine(Protocol):
     """One model behind a queue: on one device, on several, or in another process. Thread-safe."""
 
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def dimension(self) -> int: ...
-
-    @property
-    def max_tokens(self) -> int:
-        """Return the longest text in tokens, without special tokens; longer texts are cut."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Return an id of everything that determines the vectors."""
-        ...
+    model: str
+    dimension: int
+    max_tokens: int  # of the longest text, without special tokens; longer texts are cut
+    fingerprint: str  # an id of everything that determines the vectors
 
     def embed(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Vectors:
         """Return float32 (n, dimension): row i for text i, finite and, unless `normalize` is off, of length 1.
@@ -124,6 +114,7 @@ class EmbeddingEngine:
         self._queue = EmbeddingQueue(self._runner, clock=clock)
         self.memory = self._runner.memory
         self.stats: Callable[[], EngineStats] = self._runner.stats
+        self.queued, self.stalled = self._queue.queued, self._queue.stalled
 
     @property
     def token_budget(self) -> int:
@@ -232,13 +223,6 @@ class EmbeddingEngine:
     def check_room(self, texts: Sequence[str]) -> None:
         if sum(map(len, texts)) <= self.token_budget * SMALL_SHARE:  # a token has at least one character
             self._queue.refuse_if_crowded("interactive")  # without the lock: queueing checks again
-
-    def queued(self, lane: Lane) -> tuple[int, int]:
-        """Return the number of waiting texts and tokens, without those being computed."""
-        return self._queue.queued(lane)
-
-    def stalled(self) -> float:
-        return self._queue.stalled()
 
     @property
     def deaths(self) -> int:

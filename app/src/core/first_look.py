@@ -25,8 +25,7 @@ def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
         raise DeviceError(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
     if total != 16.0**3:
         raise DeviceError(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
-    capability = None if profile.capability is None else ".".join(map(str, profile.capability))
-    named = {"kind": profile.kind, "name": profile.name, "capability": capability}
+    named = {"kind": profile.kind, "name": profile.name, "capability": profile.dotted_capability}
     return {**named, "precision": chosen.value, "reason": chosen.reason}
 
 

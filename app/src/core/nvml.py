@@ -68,30 +68,27 @@ class GpuState:
     utilization_percent: int | None = field(metadata={"description": "Share of the time in which a kernel ran."})
     temperature_celsius: int | None
     power_watts: float | None
-    power_limit_watts: float | None = field(metadata={"description": "In force now."})
+    power_limit_watts: float | None
     sm_clock_mhz: int | None
 
     memory_utilization_percent: int | None = field(
-        default=None,
-        metadata={"description": "Share of the time in which memory was read or written; not how full it is."},
+        default=None, metadata={"description": "Share of the time in which memory was read or written."}
     )
     compute_capability: str | None = None
-    temperature_slowdown_celsius: int | None = field(
-        default=None, metadata={"description": "From here on the clock is lowered."}
-    )
+    temperature_slowdown_celsius: int | None = None  # from here on the clock is lowered
     sm_clock_max_mhz: int | None = None
-    pcie_generation: int | None = field(default=None, metadata={"description": "Now: an idle link falls back to 1."})
+    pcie_generation: int | None = None  # now: an idle link falls back to 1
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
-    pcie_sent_bytes_per_second: int | None = field(default=None, metadata={"description": "By the card, over 20 ms."})
+    pcie_sent_bytes_per_second: int | None = None  # by the card, over 20 ms
     pcie_received_bytes_per_second: int | None = None
     throttle: list[Throttle] | None = None
     throttled_abnormally: bool | None = field(
         default=None, metadata={"description": "Held back by heat or by the power supply; a power limit is normal."}
     )
-    ecc_uncorrected_errors: int | None = field(default=None, metadata={"description": "Since the driver was loaded."})
-    retired_pages_pending: bool | None = field(default=None, metadata={"description": "Up to Turing."})
-    remapped_rows_pending: bool | None = field(default=None, metadata={"description": "From Ampere on."})
+    ecc_uncorrected_errors: int | None = None  # since the driver was loaded
+    retired_pages_pending: bool | None = None  # up to Turing
+    remapped_rows_pending: bool | None = None  # from Ampere on
     processes: list[dict[str, int | None]] | None = field(
         default=None,
         metadata={"description": "Those that compute, with `pid` and `memory_bytes`: no name, for it may be private."},

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .agreement import usable
 from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Pending, TokenBatch, Vectors
 from .memory import MemoryLimits, T4MemoryManager
 from .tokens import padded, plan_batches
@@ -95,11 +95,6 @@ class EngineStats:
     compute_seconds: float = 0.0
     out_of_memory: int = 0
     recomputed: int = 0
-
-    @property
-    def padding_ratio(self) -> float:
-        """Return computed tokens per text token; 1.0 without padding."""
-        return self.padded_tokens / self.tokens if self.tokens else 1.0
 
 
 # Waits for float32 (n, dimension), not normalised; rows may be non-finite. Call it once. It raises all errors of the
@@ -234,18 +229,6 @@ class BatchRunner:
             if not self._closed:
                 self._closed = True
                 self.backend.close()
-
-
-def squares(vectors: Vectors) -> NDArray[np.float64]:
-    """Return squared lengths in float64, where no finite float32 row overflows."""
-    found: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
-    return found
-
-
-def usable(vectors: Vectors) -> NDArray[np.bool_]:
-    """Return which rows are finite and not zero, so that they can be normalised."""
-    found = squares(vectors)
-    return np.isfinite(found) & (found > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ requests

@@ -1,7 +1,7 @@
 """Exact search with vectors on the card: one pass in fp16, with a bound on the rounding error of a score.
 
 The caller rescores the few rows that may be best with the exact vectors. Rows that do not fit into the card's memory
-are scanned elsewhere. The interfaces are those of `connector.stores.scan.vector_scan`.
+are scanned elsewhere. The interfaces are those of `connector.stores.scan`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .device import DeviceProfile
 from .memory import T4MemoryManager
 
 if TYPE_CHECKING:
-    from connector.stores.scan.vector_scan import Positions, Ranking, ScanCopy, ScanView, VectorScan
+    from connector.stores.scan import Positions, Ranking, ScanCopy, ScanView, VectorScan
 
 # Rows of a collection's first and largest block. Each block is as large as all before it, so that small collections
 # need little memory and growth copies nothing.
@@ -30,8 +30,6 @@ KEPT_SHARE = 2.0  # times the bookable share: a copy of kept rows exists beside 
 _EPSILON = float(np.finfo(np.float32).eps)
 
 Vectors = NDArray[np.float32]
-
-
 # Queries (q, d) and rows (n, d), both fp16 -> dot products (q, n), summed in fp32.
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -139,7 +139,7 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
     if precision == "fp32":
         return None
     if precision == "tf32" and not profile.tf32:
-        where = "compute capability " + ".".join(map(str, profile.capability)) if profile.capability else "a CPU"
+        where = f"compute capability {profile.dotted_capability}" if profile.capability else "a CPU"
         return f"not available: {where}; TF32 starts at compute capability 8.0"
     if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
         return "emulated below compute capability 8.0"
@@ -291,7 +291,7 @@ def get_gpu_info(device: str = "auto") -> Row:
     return {
         "kind": profile.kind,
         "name": profile.name,
-        "compute_capability": ".".join(map(str, profile.capability)) if profile.capability else None,
+        "compute_capability": profile.dotted_capability,
         "memory_bytes": profile.memory_bytes or None,
         "bandwidth_gb_per_s": profile.bandwidth,
         "multiprocessors": profile.multiprocessors or None,
@@ -362,10 +362,8 @@ def as_text(report: Row) -> str:
         return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
     device = report["device"]
-    capability = f", compute capability {device['compute_capability']}" if device["compute_capability"] else ""
-    lines = [f"{device['name']} ({device['kind']}{capability}), torch {device['torch']}"]
-    if device["kind"] == "cpu":
-        lines.append("measured on the CPU: no GPU is used")
+    used = "measured on the CPU: no GPU is used" if device["kind"] == "cpu" else device["compute_capability"]
+    lines = [f"{device['name']} ({used}), torch {device['torch']}"]
     for section in ("settings", "matmul", "embedding"):
         if rows := report[section]:
             table = [list(rows[0]), *([shown(value) for value in row.values()] for row in rows)]
@@ -388,15 +386,14 @@ def _say(line: str) -> None:
 def _sizes(text: str) -> list[int]:
     sizes = [int(part) for part in text.split(",")]
     if not all(32 <= size <= 32_768 for size in sizes):
-        raise argparse.ArgumentTypeError("sizes are numbers from 32 to 32768, separated by commas")
+        raise ValueError
     return sizes
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= LONGEST_RUN:
-        raise argparse.ArgumentTypeError(f"seconds are a number above 0, at most {LONGEST_RUN:.0f}")
-    return seconds
+    if not 0 < float(text) <= LONGEST_RUN:
+        raise ValueError
+    return float(text)
 
 
 def _model(text: str) -> str:
@@ -414,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Measures what this device's matrix products and the embedding model reach. Without a GPU: CPU.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--sizes", type=_sizes, help="edges of square products, such as 512,1024")
+    parser.add_argument("--sizes", type=_sizes, help="edges of square products from 32 to 32768, such as 512,1024")
     parser.add_argument(
         "--duration",
         type=_seconds,

@@ -72,13 +72,10 @@ def _joined(parts: Sequence[TokenIds]) -> tuple[TokenIds, NDArray[np.intp]]:
 
 
 def rectangle(
-    batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None, pad_id: int = 0
+    batch: Sequence[TokenIds], *, width: int | None = None, pad_id: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ids and mask, both (rows, width), padded with `pad_id` to the longest text or to `width`.
-
-    `rows` adds rows of padding.
-    """
-    shape = (len(batch) if rows is None else rows, max(map(len, batch)) if width is None else width)
+    """Return ids and mask, both (texts, width), padded with `pad_id` to the longest text or to `width`."""
+    shape = (len(batch), max(map(len, batch)) if width is None else width)
     ids, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
     for row, tokens in enumerate(batch):
         ids[row, : len(tokens)] = tokens

@@ -92,8 +92,6 @@ def _query(line: str, columns: Sequence[str], number: int) -> LabelledQuery:
 
 def _ids(row: Any, columns: Sequence[str]) -> frozenset[str]:
     if isinstance(row, Mapping):
-        if not columns:
-            raise ValueError("the key columns are not known yet; name a row by a list of its key values")
         if set(row) != set(columns):
             raise ValueError(f'a row of "relevant" must name the key columns {", ".join(columns)}')
         row = [row[name] for name in columns]

@@ -19,9 +19,6 @@ from connector.stores.store import VectorStore
 
 FORMAT = 1  # of a saved report
 WORST = 10
-ENOUGH = 0.95  # below this recall of the index a larger efSearch is proposed
-ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values have no variance
-DEFAULT_EF_SEARCH = 200  # HANA's default
 _NAMED = 3  # unknown rows or lines that a note names
 _NOTES = 20  # notes of searches in a report
 
@@ -144,7 +141,6 @@ class Evaluator:
             "same_first": round(float(np.mean(first)), 4),
             "search_ms": round(float(np.median(usual)), 3),
             "exact_ms": round(float(np.median(exact)), 3),
-            "proposal": proposal(index.used, interval, k),
         }
 
     def _stored(self, name: str) -> CollectionStatus:
@@ -152,25 +148,6 @@ class Evaluator:
         if stored is None:
             raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
         return stored
-
-
-def proposal(index_used: bool | None, recall: Mapping[str, float], k: int) -> str:
-    """Propose a change, if any. efSearch is set when an index is created, so each trial rebuilds it."""
-    if index_used is not True:
-        return "no index is used: nothing is lost, and there is nothing to set"
-    if recall["low"] >= ENOUGH and recall["queries"] >= ENOUGH_QUERIES:
-        return f"the index finds at least {recall['low']:.1%} of the best {k}: keep efSearch"
-    if recall["difference"] >= ENOUGH:
-        return (
-            f"{recall['queries']} queries are too few to decide whether the index finds enough; ask with more "
-            "(--queries)"
-        )
-    larger = max(2 * DEFAULT_EF_SEARCH, 4 * k)
-    return (
-        f"the index finds {recall['difference']:.1%} of the best {k}: rebuild it with SEARCH CONFIGURATION "
-        f"'{{\"efSearch\":{larger}}}' (HANA's default is {DEFAULT_EF_SEARCH}) and measure again; if that is not "
-        "enough, use a larger M and efConstruction"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- reports

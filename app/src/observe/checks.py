@@ -244,8 +244,7 @@ class Checks:
         if missing is not None:
             raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
         chosen = [each for each in choices(engine) if each.value is not None]
-        values = [str(each.value).lower() if isinstance(each.value, bool) else str(each.value) for each in chosen]
-        return "; ".join(f"{each.name} {value}: {each.reason}" for each, value in zip(chosen, values, strict=True))
+        return "; ".join(f"{each.name} {str(each.value).lower()}: {each.reason}" for each in chosen)
 
     def probe_login(self, hana: HanaSettings) -> str:
         """Log in once, because HANA locks users: the same login is not repeated for the store."""
@@ -296,11 +295,8 @@ class Checks:
         beyond = excess(user, held, needed, own_places(self.settings, system))
         if not beyond:
             return f"{_named(user)} has the required rights and no others"
-        more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
-        return (
-            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
-            "`owl-sap grants` prints"
-        )
+        named = "; ".join(beyond[:_SOME]) + (f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else "")
+        return f"MORE THAN NEEDED: {named}; use a technical user with only the rights that `owl-sap grants` prints"
 
     def probe_vector_types(self) -> str:
         from connector.hana.connection import HanaFeatures
@@ -359,13 +355,7 @@ class Checks:
             self._store_answers()
             pool = self._parts.store_pool
             pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
-            try:
-                pool.execute(table.create_hnsw(), doing="making an HNSW index")
-                searched = "HNSW indexes too"
-            except DatabaseError as error:
-                searched = f"no HNSW index (code {error.code}): searches stay exact"
-            finally:
-                pool.execute(table.drop(), doing="dropping doctor's own table")
+            pool.execute(table.drop(), doing="dropping doctor's own table")
         except UnknownTable as error:  # HANA hides a schema from users without a right in it
             fix = f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: {create}; or correct [store] schema'
             raise Fault(str(error), fix) from None
@@ -378,7 +368,7 @@ class Checks:
                 )
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
-        return f'tables can be made and written in schema "{schema}"; {searched}'
+        return f'tables can be made and written in schema "{schema}"'
 
     def probe_access(self) -> str:
         """Read the keys and the issuer's keys as `serve` would."""

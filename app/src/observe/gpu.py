@@ -61,8 +61,9 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
             cards.append(f"GPU {device.index} reports nothing: {device.reason}")
             continue
         memory, capability_ = device.memory_total_bytes, device.compute_capability
-        known = (memory and f"{memory / (1 << 30):.0f} GiB", capability_ and f"compute capability {capability_}")
-        told = ", ".join(filter(None, (*known, summary(device))))
+        size = f"{memory / (1 << 30):.0f} GiB" if memory else ""
+        known = (size, f"compute capability {capability_}" if capability_ else "", summary(device))
+        told = ", ".join(filter(None, known))
         warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
         cards.append(device.name + (f" ({told})" if told else "") + warning)
     described, build = f"{'; '.join(cards)}; driver {found.driver_version}", torch_build()

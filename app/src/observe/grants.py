@@ -39,9 +39,7 @@ def statements(
     if found:
         return found
     if setup:
-        raise ConfigurationError(
-            'no collection has changes = { method = "log" }: nothing is to be installed, so no rights are needed for it'
-        )
+        raise ConfigurationError('no collection has changes = { method = "log" }: no rights are needed to install')
     why = "nothing is searched" if search_only else "there are no [[collections]], and no vectors are kept"
     raise ConfigurationError(f"no rights are needed in HANA: {why} there")
 

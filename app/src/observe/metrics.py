@@ -92,9 +92,7 @@ class Metrics(Collector):
         self.stage_seconds = counter("owl_sap_sync_stage_seconds", "Busy time of a stage", ["collection", "stage"])
         self.embedded_texts = counter("owl_sap_embed_texts", "Texts embedded")
         self.embed_queue = gauge("owl_sap_embed_queue_texts", "Texts that wait for the engine", ["lane"])
-        self.embed_wait_seconds = histogram(
-            "owl_sap_embed_wait_seconds", "How long a request waited for the engine", ["lane"], buckets=_FAST
-        )
+        self.embed_wait_seconds = histogram("owl_sap_embed_wait_seconds", "Wait for it", ["lane"], buckets=_FAST)
         batch = partial(histogram, labelnames=["lane"])
         self.embed_batch_texts = batch("owl_sap_embed_batch_texts", "Texts computed together", buckets=_TEXTS)
         self.embed_batch_tokens = batch("owl_sap_embed_batch_tokens", "Their tokens, unpadded", buckets=_TOKENS)

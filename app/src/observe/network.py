@@ -134,10 +134,7 @@ class Network:
 
     def _other_name(self, names: list[str]) -> str:
         name = next((name for name in names if "*" not in name), "NAME")
-        return (
-            f"use a name of the certificate as {self._prefix}_HOST, or set "
-            f'[{self._section}] host_name_in_certificate = "{name}"'
-        )
+        return f'use a name of the certificate as {self._prefix}_HOST, or host_name_in_certificate = "{name}"'
 
     def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
         names, issuer = [], "an unknown authority"

@@ -20,9 +20,7 @@ _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
 
 def check_rate(rate: str) -> str:
     if rate != UNLIMITED and not _RATE.fullmatch(rate):
-        raise ValueError(
-            f'invalid rate {rate!r}: write it like "600/minute" (second, minute, hour, day), or "{UNLIMITED}"'
-        )
+        raise ValueError(f'invalid rate {rate!r}: write "600/minute" (second, minute, hour, day), or "{UNLIMITED}"')
     return rate
 
 

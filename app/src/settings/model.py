@@ -184,9 +184,7 @@ class SearchSettings(Section):
     def _known(cls, rerank: str) -> str:
         if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
             return rerank
-        raise ValueError(
-            "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
-        )
+        raise ValueError("must be off, a folder that begins with / or ./, or package.module:function")
 
     @property
     def kind(self) -> Literal["off", "cross-encoder", "function"]:

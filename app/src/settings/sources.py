@@ -98,10 +98,7 @@ def load(
 def no_collections(file: Path | None) -> str:
     """Return the message for missing collections; `file` as in Loaded. Names no folder, because REST clients see it."""
     if file is None:
-        return (
-            f"no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one (owl-sap.example.toml is another "
-            "start), or give --config"
-        )
+        return f"no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one, or give --config"
     return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
 RECIPE = {"epochs": 1, "batch_size": 16, "learning_rate": 2e-5, "seed": 7}
-MOST_PAIRS = 100_000
 _EMBEDDED_AT_ONCE = 512  # texts between two checks of `TrainingObserver.stop`
 
 
@@ -104,23 +103,16 @@ class Finetuning:
         except ImportError as error:
             raise _not_importable(error.name or "torch") from error
         with self._unfinished(resume=resume) as begun:
-            before: dict[str, Any] = begun.get("chosen", {})
-            for name, value in options.items():
-                if resume and value != before.get(name):
-                    raise ConfigurationError(
-                        f"the training in {self.folder} was begun with {name} {before.get(name)}, not {value}: "
-                        "omit the option to continue, or delete the folder"
-                    )
-            chosen = (before if resume else {**RECIPE, "most_pairs": MOST_PAIRS}) | dict(options)
+            if resume and options:
+                raise ConfigurationError(
+                    f"the training in {self.folder} continues with the options that it was begun with: "
+                    f"omit {', '.join(options)}, or delete the folder"
+                )
+            chosen: dict[str, Any] = begun.get("chosen") or {**RECIPE, "most_pairs": 100_000, **options}
             if ("file" in chosen) == ("columns" in chosen):
                 raise ConfigurationError(
                     "name the pairs to learn from: --pairs FILE.jsonl, or --columns TITLE LONGTEXT for rows of the "
                     "collection"
-                )
-            if resume and begun["base"] != facts:
-                raise ConfigurationError(
-                    f"the training in {self.folder} was begun with another base model than {base.name} is now: "
-                    "delete the folder and start again"
                 )
             pairs = self._pairs(chosen)
             self.observer.say(str(pairs))
@@ -187,13 +179,13 @@ class Finetuning:
         report.before = before = begun["before"] if begun else figures(self.model)
         if not begun:
             target = self.folder / "begun.json"
-            options = {"chosen": dict(chosen), "base": report.base, "pairs": pairs.digest, "before": before}
+            options = {"chosen": dict(chosen), "pairs": pairs.digest, "before": before}
             target.with_suffix(".new").write_text(json.dumps(options, indent=2), encoding="utf-8")
             target.with_suffix(".new").replace(target)
         texts = [(pair.query, pair.text) for pair in training]
         job = TrainingJob(folder.path, self.folder / "checkpoints", texts, profile, **recipe)
-        precision, reason = precision_of(profile)
-        self.observer.say(f"training on {profile.name}: {len(texts)} pairs, {job.steps} steps; {reason}")
+        precision = precision_of(profile)
+        self.observer.say(f"training on {profile.name} in {precision}: {len(texts)} pairs, {job.steps} steps")
         trained, done = train(job, self.observer)
         report.training |= {
             "steps": done["steps"],

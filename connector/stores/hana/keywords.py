@@ -4,7 +4,6 @@ rejects text search; LIKE also finds parts of words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from connector.hana.connection import HanaPool
@@ -14,6 +13,8 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words
 
 # The parts put together below are quoted identifiers and constants; values are always bound.
 # ruff: noqa: S608
+
+Weighed = tuple[list[tuple[Word, float]], float]  # words to search with weights, and the average text length
 
 
 def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
@@ -25,18 +26,13 @@ def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
     return either, [f'"{phrase}"' for phrase in word.alternatives]  # a phrase for HANA, without operators
 
 
-Weighted = Sequence[tuple[Word, float]]  # words to search, with their weights
-
-
 def probe(table: VectorTable) -> tuple[str, list[Any]]:
     """Return a statement that HANA rejects if it cannot search VEC_TEXT by words, and its parameters."""
     word = Word(("owl",))
     return statement(table, True, ([(word, 1.0)] * 2, 1.0), 1, filters.Compiled())
 
 
-def weigh(
-    pool: HanaPool, table: VectorTable, text: str, full_text: bool, within: filters.Compiled
-) -> tuple[Weighted, float] | None:
+def weigh(pool: HanaPool, table: VectorTable, text: str, full_text: bool, within: filters.Compiled) -> Weighed | None:
     """Return the words to search and the average text length. Count only rows that match `within`, so that other rows
     affect neither scores nor order. Return None if there is nothing to search."""
     wanted, doing = words(text), "searching by words"
@@ -55,7 +51,7 @@ def weigh(
 
 
 def statement(
-    table: VectorTable, full_text: bool, weighed: tuple[Weighted, float], count: int, where: filters.Compiled
+    table: VectorTable, full_text: bool, weighed: Weighed, count: int, where: filters.Compiled
 ) -> tuple[str, list[Any]]:
     """Return the statement for the best `count` records with their scores, and its parameters. `weighed`: as returned
     by `weigh`."""

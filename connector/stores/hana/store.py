@@ -25,7 +25,6 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import catalog
-from connector.hana import connection as hana
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
 from connector.hana.privileges import creating, granted
 from connector.model import (
@@ -61,15 +60,10 @@ T = TypeVar("T")
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA's exact search is fast enough
-_EXISTS = frozenset({288, 289})
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
-
 VECTORS_PAGE = 500
 REMEMBERED = 2.0  # seconds for which searches cache a collection's row
-_INCONSISTENT = 266
 _TIE_STEPS = 3  # how often to read more rows only because they share the last score
-_FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
-"""One record per row: the first chunk of a document, and every foreign record."""
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
@@ -140,7 +134,17 @@ class HanaStore(VectorStore):
     def _table(self, name: str) -> VectorTable:
         return VectorTable(self._schema, name)
 
-    def _create_state(self) -> None:
+    def _create(self, sql: str) -> None:
+        """Tolerate that another worker creates the same table at the same time."""
+        try:
+            with granted(self._pool, creating(self._schema)):
+                self._pool.execute(sql, doing="creating the store's tables")
+        except DatabaseError as error:
+            if error.code not in (288, 289):  # it exists
+                raise
+
+    def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
+        """Create the state tables and the table, or replace an empty one with other columns."""
         self._features = self._features or HanaFeatures.probe(self._pool)
         if not self._features.real_vector:
             raise ConfigurationError(
@@ -152,21 +156,9 @@ class HanaStore(VectorStore):
                 f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
                 "or change [store] schema"
             )
-        for name, columns in STATE_TABLES.items():
-            if not self._pool.read(catalog.FIND_TABLE, (self._schema, name), doing="looking for the store's tables"):
-                self._create(f"CREATE COLUMN TABLE {quote(self._schema)}.{quote(name)} {columns}")
-
-    def _create(self, sql: str) -> None:
-        """Tolerate that another worker creates the same table at the same time."""
-        try:
-            with granted(self._pool, creating(self._schema)):
-                self._pool.execute(sql, doing="creating the store's tables")
-        except DatabaseError as error:
-            if error.code not in _EXISTS:
-                raise
-
-    def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        """Create the table, or replace an empty one with other columns."""
+        for state, definition in STATE_TABLES.items():
+            if not self._pool.read(catalog.FIND_TABLE, (self._schema, state), doing="looking for the store's tables"):
+                self._create(f"CREATE COLUMN TABLE {quote(self._schema)}.{quote(state)} {definition}")
         table = table_name(collection, number)
         vectors = self._table(table)
         sql = f'SELECT "COLLECTION" FROM {self._tables.state} WHERE "TABLE_NAME" = ?'
@@ -179,7 +171,7 @@ class HanaStore(VectorStore):
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
-                if vectors.key_index not in self._indexes(table):  # a worker died before creating it
+                if f"{table}_KEY" not in self._indexes(table):  # a worker died before creating it
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
                 return table
@@ -204,7 +196,8 @@ class HanaStore(VectorStore):
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         try:
-            counts = self._pool.read(self._table(found.table).count(), doing=f"counting collection {found.name!r}")[0]
+            sql = f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self._table(found.table).sql}'
+            counts = self._pool.read(sql, doing=f"counting collection {found.name!r}")[0]
         except UnknownTable:
             return 0, 0, 0
         return int(counts[0]), int(counts[1]), int(counts[2])
@@ -317,7 +310,7 @@ class HanaView:
             try:
                 return read(found, condition)
             except (RowRejected, StatementFailed) as error:
-                if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
+                if condition is not None and (isinstance(error, RowRejected) or error.code == 266):
                     raise filters.not_comparable(condition) from None
                 raise
 
@@ -423,7 +416,8 @@ class HanaView:
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         def read(found: Collection, condition: filters.Condition | None) -> Sample:
             doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
-            source = f"FROM {self.store._table(found.table).sql} WHERE {_FIRST}{only.and_also}"
+            first = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'  # one record per row
+            source = f"FROM {self.store._table(found.table).sql} WHERE {first}{only.and_also}"
             (rows,) = self.store._pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
             sql = (
                 f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
@@ -445,7 +439,7 @@ class HanaView:
                 'ORDER BY "OPERATOR_ID"'
             )
 
-            def explain(session: hana.Session) -> Rows:
+            def explain(session: Session) -> Rows:
                 session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}", doing=doing)
                 rows = session.query(plan_of, (name,), doing=doing)
                 session.execute('DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?', (name,), doing=doing)

@@ -28,18 +28,13 @@ SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows i
 SELECTIVE_ROWS = 2000
 SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
 REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
-
 FILTER_SECONDS = 60.0
-"""Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
-block all. HANA uses `communication_timeout`."""
-_STEPS = 20_000
-"""SQLite instructions between two clock checks, about a millisecond; each check takes the interpreter lock."""
-
+"""Time limit for the filter of one search, which SQLite evaluates row by row. HANA uses `communication_timeout`."""
+_STEPS = 20_000  # SQLite instructions between two clock checks: about 1 ms; each takes the interpreter lock
 FILTERS = 512  # the most entries in a filter cache
 
 T = TypeVar("T")
-Mark = tuple[int, int]
-"""The last record id and the last tombstone that a transaction can see, of all collections. Both only increase."""
+Mark = tuple[int, int]  # the last record id and the last tombstone that a transaction can see; both only increase
 PAGE = 8192
 _EPSILON = 4 * float(np.finfo(np.float32).eps)
 
@@ -213,14 +208,14 @@ def answering(db: sqlite3.Connection, condition: filters.Condition | None, where
         db.set_progress_handler(None, 0)
 
 
+@dataclass(frozen=True, slots=True)
 class Search:
     """Searches one collection within one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, collection: int, snapshot: Snapshot, scans: SharedScans) -> None:
-        self._db = db
-        self._collection = collection
-        self._snapshot = snapshot
-        self._scans = scans
+    _db: sqlite3.Connection
+    _collection: int
+    _snapshot: Snapshot
+    _scans: SharedScans
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
         """Return the exact best `k` documents by cosine for a unit vector, ties by document id."""

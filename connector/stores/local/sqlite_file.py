@@ -55,6 +55,7 @@ class SqliteFile:
     def __init__(self, path: Path, schema: Schema, *, read_only: bool = False) -> None:
         self.path = path
         self._schema = schema
+        self._name = f"{schema.called} {path}"
         self._read_only = read_only
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -78,10 +79,6 @@ class SqliteFile:
                     f"{self._name} was written by another version of owl-sap-connector (layout {version}, this one has "
                     f"{schema.version}): install that version, or move the file away and {schema.remedy}"
                 )
-
-    @property
-    def _name(self) -> str:
-        return f"{self._schema.called} {self.path}"
 
     def close(self) -> None:
         with self._lock:

@@ -48,11 +48,8 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 FILE = "vectors.sqlite"
 PAGE = 2000
-GROUP = 64
-"""Rows per statement. Fewer calls are faster, because a thread waits for the interpreter after each. More rows make
-long statements."""
-LONGEST_LEASE = 300
-"""In seconds. A lease that ends later was taken before the clock was set back and would never expire."""
+GROUP = 64  # rows per statement: after each a thread waits for the interpreter, but more make long statements
+LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
 _REFUSED = (
@@ -131,7 +128,7 @@ class LocalStore(VectorStore):
             later="owl_now() + ?",
             expired=f'"LEASE_UNTIL" NOT BETWEEN owl_now() AND owl_now() + {LONGEST_LEASE}',
             corrupt=self._file.corrupt,
-            more=", id",
+            id="id",
         )
         super().__init__(_SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
         self._scan = scan or Int8Scan()
@@ -147,9 +144,6 @@ class LocalStore(VectorStore):
 
     def _forget(self) -> None:
         """Do nothing: each read sees the file."""
-
-    def _create_state(self) -> None:
-        """Do nothing: the file has all tables."""
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         return "records"  # all generations share the record tables

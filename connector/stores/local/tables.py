@@ -119,8 +119,6 @@ def find(db: sqlite3.Connection, tables: StateTables, name: str) -> Collection:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- records
-
 IN_LIMIT = 500  # Ids in one IN list. SQLite prepares such a short statement once.
 
 

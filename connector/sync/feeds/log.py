@@ -54,13 +54,13 @@ def _batches(plan: ReadPlan, source: Source, log: TableRef, waiting: int) -> Ite
         entries = source.capture.log_entries(plan.query, log, last, plan.page_rows)
         if not entries:
             return
-        taken, last = taken + len(entries), entries[-1].id
+        taken, last = taken + len(entries), entries[-1][0]
         # The current row of each key, once. Entries logged after this read will find no change.
-        keys: dict[str, Key] = {quarantine_id(entry.key): entry.key for entry in entries}
+        keys: dict[str, Key] = {quarantine_id(key): key for _, key in entries}
         rows = source.rows(plan.query, list(keys.values()))
         found = {quarantine_id(row.key) for row in rows}
         gone = [key for id_, key in keys.items() if id_ not in found]
-        yield Batch(rows, gone=gone, done=partial(_forget, source.capture, log, [entry.id for entry in entries]))
+        yield Batch(rows, gone=gone, done=partial(_forget, source.capture, log, [number for number, _ in entries]))
         if len(entries) < plan.page_rows and taken >= waiting:
             return
 

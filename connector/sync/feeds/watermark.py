@@ -15,7 +15,7 @@ from typing import Any
 from connector.document.document import document_id, parse_id
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import check_columns
-from connector.hana.watermarks import Reach, Step, less, moment, reach, watermark
+from connector.hana.watermarks import less, moment, reach, watermark
 from connector.model import CollectionSpec, Column, Span, Table
 from connector.protocols import Capture, Source
 from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
@@ -54,18 +54,19 @@ def _column(spec: CollectionSpec, table: Table) -> Column:
     return column
 
 
-def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[Reach | None, dict[str, Any]]:
-    """Return how far this run may read, and its final mark, which is never below that before.
+def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[tuple[str, str] | None, dict[str, Any]]:
+    """Return the value up to which this run may read and the settled one (`reach`), and its final mark, which is never
+    below that before.
 
     A number has no time and may become visible out of order. It is settled `delay` seconds after a run first saw it as
     the highest. Until then, rows above the settled number are read again.
     """
     kind, delay, mark = watermark(column, plan.query.table), plan.spec.changes.delay, plan.before
     at, seen, now = mark.get("at"), mark.get("seen"), plan.now.isoformat()
-    if kind.step is not Step.NUMBER:
+    if kind.step is not None:
         found = reach(kind, plan.now, delay)
-        set_back = at is not None and less(kind, found.settled, at)  # the clock
-        return found, dict(mark) if set_back else {"at": found.settled, "asked": now}
+        set_back = at is not None and less(kind, found[1], at)  # the clock
+        return found, dict(mark) if set_back else {"at": found[1], "asked": now}
     highest = capture.highest(plan.query, column)
     if highest is None:
         return None, dict(mark)
@@ -77,7 +78,7 @@ def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[Reach 
     else:
         settled, seen = at, seen or [highest, now]
     after = {"at": settled, "seen": seen, "asked": now}
-    return Reach(highest, settled or highest), {name: value for name, value in after.items() if value is not None}
+    return (highest, settled or highest), {name: value for name, value in after.items() if value is not None}
 
 
 def behind(mark: Mark | None) -> float:
@@ -91,15 +92,16 @@ def behind(mark: Mark | None) -> float:
         return 0.0
 
 
-def _window(capture: Capture, plan: ReadPlan, column: Column, found: Reach) -> Iterator[Batch]:
-    """Yield the rows after the last mark (which has `at`) up to `found`."""
+def _window(capture: Capture, plan: ReadPlan, column: Column, found: tuple[str, str]) -> Iterator[Batch]:
+    """Yield the rows after the last mark (which has `at`) up to `found`, as in `reach`."""
+    upto, settled = found
     kind, at, id_ = watermark(column, plan.query.table), plan.before["at"], plan.before.get("key")
-    if less(kind, found.upto, at) or (at == found.upto and id_ is None):
+    if less(kind, upto, at) or (at == upto and id_ is None):
         return
-    span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), found.upto)
-    for passed in capture.window(plan.query, span, plan.page_rows):
+    span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), upto)
+    for rows, last in capture.window(plan.query, span, plan.page_rows):
         mark: Mark | None = None
-        if not less(kind, found.settled, passed.last):  # otherwise rows with this watermark may still appear
+        if not less(kind, settled, last):  # otherwise rows with this watermark may still appear
             with suppress(RowRejected):  # a key too long for an id
-                mark = {**plan.before, "at": passed.last, "key": document_id(passed.rows[-1].key)}
-        yield Batch(passed.rows, mark=mark)
+                mark = {**plan.before, "at": last, "key": document_id(rows[-1].key)}
+        yield Batch(rows, mark=mark)

@@ -27,6 +27,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}" for number in range(40)]
 
 
+@pytest.mark.slow
 def test_the_packaged_model_passes_the_gate(minilm_folder: Path) -> None:
     """Calibrated on few texts; benchmarks/calibration.py has the figures for 1,000."""
     folder, rng = read_folder(minilm_folder, MINILM), random.Random(3)

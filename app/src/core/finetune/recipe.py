@@ -16,12 +16,6 @@ from ..device import DeviceProfile
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
-WARMUP = 0.1  # share of the steps in which the learning rate rises; then it falls linearly
-CHECKPOINTS = 10  # per run; two are kept
-LONGEST_BETWEEN = 500  # most steps between two checkpoints
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_LAST_WRITTEN = "trainer_state.json"  # transformers writes it after all other files of a checkpoint
-
 
 class TrainingFailed(EngineError):
     """The training cannot continue; the message says why and what to change."""
@@ -32,17 +26,11 @@ def missing_packages() -> list[str]:
     return [name for name in ("accelerate", "datasets") if importlib.util.find_spec(name) is None]
 
 
-def precision_of(profile: DeviceProfile) -> tuple[Precision, str]:
-    """Return the precision of activations, and the reason; weights and optimizer stay in fp32. bf16 with tensor cores
-    (no gradient underflows in its range), else fp16 with a scaled loss, else fp32."""
-    if profile.kind == "cpu":
-        return "fp32", "fp32: a CPU"
-    dotted = ".".join(map(str, profile.capability or ()))
-    if "bf16" in profile.tensor_cores:
-        return "bf16", f"bf16: compute capability {dotted} has tensor cores for it"
-    if "fp16" in profile.tensor_cores:
-        return "fp16", f"fp16 with a scaled loss: compute capability {dotted} has no bf16 tensor cores"
-    return "fp32", f"fp32: compute capability {dotted} has no tensor cores"
+def precision_of(profile: DeviceProfile) -> Precision:
+    """Return the precision of activations; weights and optimizer stay in fp32. bf16 with tensor cores (no gradient
+    underflows in its range), else fp16 with a scaled loss, else fp32."""
+    cores = profile.tensor_cores if profile.kind == "cuda" else ()
+    return "bf16" if "bf16" in cores else "fp16" if "fp16" in cores else "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +68,11 @@ def last_checkpoint(folder: Path) -> tuple[Path | None, int]:
     resume from or count as kept."""
     whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        named = _CHECKPOINT.fullmatch(path.name)
+        named = re.fullmatch(r"checkpoint-(\d+)", path.name)
         if named is None:
             continue
-        try:
-            state = json.loads((path / _LAST_WRITTEN).read_text(encoding="utf-8"))
+        try:  # transformers writes this file after all others of a checkpoint
+            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
             complete = state["global_step"] == int(named[1])
         except (OSError, ValueError, KeyError, TypeError):
             complete = False

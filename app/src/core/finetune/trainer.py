@@ -22,18 +22,8 @@ from ..backends import DeviceUnavailable, OutOfMemory
 from ..backends.folder import Folder
 from ..backends.torch.encoders import quiet_transformers
 from ..backends.torch.process import memory_errors_mapped, on_compute_thread
-from .recipe import (
-    CHECKPOINTS,
-    LONGEST_BETWEEN,
-    WARMUP,
-    TrainingFailed,
-    TrainingJob,
-    TrainingObserver,
-    last_checkpoint,
-    precision_of,
-)
+from .recipe import TrainingFailed, TrainingJob, TrainingObserver, last_checkpoint, precision_of
 
-_SCRATCH = "as-saved"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.h5", "*.ot", "*.msgpack")
 _NOT_COPIED = shutil.ignore_patterns(".*", "README.md", "provenance.json", "onnx", "openvino", "*.py", *_WEIGHTS)
 
@@ -105,7 +95,7 @@ def load_model(folder: Path, device: str) -> SentenceTransformer:
 
 
 def training_arguments(job: TrainingJob) -> SentenceTransformerTrainingArguments:
-    precision, _ = precision_of(job.profile)
+    precision = precision_of(job.profile)
     on_card = job.profile.kind == "cuda"
     arguments = sentence_transformers.SentenceTransformerTrainingArguments(
         output_dir=str(job.checkpoints),
@@ -114,7 +104,7 @@ def training_arguments(job: TrainingJob) -> SentenceTransformerTrainingArguments
         per_device_train_batch_size=job.batch_size,
         batch_sampler=BatchSamplers.NO_DUPLICATES,
         learning_rate=job.learning_rate,
-        warmup_steps=math.ceil(WARMUP * job.steps),
+        warmup_steps=math.ceil(job.steps / 10),  # then the learning rate falls linearly
         seed=job.seed,
         optim="adamw_torch_fused" if on_card else "adamw_torch",
         fp16=precision == "fp16",
@@ -122,7 +112,7 @@ def training_arguments(job: TrainingJob) -> SentenceTransformerTrainingArguments
         use_cpu=not on_card,
         dataloader_pin_memory=on_card,
         save_strategy="steps",
-        save_steps=max(1, min(LONGEST_BETWEEN, job.steps // CHECKPOINTS)),
+        save_steps=max(1, min(500, job.steps // 10)),
         save_total_limit=2,
         eval_strategy="no",
         logging_strategy="steps",
@@ -175,7 +165,7 @@ def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
     """Write the model to `folder`, which must not exist: trained weights as safetensors; configuration and tokenizer
     are copies of the base model's files."""
     shutil.copytree(base.path, folder, ignore=_NOT_COPIED)
-    scratch = folder / _SCRATCH
+    scratch = folder / "as-saved"
     with quiet_transformers():
         model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
     ours, theirs = _module_paths(folder), _module_paths(scratch)

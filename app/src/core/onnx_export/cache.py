@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ FORMAT = 3  # of the folder and of calibration's facts; part of each entry's nam
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
 KEPT = 8  # of each kind and model
-_BUILDING = ".building-"
 
 # Origin of an entry: `model` (SHA-256 of its weights), versions, card, shapes.
 Dependencies = Mapping[str, str | int | float | None]
@@ -102,15 +101,14 @@ class ArtifactCache:
         """Give a folder to write to, then remove all but the newest entries of each kind and model."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=self.folder, ignore_cleanup_errors=True) as aside:
+            with tempfile.TemporaryDirectory(prefix=".building-", dir=self.folder, ignore_cleanup_errors=True) as aside:
                 yield Path(aside)
-            series: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
-            for path in self.folder.iterdir():
-                if path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
-                    with contextlib.suppress(OSError):  # another process removes it
-                        series[path.name.rpartition("-")[0]].append((path.stat().st_mtime, path))
-            for entries in series.values():
-                for _, path in sorted(entries, reverse=True)[KEPT:]:
+            newest = sorted(self.folder.glob("*-*-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+            kept: Counter[str] = Counter()
+            for path in newest:
+                kind_and_model = path.name.rpartition("-")[0]
+                kept[kind_and_model] += 1
+                if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             raise DeviceUnavailable(f"[tensorrt] cache cannot be written to: {error.strerror}") from error

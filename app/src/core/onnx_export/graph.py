@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,14 +42,10 @@ GREATEST = 127
 LEAST_SCALE = 1e-7  # above the smallest number of fp16
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """A linear layer in 8 bits: inputs * factors is rounded, and 127 represents `threshold`. Inputs without factors
-    stay in float. `order`: of the inputs of a feed-forward's second layer, largest ranges last."""
-
-    threshold: float
-    factors: NDArray[np.float32]
-    order: NDArray[np.intp] | None = None
+# A linear layer in 8 bits: 127 represents the first number; inputs are multiplied by the factors and rounded; inputs
+# without a factor stay in float. The order, if any, is that of the inputs of a feed-forward's second layer, largest
+# ranges last.
+LayerPlan = tuple[float, NDArray[np.float32], NDArray[np.intp] | None]
 
 
 def build_graph(
@@ -152,18 +147,19 @@ class _Writer:
         if plan is None:
             product = self.node("MatMul", name, x, self.numbers(f"{name}.weight", weight))
         else:
-            near, far = len(plan.factors), ""
+            threshold, factors, _ = plan
+            near, far = len(factors), ""
             if near < len(weight):
                 parts = self.constant(f"{name}.parts", [near, len(weight) - near])
                 outputs = [f"{name}.near", f"{name}.far"]
                 self.node("Split", f"{name}.split", x, parts, outputs=outputs, axis=-1)
                 x, far = outputs
-            smooth = self.node("Mul", f"{name}.smooth", x, self.numbers(f"{name}.factors", plan.factors))
-            scale = self.constant(f"{name}.scale", max(plan.threshold / GREATEST, LEAST_SCALE), np.float32)
+            smooth = self.node("Mul", f"{name}.smooth", x, self.numbers(f"{name}.factors", factors))
+            scale = self.constant(f"{name}.scale", max(threshold / GREATEST, LEAST_SCALE), np.float32)
             zero = self.constant(f"{name}.zero", 0, np.int8)
             whole = self.node("QuantizeLinear", f"{name}.quantize", smooth, scale, zero)
             rounded = self.node("DequantizeLinear", f"{name}.dequantize", whole, scale, zero)
-            inside = weight[:near] / plan.factors[:, None]
+            inside = weight[:near] / factors[:, None]
             scales = np.maximum(np.abs(inside).max(0) / GREATEST, LEAST_SCALE).astype(np.float32)
             back = (
                 self.constant(f"{name}.weight.int8", np.clip(np.rint(inside / scales), -GREATEST, GREATEST), np.int8),
@@ -245,9 +241,9 @@ def _layer(writer: _Writer, under: str, layer: LayerWeights, x: str, hiding: str
     # Scaling the query weights once replaces dividing the scores at every call.
     scale = np.repeat(np.array([1.0 / math.sqrt(width), 1.0, 1.0], np.float32), hidden)
     joint = joint[0] * scale, None if joint[1] is None else joint[1] * scale
-    if (plan := writer.plans.get(names[3])) is not None and plan.order is not None:
-        wide = wide[0][:, plan.order], None if wide[1] is None else wide[1][plan.order]
-        narrow = narrow[0][plan.order], narrow[1]
+    if (plan := writer.plans.get(names[3])) is not None and (order := plan[2]) is not None:
+        wide = wide[0][:, order], None if wide[1] is None else wide[1][order]
+        narrow = narrow[0][order], narrow[1]
 
     name = f"{under}/attention"
     thirds = constant("thirds", [hidden] * 3)

@@ -64,7 +64,7 @@ def quantise(folder: Folder, texts: Sequence[str]) -> tuple[onnx.ModelProto, Map
             before = ranges.get(name, (low, high))
             ranges[name] = np.stack([np.minimum(before[0], low), np.maximum(before[1], high)])
     plans = {name: _plan(name, weight, ranges[name]) for name, (_, weight) in linears.items()}
-    inside = sum(len(plans[name].factors) * weight.shape[1] for name, (_, weight) in linears.items())
+    inside = sum(len(plans[name][1]) * weight.shape[1] for name, (_, weight) in linears.items())
     report = {
         "texts": len(texts),
         "int8_share": inside / sum(weight.size for _, weight in linears.values()),
@@ -83,4 +83,4 @@ def _plan(name: str, weight: NDArray[np.float32], ranges: NDArray[np.float32]) -
     reach = reach[:near]
     factors = np.maximum(np.abs(weight[:near]).max(1), LEAST) ** (1 - ALPHA) / reach**ALPHA
     factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
-    return LayerPlan(float((reach * factors).max()), factors, order)
+    return float((reach * factors).max()), factors, order

@@ -94,8 +94,8 @@ def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequ
         both = "both packages contain the same module, so only one may be installed"
         return "cpu", f"onnxruntime is the build for CPUs: uninstall it, then {install} ({both})"
     if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
-        has, least = (".".join(map(str, each)) for each in (profile.capability, LEAST_CAPABILITY))
-        return "cpu", f"{profile.name} has compute capability {has}; onnxruntime-gpu and TensorRT begin at {least}"
+        has = f"{profile.name} has compute capability {profile.dotted_capability}"
+        return "cpu", f"{has}; onnxruntime-gpu and TensorRT begin at 7.5"
     if TENSORRT not in available or tensorrt is None:
         return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
     if tensorrt.partition(".")[0] != str(TENSORRT_MAJOR):
@@ -147,7 +147,7 @@ class GraphServing:
         # What verdicts and engines depend on.
         self._card: Dependencies = {
             "gpu": self.profile.name,
-            "capability": None if self.profile.capability is None else ".".join(map(str, self.profile.capability)),
+            "capability": self.profile.dotted_capability,
             "runtime": self.runtime,
             "onnxruntime": onnxruntime.__version__,
             "tensorrt": tensorrt,

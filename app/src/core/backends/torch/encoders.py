@@ -79,7 +79,7 @@ def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words:
     """Add CUDA graphs if attention allows it and they measure faster. `words`: size of the vocabulary."""
     import torch
 
-    from .graphs import CudaRecorder, GraphedEncoder, with_graphs
+    from .graphs import GraphedEncoder, cuda_recorder, with_graphs
     from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention_reason}"
@@ -88,7 +88,7 @@ def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words:
     if not encoder.any_layout:
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
-    graphed = GraphedEncoder(encoder, CudaRecorder(device), uploads_for(device))
+    graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
     best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words)
     return best, f"{reasons}; {why}"
 

@@ -68,13 +68,16 @@ class GraphedEncoder:
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         tokens = rung_for(batch.tokens, len(batch)) if self._on else None
-        if tokens is None or tokens > self._most:
-            return self._computed(batch)
-        rung = self._rungs.get(tokens) or self._recorded(tokens)
-        if rung is None:
-            return self._computed(batch)
-        self._fill(rung, batch)
-        return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
+        if tokens is not None and tokens <= self._most:
+            rung = self._rungs.get(tokens) or self._recorded(tokens)
+            if rung is not None:
+                self._fill(rung, batch)
+                return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
+        try:
+            return self.encoder(batch)
+        except torch.OutOfMemoryError:
+            self._rungs.clear()
+            raise
 
     @ranged("forward")
     def _replayed(self, rung: _Rung) -> torch.Tensor:
@@ -85,13 +88,6 @@ class GraphedEncoder:
         """Stop replaying larger batches, and delete their recordings."""
         self._most = tokens
         self._rungs = {size: rung for size, rung in self._rungs.items() if size <= tokens}
-
-    def _computed(self, batch: TokenBatch) -> torch.Tensor:
-        try:
-            return self.encoder(batch)
-        except torch.OutOfMemoryError:
-            self._rungs.clear()
-            raise
 
     def _recorded(self, tokens: int) -> _Rung | None:
         """Record a new size; if that fails, return None and stop using graphs."""
@@ -151,17 +147,14 @@ def fill(
 WARM_UP = 3
 
 
-class CudaRecorder:
-    """Records with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
+def cuda_recorder(device: torch.device) -> Record:
+    """Record with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
+    pool: Any = torch.cuda.graph_pool_handle()
+    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         """Warm up on a separate stream, as torch's notes on CUDA graphs require, then record."""
-        beside, computing = self._stream, torch.cuda.current_stream(self._device)
+        computing = torch.cuda.current_stream(device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
             for _ in range(WARM_UP):
@@ -169,9 +162,9 @@ class CudaRecorder:
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         # thread_local: a search in another thread may allocate on the card meanwhile; "global" would make both fail.
-        recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
+        recording = torch.cuda.graph(graph, pool=pool, stream=beside, capture_error_mode="thread_local")
         # torch.cuda.graph waits for the current device, and leaves its stream current if ending a recording fails.
-        with torch.cuda.device(self._device), torch.cuda.stream(computing):
+        with torch.cuda.device(device), torch.cuda.stream(computing):
             try:
                 with torch.inference_mode(), recording:
                     found = work()
@@ -179,9 +172,11 @@ class CudaRecorder:
                 # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
                 # versions raise here.
                 with contextlib.suppress(RuntimeError, AttributeError, TypeError):
-                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                    torch._C._cuda_endAllocateToPool(device.index, pool)
                 raise
         return graph, found
+
+    return record
 
 
 # -------------------------------------------------------------------------------------------------- use only if faster
