@@ -202,9 +202,7 @@ class VectorStore(ABC):
             f'INSERT INTO {self._tables.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
             f'"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, {self._tables.now})'
         )
-        self._database.execute(
-            sql, (name, table, number, *model, names, spec), doing=f"registering collection {name!r}"
-        )
+        self._database.execute(sql, (name, table, number, *model, names, spec), doing=f"registering {name!r}")
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
         """Change the model of an empty collection without a lease. Use a new table, because other sessions hold
