@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.service.embedder import EngineEmbedder
 from app.src.service.search import FoundHit, SearchOptions
 from app.src.service.service import Service
+from app.src.service.wiring import EngineEmbedder
 from app.src.settings import load
 from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore
 from connector.model import Filter

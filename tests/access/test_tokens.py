@@ -18,7 +18,7 @@ from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
 from app.src.settings import AccessSettings
-from app.src.settings.access import JwtSettings
+from app.src.settings.model import JwtSettings
 from tests.access.issuer import (
     AUDIENCE,
     ISSUER,

@@ -265,7 +265,7 @@ def test_a_damaged_file_is_refused_by_name(scene: Scene, damage: Any, said: str)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     damaged = damage(file.read_bytes())
     file.write_bytes(damaged)
-    with pytest.raises(StoreCorrupt, match="sync again") as caught:
+    with pytest.raises(StoreCorrupt, match="run a full sync") as caught:
         LocalStore(file.parent).status(NAME)
     assert str(file) in str(caught.value)
     assert said in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -478,6 +479,20 @@ def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
     jobs = Given(tmp_path)
     with pytest.raises(StateUnusable, match="job records"):
         jobs.all()
+
+
+def test_records_of_an_earlier_commit_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    given = Given(tmp_path)
+    given.open()
+    given.close()
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as database:
+        database.execute("PRAGMA user_version = 2")
+    with pytest.raises(
+        StateUnusable, match=r"layout of an earlier commit .* delete it .* start again: it holds"
+    ) as told:
+        Given(tmp_path).all()
+    assert "later version" not in str(told.value)
+    assert "[state] path" not in str(told.value)
 
 
 @pytest.mark.proves(16, 31)

@@ -184,9 +184,9 @@ def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableS
 @pytest.mark.parametrize(
     ("rerank", "model", "says"),
     [
-        (f"{MODULE}:score", "hash:64", f'the module "{MODULE}" has no "score"'),
+        (f"{MODULE}:score", "hash:64", f'the module "{MODULE}" has no function "score"'),
         ("no_such_module_here:scores", "hash:64", "cannot be imported"),
-        (f"{MODULE}:__name__", "hash:64", "is not a function"),
+        (f"{MODULE}:__name__", "hash:64", f'the module "{MODULE}" has no function "__name__"'),
         ("/no/such/folder", "hash:64", "no folder with a config.json"),
     ],
 )

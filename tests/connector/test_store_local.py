@@ -156,7 +156,7 @@ def test_a_file_that_is_not_ours_is_named_and_left_alone(store, folder, file, ho
     with pytest.raises(StoreCorrupt) as raised:
         LocalStore(folder)
     assert str(file) in str(raised.value)
-    assert "sync again" in str(raised.value)
+    assert "run a full sync" in str(raised.value)
     assert file.read_bytes() == before
 
 
@@ -207,12 +207,19 @@ def test_damage_that_sqlite_cannot_tell_of_is_damage(store, folder, file):
 
 
 @pytest.mark.proves(18)
-def test_another_layout_is_refused(store, folder, file):
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (99, r"of a later version \(99; this one has \d\): install that version, or move the file away"),
+        (1, r"of an earlier commit \(1; .*not upgraded: delete it .* run a full sync \(owl-sap sync --all --full\)"),
+    ],
+)
+def test_another_layout_is_refused(store, folder, file, version, advice):
     store.close()
     database = sqlite3.connect(file)
-    database.execute("PRAGMA user_version = 99")
+    database.execute(f"PRAGMA user_version = {version}")
     database.close()
-    with pytest.raises(StoreCorrupt, match=r"layout 99.*move the file away"):
+    with pytest.raises(StoreCorrupt, match=advice):
         LocalStore(folder)
 
 

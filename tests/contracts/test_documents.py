@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.service.embedder import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import BadDocument, LeaseLost, ModelMismatch, TextsNotEmbeddable, WrongOrigin
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import (

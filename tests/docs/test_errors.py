@@ -16,6 +16,7 @@ from app.src.core import backends
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
 from app.src.service.explaining import Explained, explained
+from app.src.settings import SettingsError
 from connector import errors
 from tests.docs.sections import ROOT, check_section
 
@@ -99,7 +100,7 @@ def _classes() -> list[type[Exception]]:
 
     for root in (errors.ConnectorError, backends.EngineError):
         walk(root)
-    for kind, _ in (*exits.CODES, *http_errors.STATUS):
+    for kind in (exits.UsageFault, SettingsError, *(kind for kind, _ in http_errors.STATUS)):
         walk(kind)
     return [kind for kind in found if not kind.__module__.startswith("app.src.benchmark")]
 
@@ -108,8 +109,7 @@ def _exit(kind: type[Exception]) -> int | str:
     # A refusal of REST alone never ends a command.
     if issubclass(kind, http_errors.Refused):
         return ""
-    known = next((code for known, code in exits.CODES if issubclass(kind, known)), None)
-    return known if known is not None else exits.ENGINE_CODES.get(kind.__name__, exits.UNEXPECTED)
+    return exits.exit_code(kind.__new__(kind))
 
 
 def _status(kind: type[Exception]) -> int:

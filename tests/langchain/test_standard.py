@@ -16,7 +16,7 @@ from langchain_tests.integration_tests import (
 )
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
-from app.src.service.embedder import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.langchain import OwlEmbeddings, OwlRetriever
 from tests.langchain.conftest import Open
 

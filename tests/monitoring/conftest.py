@@ -23,7 +23,7 @@ from app.src.access.keys import Grant, create
 from app.src.access.principal import Scope
 from app.src.core import nvml
 from app.src.observe.metrics import CONTENT_TYPE, Metrics, gpu_samples
-from app.src.service.embedder import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
 from tests.monitoring.names import PROMETHEUS, ROOT, read_yaml

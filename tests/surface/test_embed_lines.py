@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from app.src.cli.exits import UsageFault
 from app.src.cli.search import lines_of, write_vectors
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.service.embedder import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
 ENGINE = load_engine(EngineOptions("hash:16"))

@@ -13,7 +13,7 @@ from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import TokenBatch
 from app.src.observe.metrics import Metrics
-from app.src.service.embedder import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from app.src.settings import Settings
 from connector.errors import TextsNotEmbeddable
 from connector.protocols import Embedder

@@ -6,9 +6,6 @@ import pytest
 
 from app.src.cli.exits import exit_code, message
 from app.src.core import backends
-from app.src.core.finetune.recipe import TrainingFailed
-from app.src.core.onnx_export.optimizer import TooFewTexts
-from app.src.core.onnx_export.serving import NotAsGraph
 from app.src.settings import SettingsError
 from connector import errors
 
@@ -45,13 +42,6 @@ def test_hana_or_store_unavailable_is_3(kind: type[Exception]) -> None:
 )
 def test_the_others(error: Exception, code: int) -> None:
     assert exit_code(error) == code
-
-
-def test_every_engine_error_by_name_exists() -> None:
-    from app.src.cli.exits import ENGINE_CODES
-
-    known = vars(backends) | {kind.__name__: kind for kind in (NotAsGraph, TooFewTexts, TrainingFailed)}
-    assert all(issubclass(known[name], backends.EngineError) for name in ENGINE_CODES)
 
 
 def test_the_text_of_an_unexpected_error_is_not_told() -> None:

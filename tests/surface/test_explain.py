@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.src.jobs.journal import JobRunning
-from app.src.service.explaining import UnknownCode, by_code, code_of, explained
+from app.src.service.explaining import by_code, code_of, explained
 from connector import errors
 
 Cli = Callable[..., Any]
@@ -35,7 +35,7 @@ def test_without_a_code_all_are_listed(cli: Cli) -> None:
 def test_a_code_that_is_none(cli: Cli, code: str) -> None:
     run = cli("explain", code)
     assert (run.code, run.out) == (2, "")
-    assert run.err.rstrip().endswith("[OWL-1015]")
+    assert run.err.rstrip().endswith("[OWL-1001]")
     assert "\x1b" not in run.err
 
 
@@ -60,5 +60,5 @@ def test_what_is_not_ours_is_unexpected() -> None:
 
 
 def test_the_nearest_codes_are_named() -> None:
-    with pytest.raises(UnknownCode, match="OWL-2012"):
+    with pytest.raises(LookupError, match="OWL-2012"):
         by_code("OWL-2112")

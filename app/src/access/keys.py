@@ -24,7 +24,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from app.src.access.files import Reloaded, write_private
 from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
-from app.src.settings.access import Rate, check_rate
+from app.src.settings.model import Rate, check_rate
 
 PREFIX = "owl_"
 _LONGEST_KEY = 128

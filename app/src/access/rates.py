@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from limits import RateLimitItem, parse
 
 from app.src.access.principal import ANONYMOUS, LOOPBACK, Principal
-from app.src.settings.access import UNLIMITED
+from app.src.settings.model import UNLIMITED
 
 # Most counters; beyond that the oldest window is dropped.
 MOST_COUNTED = 10_000

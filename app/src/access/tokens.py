@@ -35,7 +35,7 @@ from jwt.exceptions import (
 
 from app.src.access import files
 from app.src.access.principal import SCOPES, AccessUnusable, Principal, Unauthenticated
-from app.src.settings.access import JwtSettings
+from app.src.settings.model import JwtSettings
 
 _log = logging.getLogger(__name__)
 FETCH_SECONDS = 5.0  # for the connection and for each read; a caller waits a second longer for the whole answer

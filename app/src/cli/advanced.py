@@ -107,13 +107,12 @@ _CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES
 def calibrate(
     name: Name,
     texts: Annotated[int, typer.Option(min=128, max=20_000, help="To calibrate on; a quarter more judges.")] = 1000,
-    stored: Annotated[bool, typer.Option("--stored", help="Texts from the store, not the source.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     with opened() as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.tuning.calibrate(name, texts, stored=stored)
+        found = service.tuning.calibrate(name, texts)
     verdict = found["verdict"]
     figures = {key: None if verdict[key] is None else round(verdict[key], 4) for key in _GATE_FIGURES}
     shown = {**found, "judged_on": verdict["texts"], **figures}

@@ -105,14 +105,14 @@ def _global(
     Invocation.config, Invocation.layout, Invocation.debug = config, layout, debug
 
 
-def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
+def verb(group: typer.Typer, name: str, **options: Any) -> Callable[[Verb[P]], Verb[P]]:
     """Register a command, guarded. Raises KeyError for a top-level verb without a panel."""
     panel = _PANEL_OF[name] if group is app else None
 
     def register(function: Verb[P]) -> Verb[P]:
         text = inspect.getdoc(function) or ""
         first_sentence = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
-        group.command(name, help=text, short_help=first_sentence, rich_help_panel=panel)(guarded(function))
+        group.command(name, help=text, short_help=first_sentence, rich_help_panel=panel, **options)(guarded(function))
         return function
 
     return register

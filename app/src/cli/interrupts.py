@@ -23,7 +23,7 @@ _TOLD = b"finishing the current batch; Ctrl-C again stops at once (nothing is lo
 _DONE = b"\0"
 
 
-class Interrupted:
+class _Interrupted:
     """`code`: the exit code of the signal, or None. `heard`: the main thread knows that it must end at once. `told`:
     the message for the first signal."""
 
@@ -46,8 +46,8 @@ class Interrupted:
 
 
 @contextmanager
-def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
-    interrupted = Interrupted(told)
+def interruptible(told: bytes = _TOLD) -> Iterator[_Interrupted]:
+    interrupted = _Interrupted(told)
     before = {kind: signal.signal(kind, interrupted.receive) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupted
@@ -149,7 +149,7 @@ def _watch(reading: int, done: threading.Event) -> None:
         handler: object = signal.getsignal(number[0])
         handler = getattr(handler, "__self__", handler)
         again = number[0] == signal.SIGINT and interrupts > 1
-        if isinstance(handler, _Leave) or (isinstance(handler, Interrupted) and again):
+        if isinstance(handler, _Leave) or (isinstance(handler, _Interrupted) and again):
             ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
             if not ended:
                 os._exit(handler.code if isinstance(handler, _Leave) else INTERRUPTED)

@@ -169,7 +169,10 @@ def explain(
         rows = [{"code": each.code, "error": each.title} for each in entries]
         output.data([asdict(each) for each in entries], "Errors", json=json, rows=rows, columns=("code", "error"))
         return
-    found = explaining.by_code(code)
+    try:
+        found = explaining.by_code(code)
+    except LookupError as error:
+        raise UsageFault(str(error)) from None
     if json or not output.for_people():
         output.write_json(asdict(found))
         return

@@ -23,7 +23,7 @@ from connector.errors import UnknownRow
 from connector.extras import install_command
 
 if TYPE_CHECKING:
-    from app.src.service.embedder import EngineEmbedder
+    from app.src.service.wiring import EngineEmbedder
 
 
 Mode = Literal["vector", "keyword", "hybrid"]  # by meaning, words or both

@@ -13,12 +13,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
-from connector.errors import ConnectorError
+from connector.errors import ConnectorError, StoreCorrupt
 from connector.stores.local.sqlite_file import Schema, SqliteFile
 
 State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]
@@ -35,54 +36,7 @@ _GIVEN_UP = (
     "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
 )
 _FILE = "jobs.sqlite"
-# Statements are separated by an empty line. `owner`: the process that runs the job, '' for none. `crashes`: how many
-# processes died of it.
-_LAYOUT = """
-CREATE TABLE jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    collection TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    state TEXT NOT NULL,
-    done INTEGER NOT NULL DEFAULT 0,
-    total INTEGER NOT NULL DEFAULT 0,
-    result TEXT,
-    error TEXT,
-    created REAL NOT NULL,
-    started REAL,
-    finished REAL,
-    cancelling INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL,
-    request TEXT NOT NULL DEFAULT '{}',
-    attempts INTEGER NOT NULL DEFAULT 0,
-    crashes INTEGER NOT NULL DEFAULT 0,
-    note TEXT,
-    next_try REAL,
-    waits INTEGER NOT NULL DEFAULT 0,
-    waiting_since REAL
-);
-
-CREATE UNIQUE INDEX one_unfinished ON jobs (collection) WHERE state IN ('queued', 'running', 'waiting');
-
-CREATE INDEX jobs_of_collection ON jobs (collection, number);
-
-CREATE INDEX unfinished_jobs ON jobs (state, number) WHERE state IN ('queued', 'running', 'waiting');
-
-CREATE TABLE events (
-    job INTEGER NOT NULL REFERENCES jobs (number) ON DELETE CASCADE,
-    id INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    data TEXT NOT NULL,
-    PRIMARY KEY (job, id)
-) WITHOUT ROWID;
-
-CREATE TABLE turns (
-    collection TEXT PRIMARY KEY,
-    schedule TEXT NOT NULL,
-    since REAL NOT NULL,
-    last REAL
-) WITHOUT ROWID
-"""
+_LAYOUT = files(__package__).joinpath("layout.sql").read_text(encoding="utf-8")
 SCHEMA = Schema(
     application_id=0x4F574C4A,  # spells OWLJ
     version=3,
@@ -257,6 +211,8 @@ class Journal:
         return self.folder / f"{self.owner}.alive"
 
     def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
+        if isinstance(error, StoreCorrupt):  # damaged, or of another version: another folder is not the remedy
+            return StateUnusable(str(error))
         why = error.strerror if isinstance(error, OSError) else str(error)
         return StateUnusable(
             f"the folder for job records, {self.folder}, cannot be used ({why}): set [state] path "

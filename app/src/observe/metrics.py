@@ -1,10 +1,12 @@
-"""Every Prometheus metric of the product, declared once. Base units; no row, text or user in a label."""
+"""Every Prometheus metric, declared once, here or in metrics.toml. Base units; no row, text or user in a label."""
 
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -20,55 +22,13 @@ _LATE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
-# Per card, from NVIDIA's driver: field of GET /v1/gpu, factor to the base unit, documentation. dcgm-exporter has
-# further figures.
-GPU_FIGURES = {
-    "owl_sap_gpu_utilization_ratio": ("utilization_percent", 0.01, "Share of the time in which a kernel ran"),
-    "owl_sap_gpu_memory_total_bytes": ("memory_total_bytes", 1, "Memory of the card"),
-    "owl_sap_gpu_memory_used_bytes": ("memory_used_bytes", 1, "Memory in use, by all processes"),
-    "owl_sap_gpu_temperature_celsius": ("temperature_celsius", 1, "Temperature"),
-    "owl_sap_gpu_temperature_slowdown_celsius": ("temperature_slowdown_celsius", 1, "Limit that lowers the clock"),
-    "owl_sap_gpu_power_watts": ("power_watts", 1, "Power"),
-    "owl_sap_gpu_power_limit_watts": ("power_limit_watts", 1, "Power limit in force"),
-    "owl_sap_gpu_sm_clock_hertz": ("sm_clock_mhz", 1e6, "Clock of the multiprocessors"),
-    "owl_sap_gpu_ecc_uncorrected_errors": ("ecc_uncorrected_errors", 1, "Since the driver was loaded"),
-    "owl_sap_gpu_retired_pages_pending": ("retired_pages_pending", 1, "1 when some wait for a restart (up to Turing)"),
-    "owl_sap_gpu_remapped_rows_pending": ("remapped_rows_pending", 1, "1 when some wait for a restart"),
-}
-_ENGINE, _COLLECTION, _CARD = ("model", "precision"), ("collection",), ("index", "uuid", "name")
+_TABLES = tomllib.loads(files(__package__).joinpath("metrics.toml").read_text(encoding="utf-8"))
+GPU_FIGURES: dict[str, dict[str, Any]] = _TABLES["gpu"]
+_CARD = ("index", "uuid", "name")
 # Read at each scrape: name -> documentation, labels. Names that end in _total are counters.
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "owl_sap_engine_info": ("A model that is loaded, and on what; always 1", (*_ENGINE, "path", "device")),
-    "owl_sap_engine_texts_total": ("Texts asked for", _ENGINE),
-    "owl_sap_engine_computed_texts_total": ("Different ones among them, computed", _ENGINE),
-    "owl_sap_engine_tokens_total": ("Tokens computed, special ones included", _ENGINE),
-    "owl_sap_engine_padded_tokens_total": ("The same with padding: what was paid for", _ENGINE),
-    "owl_sap_engine_batches_total": ("Batches computed", _ENGINE),
-    "owl_sap_engine_tokenize_seconds_total": ("Time spent tokenising", _ENGINE),
-    "owl_sap_engine_compute_seconds_total": ("Time spent computing", _ENGINE),
-    "owl_sap_engine_out_of_memory_total": ("Batches split because memory ran out", _ENGINE),
-    "owl_sap_engine_recomputed_rows_total": ("Texts computed again in fp32: vectors were not finite", _ENGINE),
-    "owl_sap_engine_token_budget": ("Tokens that a batch may have now", _ENGINE),
-    "owl_sap_engine_planned_tokens": ("The same while memory does not run out", _ENGINE),
-    "owl_sap_rows": ("Source rows that are stored", _COLLECTION),
-    "owl_sap_chunks": ("Vectors that are stored, one per piece of text", _COLLECTION),
-    "owl_sap_empty_rows": ("Rows without any text at the last complete sync", _COLLECTION),
-    "owl_sap_quarantined_rows": ("Rows in quarantine", _COLLECTION),
-    "owl_sap_sync_lag_seconds": ("Age of the answers: since the last complete sync, with its watermark", _COLLECTION),
-    "owl_sap_checkpoint_age_seconds": ("Time since a sync last came to its end", _COLLECTION),
-    "owl_sap_full_comparison_age_seconds": ("Time since the last complete comparison began", _COLLECTION),
-    "owl_sap_sync_overdue_seconds": ("Delay of a scheduled sync; absent where no process keeps schedules", _COLLECTION),
-    "owl_sap_store_answers": ("0 while the store cannot be asked for its collections", ()),
-    "owl_sap_store_look_age_seconds": ("Age of the figures of the collections", ()),
-    "owl_sap_jobs": ("Records of jobs, as far as they are kept", ("kind", "state")),
-    "owl_sap_jobs_oldest_queued_seconds": ("How long the oldest job has waited for a worker; 0: none does", ()),
-    "owl_sap_job_rows_done": ("Rows that a running job has handled so far", ("collection", "kind")),
-    "owl_sap_job_rows": ("Rows that it has to handle, as far as it knows", ("collection", "kind")),
-    "owl_sap_tls_certificate_expiry_timestamp_seconds": ("POSIX time when it ends; absent without TLS", ()),
-    "owl_sap_tls_certificate_refused": ("1 while the files are unusable and the certificate before is served", ()),
-    "owl_sap_gpu_driver_answers": ("0 while the NVIDIA driver hangs; absent without a card", ()),
-    **{name: (documentation, _CARD) for name, (_, _, documentation) in GPU_FIGURES.items()},
-    "owl_sap_gpu_throttle": ("1 while the clock is held back for this reason", (*_CARD, "reason")),
+    **{name: (entry["documentation"], tuple(entry["labels"])) for name, entry in _TABLES["figures"].items()},
+    **{name: (entry["documentation"], _CARD) for name, entry in GPU_FIGURES.items()},
 }
 Sample = tuple[str, tuple[str, ...], float | None]
 """Name, values of the labels, and the value; None is left out."""
@@ -161,8 +121,8 @@ def gpu_samples(found: Mapping[str, Any]) -> Iterator[Sample]:
         yield "owl_sap_gpu_driver_answers", (), float(found["answered"])
     for device in found["devices"]:
         card = tuple("" if device[label] is None else str(device[label]) for label in _CARD)
-        for name, (field, scale, _) in GPU_FIGURES.items():
-            value = device[field]
-            yield name, card, None if value is None else value * scale
+        for name, figure in GPU_FIGURES.items():
+            value = device[figure["field"]]
+            yield name, card, None if value is None else value * figure["factor"]
         for held in device["throttle"] or ():
             yield "owl_sap_gpu_throttle", (*card, held["reason"]), 1.0

@@ -66,7 +66,24 @@ class Network:
         try:
             version, certificate = self._handshake()
         except ssl.SSLCertVerificationError as error:
-            raise self._not_accepted(error) from None
+            names, issuer = [], "an unknown authority"
+            with contextlib.suppress(OSError, ValueError):
+                _, certificate = self._handshake(checked=False)  # Python shows only accepted certificates otherwise
+                names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
+            fixes = {  # by OpenSSL's X509_V_ERR_*
+                10: "renew it on the server; if it is not that old, correct this machine's clock",  # expired
+                9: "correct this machine's clock",  # not yet valid
+                62: self._other_name(names),  # another name
+                64: self._other_name(names),  # another address
+            }
+            unknown = (
+                f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, got from whoever "
+                f"runs the server (openssl s_client -showcerts -connect {self._place} shows what it presents)"
+            )
+            named = f"the certificate for {', '.join(names) or 'no name'} by {issuer}"
+            raise Fault(
+                f"{named} is not accepted: {error.verify_message}", fixes.get(error.verify_code, unknown)
+            ) from None
         except OSError as error:
             why = getattr(error, "reason", None) or type(error).__name__
             raise Fault(
@@ -135,26 +152,6 @@ class Network:
     def _other_name(self, names: list[str]) -> str:
         name = next((name for name in names if "*" not in name), "NAME")
         return f'use a name of the certificate as {self._prefix}_HOST, or host_name_in_certificate = "{name}"'
-
-    def _not_accepted(self, error: ssl.SSLCertVerificationError) -> Fault:
-        names, issuer = [], "an unknown authority"
-        with contextlib.suppress(OSError, ValueError):
-            _, certificate = self._handshake(checked=False)  # Python shows only accepted certificates otherwise
-            names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
-        fixes = {  # by OpenSSL's X509_V_ERR_*
-            10: "renew it on the server; if it is not that old, correct this machine's clock",  # expired
-            9: "correct this machine's clock",  # not yet valid
-            62: self._other_name(names),  # another name
-            64: self._other_name(names),  # another address
-        }
-        unknown = (
-            f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, got from whoever runs "
-            f"the server (openssl s_client -showcerts -connect {self._place} shows what it presents)"
-        )
-        return Fault(
-            f"the certificate for {', '.join(names) or 'no name'} by {issuer} is not accepted: {error.verify_message}",
-            fixes.get(error.verify_code, unknown),
-        )
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:

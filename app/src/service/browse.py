@@ -7,9 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -51,9 +51,6 @@ class ReadRow:
     metadata: Mapping[str, Any]
     chunks: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class FieldValue:
@@ -81,9 +78,6 @@ class Fields:
     fields: list[Field]
     sampled: int
     rows: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Browse:
@@ -198,9 +192,7 @@ def joined(texts: Sequence[str], *, overlapping: bool) -> str:
     return whole
 
 
-_Kind = type[bool] | type[float] | type[str]
-_TYPES: Mapping[_Kind, FieldType] = {bool: "boolean", float: "number", str: "text"}
-Values = Counter[tuple[_Kind, Any]]
+Values = Counter[tuple[FieldType, Any]]
 """How often each value occurs. With its kind, because True and 1 are one key otherwise."""
 
 
@@ -223,29 +215,27 @@ def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[
     return {name: found[name] for name in (*dict.fromkeys(declared), *others)}
 
 
-def _kind(value: object) -> _Kind | None:
+def _kind(value: object) -> FieldType | None:
     if isinstance(value, bool):
-        return bool
+        return "boolean"
     if isinstance(value, int | float):
-        return float if abs(value) <= _LARGEST else None
-    return str if isinstance(value, str) else None
+        return "number" if abs(value) <= _LARGEST else None
+    return "text" if isinstance(value, str) else None
 
 
 def _field(name: str, values: Values) -> Field:
     kinds = {kind for kind, _ in values}
     ranked = sorted(values.items(), key=lambda item: (-item[1], str(item[0][1])))
-    shown = [
-        FieldValue(value, count)
-        for (_, value), count in ranked
-        if not (isinstance(value, str) and len(value) > LONGEST_VALUE)
-    ][:VALUES]
-    plain, ordered = [value for _, value in values], kinds == {float}
-    if kinds == {str}:
+    short = (item for item in ranked if not (isinstance(item[0][1], str) and len(item[0][1]) > LONGEST_VALUE))
+    shown = [FieldValue(value, count) for (_, value), count in islice(short, VALUES)]
+    plain, ordered = [value for _, value in values], kinds == {"number"}
+    if kinds == {"text"}:
         with suppress(ValueError):  # a text that is not a day
             ordered = all((day := _DAY.fullmatch(text)) and date.fromisoformat(day[1]) for text in plain)
     least, most = (min(plain), max(plain)) if ordered else (None, None)
-    kind: FieldType = "text" if not kinds else _TYPES[next(iter(kinds))] if len(kinds) == 1 else "mixed"
-    return Field(name, kind, shown, len(shown) < len(values), least, most)
+    return Field(
+        name, "mixed" if len(kinds) > 1 else next(iter(kinds), "text"), shown, len(shown) < len(values), least, most
+    )
 
 
 def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:

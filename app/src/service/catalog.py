@@ -23,7 +23,6 @@ from connector.model import CollectionSpec, TableRef
 if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
-    from connector.document.template import Template
 
 LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 

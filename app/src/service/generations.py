@@ -67,16 +67,13 @@ class Generations:
     def shown(self, name: str) -> list[dict[str, Any]]:
         """Return `all` as dictionaries for display."""
         same, times = ("state", "complete", "model", "dimension", "rows", "table"), ("created", "retired", "last_sync")
-        shown = []
-        for each in self.all(name):
-            moments = {key: getattr(each, key) for key in times}
-            shown.append(
-                {"generation": each.number}
-                | {key: getattr(each, key) for key in same}
-                | {key: None if moment is None else moment.isoformat() for key, moment in moments.items()}
-                | {"template": None if each.recipe is None else each.recipe.spec.template}
-            )
-        return shown
+        return [
+            {"generation": each.number}
+            | {key: getattr(each, key) for key in same}
+            | {key: None if (moment := getattr(each, key)) is None else moment.isoformat() for key in times}
+            | {"template": None if each.recipe is None else each.recipe.spec.template}
+            for each in self.all(name)
+        ]
 
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """Return the maker of generation `number`; None: the active one, by the settings if they still fit it. Raises

@@ -44,48 +44,41 @@ class Reranker:
     ) -> tuple[list[Hit], dict[str, float], str | None]:
         """Return the first `rerank_depth` of `hits` in the reranker's order, then the others, with the scores of the
         search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
-        top, outcome, why = list(hits[: self.settings.rerank_depth]), "done", ""
-        scores = np.empty(0)
+        top, seconds, why = list(hits[: self.settings.rerank_depth]), self.settings.rerank_seconds, ""
+        outcome: Future[Sequence[float]] = Future()
+
+        def run() -> None:
+            try:
+                assert self._score is not None
+                outcome.set_result(self._score(query, [hit.text for hit in top]))
+            except Exception as error:
+                outcome.set_exception(error)
+            finally:
+                self._room.release()
+
         if not top:
-            return list(hits), {}, None
-        try:
-            scores = np.asarray(self._in_time(query, [hit.text for hit in top]), dtype=np.float64)
-            if scores.shape != (len(top),) or not np.isfinite(scores).all():
-                outcome, why = "failed", f"the reranker gave no finite number for each of {len(top)} texts"
-        except TimeoutError as late:
-            outcome, why = "timeout", str(late)
-        except Exception as error:
-            # Name only the class of other errors: their message may quote a row.
-            outcome, why = "failed", str(error) if isinstance(error, EngineError) else type(error).__name__
-        self._metrics.reranks.labels(collection, outcome).inc()
+            return [], {}, None
+        if not self._room.acquire(timeout=seconds):
+            ended, why = "timeout", f"{AT_ONCE} rerankings are under way already"
+        else:
+            # A daemon thread, abandoned after `rerank_seconds`: Python cannot end a thread.
+            threading.Thread(target=run, name="rerank", daemon=True).start()
+            try:
+                ended, scores = "done", np.asarray(outcome.result(seconds), dtype=np.float64)
+                if scores.shape != (len(top),) or not np.isfinite(scores).all():
+                    ended, why = "failed", f"the reranker gave no finite number for each of {len(top)} texts"
+            except Exception as error:
+                # Name only the class of other errors: their message may quote a row.
+                ended, why = "failed", str(error) if isinstance(error, EngineError) else type(error).__name__
+                if not outcome.done():
+                    ended, why = "timeout", f"it took longer than {seconds:g} s ([search] rerank_seconds)"
+        self._metrics.reranks.labels(collection, ended).inc()
         if why:
             _log.warning("a reranking failed: %s", why)
             return list(hits), {}, f"the hits are not reranked: {why}"
         order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
         by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
         return [*(top[place] for place in order), *hits[len(top) :]], by_id, None
-
-    def _in_time(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """Run in a daemon thread and abandon it after `rerank_seconds`: Python cannot end a thread."""
-        assert self._score is not None
-        score, seconds = self._score, self.settings.rerank_seconds
-        if not self._room.acquire(timeout=seconds):
-            raise TimeoutError(f"{AT_ONCE} rerankings are under way already")
-        outcome: Future[Sequence[float]] = Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(score(query, texts))
-            except Exception as error:
-                outcome.set_exception(error)
-            finally:
-                self._room.release()
-
-        threading.Thread(target=run, name="rerank", daemon=True).start()
-        try:
-            return outcome.result(seconds)
-        except TimeoutError:
-            raise TimeoutError(f"it took longer than {seconds:g} s ([search] rerank_seconds)") from None
 
 
 def _scorer(settings: Settings) -> Scorer | None:
@@ -101,10 +94,8 @@ def _scorer(settings: Settings) -> Scorer | None:
                 " installed, or lie on PYTHONPATH"
             ) from error
         function: Scorer | None = getattr(module, name, None)
-        if function is None:
-            raise SettingsError(f'[search] rerank: the module "{module_name}" has no "{name}"')
         if not callable(function):
-            raise SettingsError(f'[search] rerank: "{search.rerank}" is not a function')
+            raise SettingsError(f'[search] rerank: the module "{module_name}" has no function "{name}"')
         return function
     if search.kind != "cross-encoder":
         return None

@@ -139,7 +139,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class _Ranked:
     """`hits`: best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits by meaning and by
     words, best first. `words`: searched for. `keyed`: count of rows found by numbers in keys."""
 
@@ -151,7 +151,7 @@ class Ranked:
     keyed: int = 0
 
 
-def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
+def explanation(ranked: _Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
     """Explain how `hits`, named by `ids`, were found: the size of each ranking, and the rank of each hit in it."""
     places = {
         name: {hit.id: {"rank": rank, "score": round(hit.score, 6)} for rank, hit in enumerate(ranking, 1)}
@@ -183,7 +183,7 @@ class Hybrid:
 
     def search(
         self, view: VisibleView, text: str, vector: NDArray[np.float32], depth: int, where: Filter | None
-    ) -> Ranked:
+    ) -> _Ranked:
         """Rank by meaning and by words together."""
         words = content_words(text)
         near = view.search(vector, depth, where)
@@ -199,7 +199,7 @@ class Hybrid:
                         keyed.setdefault(row.id, row)
         candidates = [*chosen.values(), *keyed.values()]
         if not candidates:
-            return Ranked([], words=words)
+            return _Ranked([], words=words)
         vectors = units(view.vectors(candidates))
         common = self._backdrop(view)
         with single_threaded():
@@ -209,7 +209,7 @@ class Hybrid:
         cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-        return Ranked(hits, shown, near, worded, words, len(keyed))
+        return _Ranked(hits, shown, near, worded, words, len(keyed))
 
     def _backdrop(self, view: VisibleView) -> Backdrop | None:
         with self._lock:
@@ -368,8 +368,15 @@ class Search:
                 hits, scores, failure = self._reranker.rerank(spec.name, request.text, candidates)
         if diverse:
             with request.timed("rank"):
-                chosen = mmr(_relevance(hits, scores, mode=request.mode), view.vectors(hits), request.k, lam)
-                hits = [hits[place] for place in chosen]
+                # From 0 to 1. Only cosines are on MMR's scale: other scores become a share of the best one.
+                relevance = np.array([hit.score for hit in hits], dtype=np.float64)
+                if scores:
+                    least, greatest = min(scores.values()), max(scores.values())
+                    ranks = [(scores.get(hit.id, least) - least) / (greatest - least or 1.0) for hit in hits]
+                    relevance = np.array(ranks)
+                elif request.mode != "vector" and relevance.max(initial=0.0) > 0:
+                    relevance /= relevance.max()
+                hits = [hits[place] for place in mmr(relevance, view.vectors(hits), request.k, lam)]
         hits, passages = hits[: request.k], None
         if options.passages > 1:
             with request.timed("passages"):
@@ -395,15 +402,15 @@ class Search:
         notes += [] if failure is None else [failure]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
-    def _ranked(self, request: _Request, depth: int) -> Ranked:
+    def _ranked(self, request: _Request, depth: int) -> _Ranked:
         """Return up to `depth` hits, best first, none below `min_score`; hybrid gives more."""
         view, where, vector, least = request.view, request.where, request.vector, request.options.min_score
         if vector is None:
             worded = view.keyword(request.text, depth, where)
-            ranked = Ranked(worded, worded=worded)
+            ranked = _Ranked(worded, worded=worded)
         elif request.mode == "vector":
             near = view.search(vector, depth, where)
-            ranked = Ranked(near, near=near)
+            ranked = _Ranked(near, near=near)
         else:
             ranked = self._hybrid.search(view, request.text, vector, depth, where)
         if least is None:
@@ -441,16 +448,6 @@ class Search:
         if known is None or known[0] != key:
             known = self._embedders[stored.collection] = key, self._generations.query_embedder(stored)
         return known[1]
-
-
-def _relevance(hits: Sequence[Hit], scores: Mapping[str, float], mode: Mode) -> NDArray[np.float64]:
-    """Return numbers from 0 to 1 for MMR: by the reranker's scores if there are any, else the hits' scores, in modes
-    with words as a share of the best one: only cosines are on MMR's scale."""
-    if scores:
-        least, greatest = min(scores.values()), max(scores.values())
-        return np.array([(scores.get(hit.id, least) - least) / (greatest - least or 1.0) for hit in hits])
-    found = np.array([hit.score for hit in hits], dtype=np.float64)
-    return found / found.max() if mode != "vector" and len(found) and found.max() > 0 else found
 
 
 def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:

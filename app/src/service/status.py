@@ -136,7 +136,8 @@ class Status:
         self._look = StoreLook(collections.names, parts.store_to_read)
         collections.on_change = self._look.forget
         metrics.expect(collections.synced_names)
-        metrics.gpu_missing.set_function(self._gpu_missing)
+        embedding = parts.settings.embedding
+        metrics.gpu_missing.set_function(lambda: float(gpu_missing(embedding, parts.engine_if_loaded()) is not None))
         metrics.sources |= {
             "engines": self._engine_samples,
             "collections": self._collection_samples,
@@ -204,12 +205,6 @@ class Status:
         return snapshot_within(GPU_WITHIN).as_dict()
 
     # -------------------------------------------------------------------------------------------------------- metrics
-
-    def _gpu_missing(self) -> float:
-        embedding, engine = self._parts.settings.embedding, self._parts.engine_if_loaded()
-        if engine is not None:  # answers at once, even if the driver hangs
-            return float(embedding.expect_gpu and engine.profile.kind != "cuda")
-        return float(gpu_missing(embedding, None) is not None)
 
     def _engine_samples(self) -> Iterator[Sample]:
         """Yield the engines' samples. Engines with the same model and precision (another revision) are summed."""

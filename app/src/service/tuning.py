@@ -10,7 +10,6 @@ from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.extras import install_command
-from connector.sync.generations import sample_texts as stored_texts
 
 if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
@@ -26,19 +25,15 @@ class Tuning:
         self._collections = collections
         self._file = file
 
-    def calibrate(self, name: str, texts: int = 1000, *, stored: bool = False) -> dict[str, Any]:
-        """Calibrate the model on sampled texts of the source (or of the store), judge it, and store the result for the
-        engine. `texts`: about how many calibrate. Return the figures and whether the gate accepted it. Raises
-        UnknownCollection, WrongOrigin, and the engine's errors."""
+    def calibrate(self, name: str, texts: int = 1000) -> dict[str, Any]:
+        """Calibrate the model on sampled texts of the source, judge it, and store the result for the engine. `texts`:
+        about how many calibrate. Return the figures and whether the gate accepted it. Raises UnknownCollection,
+        WrongOrigin, and the engine's errors."""
         from connector.sync.sampling import sample_texts
 
         spec, parts = self._collections.spec_of_table(name), self._parts
         embedding = parts.settings.embedding_of(name)
-        count = int(texts * HELD_BACK_TOO)
-        if stored:
-            found = stored_texts(parts.store, name, count)
-        else:
-            found = sample_texts(spec, parts.source, parts.embedder_for(name), count)
+        found = sample_texts(spec, parts.source, parts.embedder_for(name), int(texts * HELD_BACK_TOO))
         try:
             from app.src.core.backends.torch.backend import TorchOptions
             from app.src.core.memory import MemoryLimits

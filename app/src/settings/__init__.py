@@ -1,9 +1,8 @@
 """Settings: their model (`model`), further variables (`variables`), and reading them (`sources`, the only module that
 reads the environment)."""
 
-from app.src.settings.access import AccessSettings, is_loopback
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.model import ApiSettings, EmbeddingSettings, HanaSettings, Settings
+from app.src.settings.model import AccessSettings, ApiSettings, EmbeddingSettings, HanaSettings, Settings, is_loopback
 from app.src.settings.section import seconds
 from app.src.settings.sources import Loaded, SettingsError, load, no_collections, show
 

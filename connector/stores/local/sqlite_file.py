@@ -32,8 +32,8 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `script` creates the tables. `version`: of this
-    layout; files of other versions are refused."""
+    """`application_id` marks files as ours. `script` creates the tables. `version`: of this layout; files of other
+    versions are refused."""
 
     application_id: int
     version: int
@@ -41,8 +41,8 @@ class Schema:
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection, to register functions."""
     called: str = "the store"  # the file's name in messages
-    remedy: str = "sync again: everything in it can be built anew from the source"
-    """Advice to show once a damaged file was moved away."""
+    remedy: str = "run a full sync (owl-sap sync --all --full); clients write their documents again"
+    """What to do once the file is gone."""
 
 
 class SqliteFile:
@@ -74,10 +74,16 @@ class SqliteFile:
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
             if identity != schema.application_id:
                 raise self.corrupt("it belongs to another program")
-            if version != schema.version:
+            layouts = f"({version}; this one has {schema.version})"
+            if version < schema.version:
                 raise StoreCorrupt(
-                    f"{self._name} was written by another version of owl-sap-connector (layout {version}, this one has "
-                    f"{schema.version}): install that version, or move the file away and {schema.remedy}"
+                    f"{self._name} has the layout of an earlier commit {layouts}, which is not upgraded: delete it "
+                    f"with its -wal and -shm files, and {schema.remedy}"
+                )
+            if version > schema.version:
+                raise StoreCorrupt(
+                    f"{self._name} has the layout of a later version {layouts}: install that version, or move the file "
+                    f"away and {schema.remedy}"
                 )
 
     def close(self) -> None:

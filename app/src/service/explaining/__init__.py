@@ -14,7 +14,8 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One error. `causes`: the usual ones; `do`: steps in order; `see`: documentation pages relative to docs/."""
+    """One error. `causes`: the usual ones; `do`: steps in order; `see`: documentation pages relative to docs/; `exit`:
+    the exit code of a command that ends by it."""
 
     code: str
     error: str
@@ -23,10 +24,7 @@ class Explained:
     do: Sequence[str]
     causes: Sequence[str] = ()
     see: Sequence[str] = ()
-
-
-class UnknownCode(LookupError):
-    """The code is unknown; the message names the nearest."""
+    exit: int = 4
 
 
 @cache
@@ -36,20 +34,25 @@ def explained() -> Mapping[str, Explained]:
     return {name: Explained(error=name, **entry) for name, entry in table.items()}
 
 
-def code_of(error: BaseException) -> str:
-    """Return the code of the error's class, else of its nearest base class, else of "unexpected"."""
+def explained_as(error: BaseException) -> Explained:
+    """Return the entry of the error's class, else of its nearest base class, else of "unexpected"."""
     table = explained()
     ours = [kind.__name__ for kind in type(error).__mro__ if kind.__module__.split(".")[0] in ("app", "connector")]
-    return next(table[name] for name in (*ours, "Exception") if name in table).code
+    return next(table[name] for name in (*ours, "Exception") if name in table)
+
+
+def code_of(error: BaseException) -> str:
+    return explained_as(error).code
 
 
 def by_code(code: str) -> Explained:
-    """Return the error with this code, typed as OWL-1011, owl1011 or 1011. Raises UnknownCode."""
+    """Return the error with this code, typed as OWL-1011, owl1011 or 1011. Raises
+    LookupError, which names the nearest."""
     number = re.sub(r"\A(owl)?[-_ ]?", "", code.strip(), flags=re.IGNORECASE)
     known = {each.code: each for each in explained().values()}
     if (found := known.get(f"OWL-{number}")) is None:
         near = difflib.get_close_matches(f"OWL-{number}", known, n=3)
-        raise UnknownCode(
+        raise LookupError(
             f"no error has the code {code!r}; {'near it: ' + ', '.join(near) if near else 'see docs/errors.md'}"
         )
     return found
