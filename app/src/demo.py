@@ -63,15 +63,12 @@ class Demo:
                 collections=self._collections,
             )
             self.service = held.enter_context(closing(Service(settings)))
+            self.names = self.service.collections.names
             self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
-
-    @property
-    def names(self) -> list[str]:
-        return self.service.collections.names
 
     def ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """Return the first hits; `rank`: of the first expected one, counted from 1, or None."""

@@ -40,7 +40,7 @@ def test_what_is_refused(make_scene: Callable[..., Scene]) -> None:
     ):
         assert words in run(scene, *arguments, code=2)[1]
     refused = run(scene, "search", name, "--like", "4711", code=2)[1]
-    assert re.search(rf"has no row with this id.*; ids of {name} look like '\[\d\]' \[OWL-1017\]", refused)
+    assert re.search(rf"has no row with this id.*; owl-sap search {name} --json shows ids \[OWL-1017\]", refused)
 
 
 def test_either_a_text_or_a_row() -> None:

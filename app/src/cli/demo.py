@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -47,18 +46,23 @@ def demo(
         synced = []
         with interruptible() as interrupted:
             for name in demo.names:
-                if not interrupted():
-                    with watched(name) as observer:
-                        synced.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
+                with watched(name) as observer:
+                    synced.append(demo.service.sync.run(name, None, observer, interrupted).as_dict())
         if interrupted.code is not None:
             return interrupted.code
         show = output.table if not json else lambda *_: None
         show("Synced", synced, _SYNC_COLUMNS)
-        searches = []
-        for query in demo.queries:
-            searches.append(demo.ask(query))
-            if not json:
-                _show_answer(searches[-1])
+        searches, console = [demo.ask(query) for query in demo.queries], output.console()
+        for answer in () if json else searches:
+            place = f"{answer['collection']}, {answer['milliseconds']} ms"
+            console.print(f"\n[bold]{escape(answer['query'])}[/]  [dim]{place}[/]")
+            for hit in answer["hits"]:
+                mark = "[green]*[/]" if hit["expected"] else " "
+                key = " ".join(str(part) for part in hit["key"].values())
+                text = escape(output.shorten(hit["text"], 80))
+                console.print(f" {mark} {hit['score']:.3f}  {escape(key):<30} {text}")
+            if not answer["found"]:
+                console.print("   [red]the expected row is not among them[/]")
         verified = [demo.service.sync.verify(name).as_dict() for name in demo.names]
         show("Verified", verified, _VERIFY_COLUMNS)
         engine, seconds = demo.service.parts.engine, time.perf_counter() - start
@@ -82,18 +86,6 @@ def demo(
         elif not json:
             output.say(NEXT)
     return OK if good else FAILED
-
-
-def _show_answer(answer: Mapping[str, Any]) -> None:
-    console = output.console()
-    title, place = escape(answer["query"]), f"{answer['collection']}, {answer['milliseconds']} ms"
-    console.print(f"\n[bold]{title}[/]  [dim]{place}[/]")
-    for hit in answer["hits"]:
-        mark = "[green]*[/]" if hit["expected"] else " "
-        key = " ".join(str(part) for part in hit["key"].values())
-        console.print(f" {mark} {hit['score']:.3f}  {escape(key):<30} {escape(output.shorten(hit['text'], 80))}")
-    if not answer["found"]:
-        console.print("   [red]the expected row is not among them[/]")
 
 
 def served(url: str, settings: Settings) -> str:

@@ -83,8 +83,6 @@ def plan(
         speed = f", {found['tokens_per_second']:,.0f} tokens/s" if found["tokens_per_second"] else ""
         reading = f"without writing (reading took {_time(found['seconds'])}{speed})"
         advice.append(f"about {_time(found['estimated_seconds'])}, {reading}")
-    if found["duplicates"]:
-        advice.append(f"{found['duplicates']:,} rows have the same text as another row; each text is embedded once")
     if found["truncated"]:
         advice.append(f"{found['truncated']:,} texts exceed the model's limit and would be truncated")
     elif found["chunked"]:
@@ -102,8 +100,6 @@ def plan(
         )
     else:
         advice.append("a sync would run without a pause")
-    if found["unreadable"]:
-        advice.append(f"{found['unreadable']} rows cannot be rendered and would go to quarantine")
     output.notes(name, (*advice, *planned.notes))
 
 

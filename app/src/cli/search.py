@@ -49,8 +49,6 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
 
     if (text is None) == (like is None):
         raise UsageFault("give either TEXT or --like ID")
-    if like is None and not (text or "").strip():
-        raise UsageFault("the search text is empty")
     asked: Any = text if like is None else Like(like)
     where = None
     if filter_ is not None:
@@ -64,9 +62,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
         except UnknownRow as error:
-            example = service.browse.example_id(name)
-            shape = f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows ids"
-            raise UnknownRow(f"{error}; {shape}") from None
+            raise UnknownRow(f"{error}; owl-sap search {name} --json shows ids") from None
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:

@@ -199,16 +199,13 @@ class Journal:
                     self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                     file = SqliteFile(self.folder / _FILE, SCHEMA)
                     self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
+                    self._lock_file = self.folder / f"{self.owner}.alive"
                     self._alive = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
                     fcntl.flock(self._alive, fcntl.LOCK_EX)
                 except (OSError, ConnectorError) as error:
                     raise self._unusable(error) from None
                 self._file = file
             return self._file
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.folder / f"{self.owner}.alive"
 
     def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
         if isinstance(error, StoreCorrupt):  # damaged, or of another version: another folder is not the remedy

@@ -110,15 +110,6 @@ class Browse:
 
         return self._collections.read(name, within, read) or []
 
-    def example_id(self, name: str) -> str | None:
-        """Return the id of any stored row, or None. For the operator: ignores row rights."""
-
-        def read(view: VisibleView, _: CollectionStatus) -> str | None:
-            chosen = view.sample(1).chosen
-            return shown_id(self._collections.spec(name), chosen[0].id) if chosen else None
-
-        return self._collections.read(name, None, read)
-
     def fields(self, name: str, *, principal: Principal) -> Fields:
         """Return the metadata fields that filters can use. Reads every row of the collection."""
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)

@@ -283,15 +283,12 @@ class Quarantine:
         self._collections.changed(name)
         return report
 
-    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None) -> int:
         """Delete entries and return how many; the next sync tries the rows again. Raises LeaseLost when another worker
-        holds the collection longer than `lease_wait` seconds."""
+        holds the collection longer than [sync] lease_wait."""
         ids = [entry.id for entry in self.entries(name, wanted)]
         if not ids:
             return 0
-        options = run_options(
-            self._parts.settings, "drop", **({} if lease_wait is None else {"lease_wait": lease_wait})
-        )
-        dropped = quarantine.drop(self._parts.store, name, ids, options)
+        dropped = quarantine.drop(self._parts.store, name, ids, run_options(self._parts.settings, "drop"))
         self._collections.changed(name)
         return dropped

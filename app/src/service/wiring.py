@@ -82,6 +82,7 @@ class EngineEmbedder:
         self.model = engine.model
         self.fingerprint = engine.fingerprint
         self.max_tokens = engine.max_tokens
+        self.count_tokens, self.split = engine.count_tokens, engine.split
         self._queries = VectorCache(cache_bytes)  # of query texts; the texts themselves are not kept
         self._queries_lock = threading.Lock()
 
@@ -136,12 +137,6 @@ class EngineEmbedder:
         queued = self.engine.submit(texts, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return self.engine.count_tokens(list(texts))
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        return self.engine.split(text, max_tokens, overlap)
 
     def close(self) -> None:
         """Finish the current batch and fail waiting calls with EngineClosed."""
@@ -269,7 +264,25 @@ class Parts:
 
     @cached_property
     def store(self) -> VectorStore:
-        return self._part("store", self._open_store)
+        def build() -> VectorStore:
+            wanted = self.settings.store
+            if wanted.kind == "local":
+                from app.src.core.device import torch_build
+                from connector.stores.local.store import LocalStore
+
+                scan = None
+                if wanted.scan != "cpu":
+                    embedding, build = self.settings.embedding, torch_build()
+                    # Decided without loading a model, which a search by a vector does not need.
+                    may_have = build is not None and build.cuda is not None and embedding.device != "cpu"
+                    if wanted.scan == "gpu" or (may_have and not embedding.hashing):
+                        scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
+                return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
+            from connector.stores.hana.store import HanaStore
+
+            return HanaStore(self.store_pool, self._schema(), names=self._metadata_names())
+
+        return self._part("store", build)
 
     @contextmanager
     def store_to_read(self) -> Iterator[VectorStore | None]:
@@ -350,13 +363,7 @@ class Parts:
     def graph_options(self) -> GraphOptions:
         from app.src.core.onnx_export.serving import GraphOptions
 
-        tensorrt = self.settings.tensorrt
-        return GraphOptions(
-            cache=self.graphs_folder,
-            enabled=tensorrt.enabled,
-            workspace_mb=tensorrt.workspace_mb,
-            optimization_level=tensorrt.optimization_level,
-        )
+        return GraphOptions(cache=self.graphs_folder, **self.settings.tensorrt.model_dump())
 
     def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """Load a model (None: the configured one) on the configured device; the caller closes it."""
@@ -385,24 +392,6 @@ class Parts:
             self._warned = True
             _log.warning("WARNING: %s", gpu_message(missing))
         return engine
-
-    def _open_store(self) -> VectorStore:
-        wanted = self.settings.store
-        if wanted.kind == "local":
-            from app.src.core.device import torch_build
-            from connector.stores.local.store import LocalStore
-
-            scan = None
-            if wanted.scan != "cpu":
-                embedding, build = self.settings.embedding, torch_build()
-                # Decided without loading a model, which a search by a vector does not need.
-                may_have = build is not None and build.cuda is not None and embedding.device != "cpu"
-                if wanted.scan == "gpu" or (may_have and not embedding.hashing):
-                    scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
-            return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
-        from connector.stores.hana.store import HanaStore
-
-        return HanaStore(self.store_pool, self._schema(), names=self._metadata_names())
 
     def _schema(self) -> str:
         if not self.settings.store_schema:

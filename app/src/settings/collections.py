@@ -58,12 +58,8 @@ class ChangesSettings(Section):
     def _fits(self) -> ChangesSettings:
         if self.method == "watermark" and not self.column:
             raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
-        given = {
-            "column": ("watermark", self.column),
-            "log": ("log", self.log),
-            "hash": ("full", self.hash == "server"),
-        }
-        for name, (method, value) in given.items():
+        own = {"column": ("watermark", self.column), "log": ("log", self.log), "hash": ("full", self.hash == "server")}
+        for name, (method, value) in own.items():
             if value and self.method != method:
                 raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
         return self
