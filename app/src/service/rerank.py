@@ -46,6 +46,7 @@ class Reranker:
         search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
         top, seconds, why = list(hits[: self.settings.rerank_depth]), self.settings.rerank_seconds, ""
         outcome: Future[Sequence[float]] = Future()
+        scores = np.empty(0)
 
         def run() -> None:
             try:
