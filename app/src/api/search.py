@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, model_validator
 
-from app.src.access.rows import Nothing
 from app.src.api.errors import TooMuch, Unprocessable
 from app.src.api.guard import AUDITED, audit, caller
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
@@ -209,9 +208,7 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
 
     def audit_rows(request: Request, name: str, **counts: int) -> None:
         if AUDITED in request.scope:
-            within = service.rights.visible(name, caller(request))
-            rows = "all" if within is None else "none" if isinstance(within, Nothing) else "some"
-            audit(request.scope, rows=rows, **counts)
+            audit(request.scope, rows=service.rights.extent(name, caller(request)), **counts)
 
     @routes.post(f"{_COLLECTION}/rows", response_model=RowsResponse)
     async def rows(request: Request, name: str, body: RowsRequest) -> Response:
