@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.src.access.principal import Principal
-from app.src.api.errors import NotFound, Refused, problem
+from app.src.api.errors import Refused, problem
 from app.src.api.guard import FOREIGN, REFUSED, audit, caller, foreign, once_more
 from app.src.api.requests import Executors, Json
 from connector.errors import ConfigurationError
@@ -23,10 +23,7 @@ _CALL = {
     "params": {"name": "search", "arguments": {"collection": "materials", "query": "noise from the gearbox"}},
 }
 _BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _CALL}},
-    }
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}, "example": _CALL}}}
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -80,7 +77,7 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
         where the setting mcp.http is on."""
         if manager is None:
-            raise NotFound("tools for agents are not served here (setting mcp.http)")
+            raise Refused("NotFound", "tools for agents are not served here (setting mcp.http)")
         if foreign(request.headers):
             request.scope[REFUSED] = "origin"
             return problem(request, 403, FOREIGN)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import anyio
 from mcp.server.stdio import stdio_server
 
-from app.src.access.principal import OPERATOR, IssuerAway, Principal, Unauthenticated
+from app.src.access.principal import OPERATOR, Principal, Unauthenticated
 from app.src.access.rates import Rates
 from app.src.mcp.server import Agents
 from app.src.mcp.tools import Refused
@@ -53,7 +53,7 @@ class Parent:
             return OPERATOR
         try:
             principal = await self._access.principal(self._key)
-        except (Unauthenticated, IssuerAway) as error:
+        except Unauthenticated as error:
             raise Refused(f"the key of owl-sap mcp (mcp.key) is refused: {error}") from None
         if not principal.may("search"):
             raise Refused("the key of owl-sap mcp (mcp.key) needs the scope search, which it does not have")
