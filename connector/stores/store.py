@@ -202,9 +202,7 @@ class VectorStore(ABC):
             f'INSERT INTO {self._tables.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
             f'"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, {self._tables.now})'
         )
-        self._database.execute(
-            sql, (name, table, number, *model, names, spec), doing=f"registering collection {name!r}"
-        )
+        self._database.execute(sql, (name, table, number, *model, names, spec), doing=f"registering {name!r}")
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
         """Change the model of an empty collection without a lease. Use a new table, because other sessions hold
@@ -350,9 +348,9 @@ class VectorStore(ABC):
             if known is not None and (None in (known.digest, row.digest) or known.digest == row.digest):
                 attempts += known.attempts  # a changed row starts from zero
             written[row.id] = (name, row.id, row.stage[:100], row.reason[:2000], attempts, row.digest)
-        gone = {*released, *written}
-        if gone and not before and not self._quarantined(name):
-            gone = set()
+        if released and not before and not self._quarantined(name):
+            released = frozenset()
+        gone = released | written.keys()  # written rows too: a retried commit finds them there
         return [(name, id_) for id_ in sorted(gone)], [written[id_] for id_ in sorted(written)]
 
     # --------------------------------------------------------------------------------------------------- reading

@@ -266,7 +266,6 @@ def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
         (["sync", "materials", "--all"], ["not both"]),
         (["search", "materials", "x"], ["owl-sap sync materials"]),
         (["search", "materials", " "], ["empty"]),
-        (["search", "materials", "x", "--mode", "fuzzy"], ["fuzzy", "vector", "keyword", "hybrid"]),
         (["search", "materials", "x", "--min-score", "nan"], ["min_score", "finite"]),
         (["search", "materials", " ", "--mode", "keyword"], ["empty"]),
         (["search", "materials", "x", "--mode", "keyword"], ["owl-sap sync materials"]),

@@ -89,7 +89,7 @@ def test_refusals(scene: Scene) -> None:
 
     refused(2, 'did you mean "rows"', name="rowz")
     refused(2, "give only one of: --build or --switch", "--build", "--switch")
-    refused(2, "cannot be read", "--compare", "--queries", "none.txt")
+    refused(2, "none.txt: No such file", "--compare", "--queries", "none.txt")
     refused(1, "is being built", "--switch")
     refused(2, "there are: 1", "--switch", "5")
     code, out, errors = scene.verb("verify", "rows", "--generation", "5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +11,11 @@ import orjson
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, Name, app, file_text, opened, quarantine_app, report_error, verb
+from app.src.cli.application import JsonFlag, Name, app, opened, quarantine_app, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
+from app.src.cli.search import lines_of
 from app.src.settings import no_collections
 
 if TYPE_CHECKING:
@@ -277,7 +279,7 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault("a number goes with --compare, --switch or --drop")
     if number is None and drop:
         raise UsageFault("--drop needs a number: --drop N")
-    lines = [] if queries is None else file_text(queries).splitlines()
+    lines = [] if queries is None else chain(*lines_of(queries))
     texts = [line.strip() for line in lines if line.strip()]
     with opened() as service:
         if build:

@@ -168,6 +168,8 @@ def embed(
     if out is not None:  # before computing anything
         if out.suffix != ".npy":
             raise UsageFault(f"--out {out}: only .npy files are written")
+        if not out.parent.is_dir():
+            raise UsageFault(f"--out {out}: folder {out.parent} not found")
         if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
             raise UsageFault(f"--out {out}: cannot be written")
     with opened() as service:

@@ -14,6 +14,8 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words
 # The parts put together below are quoted identifiers and constants; values are always bound.
 # ruff: noqa: S608
 
+Weighed = tuple[list[tuple[Word, float]], float]  # words to search with weights, and the average text length
+
 
 def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
     """Return a condition on one text, and its parameters."""
@@ -30,9 +32,7 @@ def probe(table: VectorTable) -> tuple[str, list[Any]]:
     return statement(table, True, ([(word, 1.0)] * 2, 1.0), 1, filters.Compiled())
 
 
-def weigh(
-    pool: HanaPool, table: VectorTable, text: str, full_text: bool, within: filters.Compiled
-) -> tuple[list[tuple[Word, float]], float] | None:
+def weigh(pool: HanaPool, table: VectorTable, text: str, full_text: bool, within: filters.Compiled) -> Weighed | None:
     """Return the words to search and the average text length. Count only rows that match `within`, so that other rows
     affect neither scores nor order. Return None if there is nothing to search."""
     wanted, doing = words(text), "searching by words"
@@ -51,11 +51,7 @@ def weigh(
 
 
 def statement(
-    table: VectorTable,
-    full_text: bool,
-    weighed: tuple[list[tuple[Word, float]], float],
-    count: int,
-    where: filters.Compiled,
+    table: VectorTable, full_text: bool, weighed: Weighed, count: int, where: filters.Compiled
 ) -> tuple[str, list[Any]]:
     """Return the statement for the best `count` records with their scores, and its parameters. `weighed`: as returned
     by `weigh`."""

@@ -29,8 +29,7 @@ SELECTIVE_ROWS = 2000
 SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
 REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
 FILTER_SECONDS = 60.0
-"""Time limit for the filter of one search. SQLite evaluates it row by row and blocks a thread; Python functions in it
-block all. HANA uses `communication_timeout`."""
+"""Time limit for the filter of one search, which SQLite evaluates row by row. HANA uses `communication_timeout`."""
 _STEPS = 20_000  # SQLite instructions between two clock checks: about 1 ms; each takes the interpreter lock
 FILTERS = 512  # the most entries in a filter cache
 

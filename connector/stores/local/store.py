@@ -48,9 +48,7 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 FILE = "vectors.sqlite"
 PAGE = 2000
-GROUP = 64
-"""Rows per statement. Fewer calls are faster, because a thread waits for the interpreter after each. More rows make
-long statements."""
+GROUP = 64  # rows per statement: after each a thread waits for the interpreter, but more make long statements
 LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
