@@ -380,7 +380,7 @@ PLACES = {
     "remove": r"DELETE FROM .*OWL_ROWS_G1",
     "insert": INSERTS,
     "metadata": r"UPDATE .*OWL_ROWS_G1",
-    "set aside": r"UPSERT .*OWL_QUARANTINE",
+    "set aside": r"INSERT INTO .*OWL_QUARANTINE",
     "commit": r"^COMMIT$",
 }
 

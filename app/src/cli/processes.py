@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -68,11 +68,11 @@ def worker() -> int:
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:
-            from app.src.api.server import MetricsListener
+            from app.src.api.server import metrics_served
 
-            listener = MetricsListener(service, settings.metrics_host, settings.metrics_port)
-            opening.enter_context(closing(listener)).start()  # before loading the model, which may take minutes
-            first["metrics"] = listener.url
+            # Before loading the model, which may take minutes.
+            served = metrics_served(service, settings.metrics_host, settings.metrics_port)
+            first["metrics"] = opening.enter_context(served)
         service.jobs.open()
         service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)

@@ -224,7 +224,9 @@ class SqliteFile:
         if str(error).startswith(_UNDECODED):
             return self.corrupt("a text in it is not UTF-8")
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
+            case sqlite3.SQLITE_NOTADB:
+                return self.corrupt(f"it is no SQLite file, or its first page is damaged: SQLite says {error}")
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
                 return self.corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")
