@@ -87,7 +87,7 @@ def _create_as(creation: _Creation, names: list[str], text: str, with_data: bool
         query = queries.bind_query(bench.binding(), dialect.parse(text), None)
         labels = names or [column.name for column in query.columns]
         if len(labels) != len(query.columns):
-            raise HanaError(426, "number of columns mismatch: the list of names and the query")
+            raise HanaError(426, "number of columns mismatch: the column list and the query differ")
         columns = [
             TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
         ]
@@ -111,7 +111,7 @@ def _create(bench: Workbench, creation: _Creation, draft: TableDraft, comment: s
     scope = creation.scope
     if table.startswith("#") is not (scope == LOCAL):
         raise HanaError(
-            397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
+            397, f"invalid object name: {hana_identifier(table)} (# starts the name of a local temporary table)"
         )
     temporary = Temporary(scope, bench.catalog.session if scope == LOCAL else 0, schema) if scope else None
     refuse_taken(bench, schema, table)
@@ -160,7 +160,7 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
 
 
 def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form. An identity
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that SQLite converts no value. An identity
     column is SQLite's rowid; keys are indexes created later."""
     pieces = []
     for column in relation.columns:
