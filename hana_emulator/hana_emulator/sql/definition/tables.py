@@ -12,7 +12,6 @@ from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids, schema_objects
 from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
-from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
 from hana_emulator.sql.definition import constraints, views
 from hana_emulator.sql.definition.table_drafts import ReferenceDraft, TableDraft, table_body
@@ -52,7 +51,7 @@ def _create_table(store: str, scope: str, reader: TokenReader) -> Definition:
             if creation.needless(bench):
                 return
             source = bench.table(model)
-            bench.touches.add(touch("SELECT", source))
+            bench.touches.add(source.touch("SELECT"))
             keys = [key for key in source.constraints if key.primary_key or not scope]
             created = _create(bench, creation, TableDraft(list(source.columns), keys))
             if with_data:
@@ -214,7 +213,7 @@ def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> R
     schema = draft.parent.schema or relation.schema
     parent = bench.catalog.table(bench.catalog.require_schema(schema), draft.parent.name)
     if parent.id != relation.id:
-        bench.touches.add(touch("REFERENCES", parent))
+        bench.touches.add(parent.touch("REFERENCES"))
     if not draft.parent_columns and not parent.key:
         raise HanaError(366, f"referenced table does not have a primary key: {hana_identifier(parent.name)}")
     reference = Reference(
@@ -261,7 +260,7 @@ def _truncate(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
-        bench.touches.add(touch("DELETE", relation))
+        bench.touches.add(relation.touch("DELETE"))
         constraints.refuse_used_rows(bench, relation)
         own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
         with constraints.lifted(bench, relation):
