@@ -48,7 +48,8 @@ class Authentication:
         """Return one line for doctor."""
         jwt = self.settings.jwt
         tokens = None if jwt is None else f"tokens of {jwt.issuer}, whose keys are available"
-        return "; ".join(filter(None, (self._keys and self._keys.described(), tokens)))
+        keys = None if self._keys is None else self._keys.described()
+        return "; ".join(filter(None, (keys, tokens)))
 
     async def principal(self, credential: str) -> Principal:
         """Return the principal of this credential. Waits only while the issuer's keys are fetched. Raises
