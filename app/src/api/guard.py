@@ -139,7 +139,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def check_values(body: bytes) -> None:
-    """Raise TooMuch for a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
+    """Refuse a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
 
     def beginnings(part: bytes) -> int:  # at least the number of values
         return part.count(b",") + part.count(b"[") + part.count(b"{")

@@ -66,6 +66,7 @@ def worker() -> int:
         raise UsageFault(no_collections(loaded.file))
     health_.forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
+        service.jobs.open()  # names its owner
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:
             from app.src.api.server import metrics_served
@@ -73,7 +74,6 @@ def worker() -> int:
             # Before loading the model, which may take minutes.
             served = metrics_served(service, settings.metrics_host, settings.metrics_port)
             first["metrics"] = opening.enter_context(served)
-        service.jobs.open()
         service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         output.write_json(first)
