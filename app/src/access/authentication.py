@@ -6,8 +6,8 @@ import asyncio
 from concurrent.futures import wait
 
 from app.src.access.keys import PREFIX, KeyRing
-from app.src.access.principal import IssuerAway, Principal, Unauthenticated
-from app.src.access.tokens import FETCH_SECONDS, Tokens, UnknownKey
+from app.src.access.principal import ISSUER_AWAY, Principal, Unauthenticated
+from app.src.access.tokens import FETCH_SECONDS, Tokens
 from app.src.settings import AccessSettings
 
 _WAIT_SECONDS = FETCH_SECONDS + 1
@@ -31,8 +31,7 @@ class Authentication:
             self._tokens.keys.open()
 
     def check(self, *, everything: bool = False) -> str | None:
-        """Return why no caller can be authenticated, or None. With `everything`, both keys and tokens must work. May
-        wait for the issuer."""
+        """Return why no caller can be authenticated, or None. `everything`: keys and tokens must both work. Waits."""
         if self._keys is not None:
             self._keys.refresh()
             if self._keys.fault is not None or not everything:
@@ -52,29 +51,21 @@ class Authentication:
         return "; ".join(parts)
 
     async def principal(self, credential: str) -> Principal:
-        """Return the principal of this credential. Waits only while the issuer's keys are fetched. Raises
-        Unauthenticated, and IssuerAway when the token cannot be checked."""
+        """Return the principal of this credential; waits only for the issuer's keys. Raises Unauthenticated."""
         if self._keys is not None and (credential.startswith(PREFIX) or self._tokens is None):
             return self._keys.principal(credential)
         if self._tokens is None:
             raise Unauthenticated("API keys are not taken here", "unknown_key")
-        keys = self._tokens.keys
-        try:
-            principal = self._tokens.principal(credential)
-        except UnknownKey:
-            if keys.due(unknown=True):
-                await asyncio.wait((asyncio.wrap_future(keys.refresh()),), timeout=_WAIT_SECONDS)
-        else:
-            if keys.due():
-                keys.refresh()  # in the background: the current keys are still valid
+        keys, principal = self._tokens.keys, self._tokens.principal(credential)
+        if keys.due(unknown=principal is None):
+            fetched = keys.refresh()  # in the background if the current keys suffice
+            if principal is None:
+                await asyncio.wait((asyncio.wrap_future(fetched),), timeout=_WAIT_SECONDS)
+        principal = principal or self._tokens.principal(credential)
+        if principal is not None:
             return principal
-        try:
-            return self._tokens.principal(credential)
-        except UnknownKey:
-            if not keys.believed:
-                raise IssuerAway(
-                    "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
-                ) from None
-            raise Unauthenticated(
-                "the token is signed with a key that its issuer does not publish for its algorithm", "unknown_kid"
-            ) from None
+        if keys.believed:
+            why = "the token is signed with a key that its issuer does not publish for its algorithm"
+            raise Unauthenticated(why, "unknown_kid")
+        why = "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
+        raise Unauthenticated(why, ISSUER_AWAY)

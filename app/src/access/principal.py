@@ -10,7 +10,6 @@ from connector.errors import ConfigurationError
 
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Credential = Literal["key", "token", "none"]  # kind of credential
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Principal:
     every_row: bool = False
     rate: str | None = None
     concurrency: int | None = None
-    credential: Credential = "none"
+    credential: Literal["key", "token", "none"] = "none"
 
     @property
     def identity(self) -> str:
@@ -45,16 +44,15 @@ LOOPBACK = Principal("loopback", frozenset(SCOPES))
 ANONYMOUS = Principal("anonymous", frozenset())
 
 
+ISSUER_AWAY = "issuer_away"
+
+
 class Unauthenticated(Exception):
-    """The credential is missing or invalid. `code`: a word for machines and logs."""
+    """The credential is missing or invalid, or cannot be checked now (ISSUER_AWAY). `code`: a word for logs."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class IssuerAway(Exception):
-    """The issuer's keys are unavailable, so no token can be checked. Try later."""
 
 
 class AccessUnusable(ConfigurationError):

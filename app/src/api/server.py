@@ -39,18 +39,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.src.access.audit import AuditLog
 from app.src.access.files import Reloaded
 from app.src.access.rates import Rates
-from app.src.api import (
-    agents,
-    console,
-    embeddings,
-    errors,
-    generations,
-    health,
-    jobs,
-    openapi,
-    search,
-    tables,
-)
+from app.src.api import agents, console, embeddings, errors, generations, health, jobs, openapi, search, tables
 from app.src.api.guard import Ending, Guard
 from app.src.api.requests import Executors
 from app.src.core.queue import WorkerDied
@@ -60,16 +49,7 @@ from app.src.service.status import version
 from app.src.settings import is_loopback
 from connector.errors import ConfigurationError
 
-_BACKLOG = 2048
-# Share of shutdown_seconds after which waiting requests are refused, while there is time to send the refusal.
-_SHARE_OF_REQUESTS = 0.8
-_LEAST_FOR_JOBS = 0.5
-# Seconds after shutdown_seconds for closing. Then the process ends, and readers of the job records repair the rest.
-_MARGIN_SECONDS = 2.0
 _STUCK_TICKS = 50  # uvicorn ticks every 0.1 s
-_OTHER_FILES = 512  # open files besides connections: HANA, store, model
-_SCRAPE_SECONDS = 3.0  # for a running scrape when a worker ends
-LAG_SECONDS = 0.5
 UNEXPECTED = 4  # the exit code of `cli.exits`, which this module must not import
 # FastAPI's own telemetry sends exception messages, which may hold row data, to an address from the environment.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -84,11 +64,10 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that
-    cannot be read."""
+    """Return the REST application over a service that the caller closes. Raises AccessUnusable."""
     service.access.open()
     access, api = service.settings.access, service.settings.api
-    rates = Rates(access.rate, access.concurrency, access.tokens)
+    rates = Rates(access.rate, access.concurrency, access.tokens, access.failures)
     executors = Executors(service, rates)
     log = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
@@ -135,7 +114,7 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def watch_loop_lag(observe: Callable[[float], None], every: float = LAG_SECONDS) -> None:
+async def watch_loop_lag(observe: Callable[[float], None], every: float = 0.5) -> None:
     """Report every `every` seconds how many seconds late the event loop runs. A late loop delays all requests."""
     while True:
         due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
@@ -156,8 +135,6 @@ MOST_HEADERS = 200
 # Allowed bytes of chunk sizes, extensions and trailers per byte of a body, beyond MOST_HEAD_BYTES. A client that sends
 # one byte per chunk needs 5.
 FRAMING = 8
-# SO_LINGER with zero time: closing discards unread data and sends a reset.
-_RESET = struct.pack("ii", 1, 0)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -174,8 +151,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._passed = False  # a head or a request ended in this packet
         self._beside = 0  # bytes of this part outside the body
         self._body = 0  # bytes of this request's body
-        self._head: list[int] = []  # bytes of each header
-        self._wrong = HTTPStatus.BAD_REQUEST, "not an HTTP request"
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._answering: deque[Any] = deque()  # uvicorn's cycles of requests without a complete answer, oldest first
@@ -217,23 +192,22 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
-            self._raise(HTTPStatus.BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent before their answers")
+            self._stop_parsing(400, f"more than {MOST_AHEAD} requests were sent before their answers")
         super().on_message_begin()
-        self._part, self._body, self._head = "head", 0, []
+        self._part, self._body = "head", 0
         self._start(self.read_timeout, self._too_slow)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Record a header. Trailers arrive here too and are ignored."""
         if self._part != "head":
             return
-        self._head.append(len(name) + len(value))
-        if len(self._head) > MOST_HEADERS:
-            self._raise(431, f"the request has more than {MOST_HEADERS} headers")
+        if len(self.headers) >= MOST_HEADERS:
+            self._stop_parsing(431, f"the request has more than {MOST_HEADERS} headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.url) + sum(self._head) > MOST_HEAD_BYTES:
-            self._raise(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD_BYTES:
+            self._stop_parsing(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
         self._part, self._passed = "rest", True
         self._stop()
         super().on_headers_complete()
@@ -252,7 +226,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._start(self.read_timeout, self._too_slow)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(*self._wrong)
+        if not self.transport.is_closing():
+            self._refuse(400, "not an HTTP request")
 
     # Called for answers.
 
@@ -261,12 +236,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end()
-        elif self._answering:
-            pass  # the next request runs; the guard waits for its body
-        elif self._part == "rest":
-            self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
-        else:
-            self._start(self.read_timeout, self._too_slow)
+        elif not self._answering:  # otherwise the next request runs; the guard waits for its body
+            if self._part == "rest":
+                self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
+            else:
+                self._start(self.read_timeout, self._too_slow)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -284,9 +258,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     # Closing.
 
-    def _raise(self, status: int, why: str) -> None:
-        """Stop parsing; uvicorn then calls `send_400_response`."""
-        self._wrong = HTTPStatus(status), why
+    def _stop_parsing(self, status: int, why: str) -> None:
+        self._refuse(status, why)
         raise HttpParserError(why)
 
     def _too_slow(self) -> None:
@@ -325,8 +298,10 @@ class BoundedHttp(HttpToolsProtocol):
             if waiting and self.transport.get_write_buffer_size() <= waiting - SLOWEST * seconds:
                 self._watch_reading()
                 return
+            # With zero time, closing discards unread data and sends a reset.
             with contextlib.suppress(AttributeError, OSError, ValueError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                options = socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                self.transport.get_extra_info("socket").setsockopt(*options)
             self.transport.abort()
 
         waiting = self.transport.get_write_buffer_size()
@@ -345,12 +320,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._clock = None
 
 
-# --------------------------------------------------------------------------------------------------------- certificate
-
-
 class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
-    """A certificate and key from files. `context` gives new connections the newest usable pair; open connections keep
-    theirs."""
+    """A certificate and key from files. `context` gives new connections the newest usable pair."""
 
     def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise ConfigurationError for unreadable or unmatched files."""
@@ -436,7 +407,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     config = configuration(app, service)
     # Each connection needs an open file, and many systems allow only 1024 by default.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = api.max_connections + _OTHER_FILES
+    files = api.max_connections + 512  # for HANA, store and model
     files = files if hard == resource.RLIM_INFINITY else min(files, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
@@ -448,10 +419,11 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
         # torch, every few seconds under load.
         gc.collect()
         gc.freeze()
-        server = _Server(config, service, app.state.ending)
-        server.announce = lambda: announce(address(listener, config.ssl is not None))
+        url = address(listener, config.ssl is not None)
+        server = _Server(config, service, app.state.ending, functools.partial(announce, url))
         server.run(sockets=[listener])
-    service.jobs.close(server.seconds_left())
+    passed = 0.0 if server.asked is None else time.monotonic() - server.asked
+    service.jobs.close(max(0.5, api.shutdown_seconds - passed))  # to finish their current batch
     if server.stuck is not None:
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
@@ -466,7 +438,7 @@ def bound(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
@@ -494,27 +466,19 @@ def address(listener: socket.socket, encrypted: bool) -> str:
 
 class _Server(uvicorn.Server):
     """Announces itself when it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even if threads
-    hang. `stuck`: why it ended by itself."""
+    hang. `stuck`: why it ended by itself; `asked`: since when it is ending."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self.announce: Callable[[], None] = lambda: None
+        self._service, self._api, self._ending, self._announce = service, service.settings.api, ending, announce
         self.stuck: str | None = None
-        self._service = service
-        self._api = service.settings.api
-        self._ending = ending
-        self._asked: float | None = None
-
-    def seconds_left(self) -> float:
-        """Return the seconds that jobs have to finish their current batch."""
-        passed = 0.0 if self._asked is None else time.monotonic() - self._asked
-        return max(_LEAST_FOR_JOBS, self._api.shutdown_seconds - passed)
+        self.asked: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             self._service.background.run(schedules=self._api.run_schedules)
-            self.announce()
+            self._announce()
 
     async def on_tick(self, counter: int) -> bool:
         if self._api.exit_when_stuck and counter % _STUCK_TICKS == 0 and not self.should_exit:
@@ -526,7 +490,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.jobs.stop()  # jobs finish their current batch while open requests end
-        self._ending.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
+        self._ending.within(self._api.shutdown_seconds * 0.8)  # then there is time to send a refusal
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -545,45 +509,39 @@ class _Server(uvicorn.Server):
                 signal.signal(kind, handler)
 
     def _end_in_time(self, code: int) -> None:
-        """End the process after the allowed seconds, even if a thread hangs in a driver."""
-        if self._asked is not None:
+        """End the process after the allowed seconds and two for closing, even if a thread hangs in a driver. Readers of
+        the job records repair the rest."""
+        if self.asked is not None:
             return
-        self._asked = time.monotonic()
-        within = self._api.shutdown_seconds + _MARGIN_SECONDS
-        timer = threading.Timer(within, os._exit, (code,))
+        self.asked = time.monotonic()
+        timer = threading.Timer(self._api.shutdown_seconds + 2, os._exit, (code,))
         timer.daemon = True
         timer.start()
 
 
-# ------------------------------------------------------------------------------------------------- metrics of a worker
+@contextlib.contextmanager
+def metrics_served(service: Service, host: str, port: int) -> Iterator[str]:
+    """Serve GET /metrics in a thread within the context, which gets its URL; port 0 picks a free one. Raises
+    ConfigurationError for an address that is refused or cannot be bound and for an unusable certificate,
+    AccessUnusable for keys that cannot be read."""
+    refuse_public(host, authenticated=service.access.configured)
+    service.access.open()
+    access = service.settings.access
 
+    async def metrics(_: Request) -> Response:
+        return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
-class MetricsListener:
-    """Serves GET /metrics in a thread, from `start` until `close`."""
-
-    def __init__(self, service: Service, host: str, port: int) -> None:
-        """Bind; port 0 picks a free one. Raises ConfigurationError for an address that is refused or cannot be bound
-        and for an unusable certificate, AccessUnusable for keys that cannot be read."""
-        refuse_public(host, authenticated=service.access.configured)
-        service.access.open()
-        access = service.settings.access
-
-        async def metrics(_: Request) -> Response:
-            return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
-
-        app = Starlette(routes=[Route("/metrics", metrics)])
-        rates = Rates(access.rate, access.concurrency, access.tokens)
-        app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
-        config = configuration(app, service)
-        self._listener = bound(host, port)
-        self.url = address(self._listener, config.ssl is not None) + "/metrics"
-        self._server = uvicorn.Server(config)
-        run = functools.partial(self._server.run, sockets=[self._listener])
-        self._thread = threading.Thread(target=run, name="owl-sap-metrics", daemon=True)
-        self.start = self._thread.start
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join(_SCRAPE_SECONDS)
-        self._listener.close()
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    rates = Rates(access.rate, access.concurrency, access.tokens, access.failures)
+    app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
+    config = configuration(app, service)
+    with contextlib.closing(bound(host, port)) as listener:
+        server = uvicorn.Server(config)
+        run = functools.partial(server.run, sockets=[listener])
+        thread = threading.Thread(target=run, name="owl-sap-metrics", daemon=True)
+        thread.start()
+        try:
+            yield address(listener, config.ssl is not None) + "/metrics"
+        finally:
+            server.should_exit = True
+            thread.join(3)  # for a running scrape

@@ -88,11 +88,14 @@ class Checks:
 
     def __init__(self, parts: Parts, access: Authentication | None = None, metrics: Metrics | None = None) -> None:
         self._parts = parts
-        self.settings: Settings = parts.settings
         self._access = access or Authentication(parts.settings.access)
         self._metrics = metrics or Metrics()
         self._refused: dict[tuple[object, ...], Fault] = {}
         self._failures, self._failing_since = 0, 0.0  # consecutive failures of readiness' probe of the engine
+
+    @property
+    def settings(self) -> Settings:
+        return self._parts.settings
 
     def check(self, readiness: Readiness | None = None) -> Readiness:
         """Check that the engine answers a probe, the store is usable and the access keys are readable. `readiness` is

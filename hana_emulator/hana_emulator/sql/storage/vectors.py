@@ -121,7 +121,8 @@ def _cosine(matrix: Matrix, vector: Vector) -> Scores:
     norms = np.where(matrix.norms > 0, matrix.norms, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         # einsum, because BLAS rounds equal rows differently by their place in the block.
-        dots = np.einsum("ij,j->i", matrix.values, (exact / norm).astype(np.float32)).astype(np.float64)
+        unit = (exact / norm).astype(np.float32)
+        dots: NDArray[np.float64] = np.einsum("ij,j->i", matrix.values, unit).astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(dots) | (norms < _TINY))
     dots[broken] = matrix.values[broken].astype(np.float64) @ (exact / norm)
     return np.clip(dots / norms, -1.0, 1.0).astype(np.float32)
