@@ -12,8 +12,8 @@ from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
     PRECISIONS,
-    DeviceError,
     DeviceProfile,
+    DeviceUnavailable,
     builds_for,
     choose_precision,
     driver_ceiling,
@@ -61,7 +61,7 @@ by_generation = pytest.mark.parametrize(
 def takes(profile: DeviceProfile, precision: str) -> bool:
     try:
         return choose_precision(profile, precision) == (precision, "asked for")
-    except DeviceError:
+    except DeviceUnavailable:
         return False
 
 
@@ -80,7 +80,7 @@ def test_each_refusal_names_what_to_ask_for_instead(
 ) -> None:
     profile = sm(*capability)
     for precision in set(PRECISIONS) - set(possible.split()):
-        with pytest.raises(DeviceError) as caught:
+        with pytest.raises(DeviceUnavailable) as caught:
             choose_precision(profile, precision)
         message = str(caught.value)
         assert profile.name in message

@@ -9,8 +9,8 @@ import pytest
 from app.src.core import device
 from app.src.core.device import (
     CARDS,
-    DeviceError,
     DeviceProfile,
+    DeviceUnavailable,
     choose_precision,
     detect,
     kernels_exist,
@@ -74,7 +74,7 @@ def test_tensor_cores(profile: DeviceProfile, cores: set[str]) -> None:
     ],
 )
 def test_impossible_precision_is_refused_with_the_way_out(profile: DeviceProfile, precision: str, says: str) -> None:
-    with pytest.raises(DeviceError, match=says):
+    with pytest.raises(DeviceUnavailable, match=says):
         choose_precision(profile, precision)
 
 
@@ -144,7 +144,7 @@ def test_kernels_of_a_build(built_for: list[str], capability: tuple[int, int], r
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", "cuda:-1", "auto:1", ""])
 def test_unknown_device(device: str) -> None:
-    with pytest.raises(DeviceError, match="is not auto, cpu, cuda or cuda:N"):
+    with pytest.raises(DeviceUnavailable, match="is not auto, cpu, cuda or cuda:N"):
         detect(device)
 
 
@@ -161,7 +161,7 @@ def test_cuda_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="use device cpu"):
+    with pytest.raises(DeviceUnavailable, match="use device cpu"):
         detect("cuda")
     assert detect("auto").kind == "cpu"
 

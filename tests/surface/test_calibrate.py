@@ -100,7 +100,7 @@ def test_a_collection_with_a_model_of_its_own(cli: Cli, tmp_path: Path, hana: di
 def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) -> None:
     run = cli("calibrate", "notifications", "--texts", "200", "--json", **hana)
     assert run.code == 0, run.err
-    assert run.json["verdict"]["int8_share"] >= 0.5
+    assert run.json["report"]["int8_share"] >= 0.5
     hana |= {"OWL_SAP_TENSORRT__ENABLED": "true"}
     (status,) = cli("sync", "notifications", "--json", **hana).json
     assert status["upserted"] > 100

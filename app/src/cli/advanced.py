@@ -99,7 +99,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     return FAILED if report.worse else OK
 
 
-_GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
+_GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap")
 _CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import sys
 
-from .device import DeviceError, detect, settings_of
+from .device import DeviceUnavailable, detect, settings_of
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError, also for a card that torch
-    lists and that does not compute: it may lack kernels, or fail to create a context."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceUnavailable, also for a card that
+    torch lists and that does not compute: it may lack kernels, or fail to create a context."""
     import torch
 
     profile = detect(device)
@@ -22,9 +22,9 @@ def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
         ones = torch.ones(16, 16, device=profile.torch_name)
         total = float((ones @ ones).sum())
     except RuntimeError as error:
-        raise DeviceError(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
+        raise DeviceUnavailable(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
     if total != 16.0**3:
-        raise DeviceError(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
+        raise DeviceUnavailable(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
     named = {"kind": profile.kind, "name": profile.name, "capability": profile.dotted_capability}
     return {**named, "precision": chosen.value, "reason": chosen.reason}
 
@@ -32,7 +32,7 @@ def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
 def main(arguments: list[str]) -> int:
     try:
         sys.stdout.write(json.dumps(look(*arguments)) + "\n")
-    except DeviceError as error:
+    except DeviceUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -44,17 +44,8 @@ class ModelShape:
         return element * (8 * self.hidden + 2 * self.intermediate + self.heads * self.max_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
-    """Peak memory of a batch on a card: `fixed_bytes`, and `token_bytes` for each token."""
-
-    token_bytes: float
-    fixed_bytes: int = 0
-
-    def tokens_in(self, size: int) -> int:
-        return max(0, int((size - self.fixed_bytes) / self.token_bytes))
-
-
+# Peak memory of a batch on a card: bytes for each token, and fixed bytes.
+TokenCost = tuple[float, int]
 # Sizes of the two trial batches. Both exceed those in CUDA graphs, whose memory is allocated when they are recorded.
 PROBE_TOKENS = (8192, 24_576)
 
@@ -67,7 +58,7 @@ def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> T
     slope = (peaks[1] - peaks[0]) / (large - small)
     if slope < least_token_bytes:
         return None
-    return TokenCost(slope * HEADROOM, max(0, int(peaks[0] - slope * small)))
+    return slope * HEADROOM, max(0, int(peaks[0] - slope * small))
 
 
 def full_tokens(profile: DeviceProfile, hidden: int) -> int:
@@ -151,12 +142,14 @@ class T4MemoryManager:
 
     def _plan_again(self) -> None:
         """Plan the budget for the current bookings; a reduced budget stays reduced."""
-        if self._cost:
-            self._most = self._affordable(self._cost)
-            self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
+        self._most = self._affordable()
+        self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
 
-    def _affordable(self, cost: TokenCost) -> int:
-        return max(LEAST_TOKENS, min(self._full, cost.tokens_in(self.usable_bytes)))
+    def _affordable(self) -> int:
+        if self._cost is None:
+            return CPU_TOKENS
+        token_bytes, fixed_bytes = self._cost
+        return max(LEAST_TOKENS, min(self._full, int((self.usable_bytes - fixed_bytes) / token_bytes)))
 
     @property
     def token_budget(self) -> int:
@@ -173,9 +166,9 @@ class T4MemoryManager:
         with self._lock:
             self._cost = None
             if self._profile.kind == "cuda":
-                self._cost = measured or TokenCost(shape.bytes_per_token(precision))
+                self._cost = measured or (shape.bytes_per_token(precision), 0)
                 self._full = full_tokens(self._profile, shape.hidden)
-            self._most = self._budget = self._affordable(self._cost) if self._cost else CPU_TOKENS
+            self._most = self._budget = self._affordable()
             self._shrunk = None
             return self._budget
 

@@ -129,7 +129,7 @@ def snapshot() -> GpuSnapshot:
                 devices = tuple(_state(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
                 return GpuSnapshot(
                     devices,
-                    driver_version=_told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+                    driver_version=_told(nvml.nvmlSystemGetDriverVersion),
                     cuda_version=_told(
                         lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
                     ),
@@ -151,15 +151,10 @@ def _why(error: Exception) -> str:
     return known.get(getattr(error, "value", None) or 0, f"NVML: {error}")
 
 
-def _text(value: Any) -> Any:
-    """Decode bytes, which older versions of the package return."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 # Field -> what it makes of the answer (None: the answer), and the query nvmlDeviceGet... with its arguments, values of
 # enumerations in nvml.h (the sensor of the GPU 0; clock: SM 1; uncorrected errors 1 since the driver was loaded 0).
 _QUERIES: Mapping[str, tuple[Any, ...]] = {
-    "uuid": (_text, "UUID"),
+    "uuid": (None, "UUID"),
     "compute_capability": (lambda version: ".".join(map(str, version)), "CudaComputeCapability"),
     "memory_total_bytes": (lambda memory: memory.total, "MemoryInfo"),
     "memory_used_bytes": (lambda memory: memory.used, "MemoryInfo"),
@@ -193,17 +188,16 @@ def _state(nvml: Any, index: int) -> GpuState:
         """Return the result of nvmlDeviceGet`name`; None if card, driver or package does not support it."""
         return _told(lambda: getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more))
 
-    found["name"] = _text(ask("Name")) or "unknown"
+    found["name"] = ask("Name") or "unknown"
     for place, (convert, name, *more) in _QUERIES.items():
         answer = ask(name, *more)
         found[place] = answer if answer is None or convert is None else convert(answer)
-    # Older drivers and packages know these two by older names.
+    # Older drivers know this by an older name.
     bits = ask("CurrentClocksEventReasons")
     found["throttle"] = held = throttles(ask("CurrentClocksThrottleReasons") if bits is None else bits)
     if held is not None:
         found["throttled_abnormally"] = any(each.normal is False for each in held)
     running = ask("ComputeRunningProcesses")
-    running = ask("ComputeRunningProcesses_v2") if running is None else running
     if running is not None:
         found["processes"] = [{"pid": each.pid, "memory_bytes": each.usedGpuMemory} for each in running]
     return GpuState(**found)

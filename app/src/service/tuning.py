@@ -41,11 +41,11 @@ class Tuning:
         else:
             found = sample_texts(spec, parts.source, parts.embedder_for(name), count)
         try:
-            from app.src.core.backends.torch.backend import TorchOptions
+            from app.src.core.backends.torch.backend import EngineOptions
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
-            wanted = TorchOptions(
+            wanted = EngineOptions(
                 model=embedding.model,
                 revision=embedding.revision,
                 weights_sha256=embedding.weights_sha256,

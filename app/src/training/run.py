@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
-from app.src.core.device import DeviceError, DeviceProfile, detect
+from app.src.core.device import DeviceProfile, detect
 from app.src.core.finetune.recipe import TrainingJob, TrainingObserver, missing_packages, precision_of
 from app.src.training import card
 from app.src.training.held_out import measured, split
@@ -98,8 +97,6 @@ class Finetuning:
         facts = {"model": base.name, "weights_sha256": check_files(base, model.weights_sha256)}
         try:
             profile = detect(self.device)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
         except ImportError as error:
             raise _not_importable(error.name or "torch") from error
         with self._unfinished(resume=resume) as begun:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable
-from app.src.core.backends.torch.backend import TorchOptions
+from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export import serving
@@ -74,7 +74,7 @@ def start(
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ALL)
         tensorrt.ran.clear()
         tensorrt.asked.clear()
-        graphs = GraphServing(TorchOptions(folder), GraphOptions(tmp_path / "cache", **options), MemoryLimits())
+        graphs = GraphServing(EngineOptions(folder), GraphOptions(tmp_path / "cache", **options), MemoryLimits())
         return graphs.float_backend(precision, "for a test").info.path_reason
 
     return load

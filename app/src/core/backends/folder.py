@@ -146,13 +146,20 @@ def read_folder(path: Path, name: str) -> Folder:
     pooling = ""
     if kinds in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         pooling = _pooling(_read_json(path / modules[1].get("path", "") / "config.json", name, dict))
+    limits = [settings.get("max_seq_length")]  # as sentence-transformers uses them; with special tokens
+    if limits[0] is None:
+        tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
+        limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
+    known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
+    if not known:
+        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
     return Folder(
         path=path,
         encoder=encoder,
         name=name,
         config=config,
         pooling=pooling,
-        max_length=_max_length(encoder, config, settings, name),
+        max_length=min(known),
         lower_case=bool(settings.get("do_lower_case", False)),
         weights=tuple(weights),
     )
@@ -179,18 +186,6 @@ def _pooling(config: Mapping[str, Any]) -> str:
         chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
         mode = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}.get("".join(chosen) or "")
     return mode if mode in ("mean", "cls") else ""
-
-
-def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any], name: str) -> int:
-    """Return the longest input with special tokens, as sentence-transformers uses it."""
-    limits = [settings.get("max_seq_length")]
-    if limits[0] is None:
-        tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
-        limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
-    known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
-    if not known:
-        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
-    return min(known)
 
 
 # ---------------------------------------------------------------------------------------------------- compare checksums

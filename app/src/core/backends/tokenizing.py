@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ranges import ranged
 from . import Backend, ModelUnsupported, TokenBatch
 from .folder import PACKAGED, Folder
 
@@ -67,7 +66,6 @@ class TokenizingBackend(Backend):
 
     _tokenizer: RustTokenizer
 
-    @ranged("tokenise")
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         return self._tokenizer.ids(texts)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import ModelUnsupported, TokenIds
+from ..backends import ModelUnsupported, TokenBatch
 from ..backends.folder import Folder
 from ..tokens import rectangle
 from . import needs
@@ -85,7 +85,7 @@ def build_graph(
     return helper.make_model(graph, producer_name="owl-sap-connector", ir_version=IR_VERSION, opset_imports=opsets)
 
 
-def feeds(batch: Sequence[TokenIds]) -> dict[str, Numbers]:
+def feeds(batch: TokenBatch) -> dict[str, Numbers]:
     """Return the graph's inputs for these token ids, padded to a rectangle."""
     ids, mask = rectangle(batch)
     return {INPUT_IDS: ids, ATTENTION_MASK: mask}

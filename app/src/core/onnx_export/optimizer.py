@@ -22,7 +22,7 @@ import numpy as np
 
 from ..agreement import LEAST_TEXTS, Verdict, judge
 from ..backends import Backend, EngineError, Vectors
-from ..backends.torch.backend import TorchBackend, TorchOptions
+from ..backends.torch.backend import EngineOptions, TorchBackend
 from ..memory import CPU_TOKENS, MemoryLimits
 from ..tokens import plan_batches
 from .cache import INT8, ArtifactCache
@@ -40,7 +40,7 @@ class TooFewTexts(EngineError):
 
 
 def calibrate(
-    wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
+    wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Calibrate and judge a model, and return the verdict and figures as JSON. The graph serves only if `accepted`.
 
@@ -69,7 +69,7 @@ def calibrate(
             engine = backend.info.path_reason
         # By transformers in fp32, so that errors of graphs and of the packed path are found.
         exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
-        verdict = judge(embedded(TorchBackend.load(exact), judges), found, float(report["int8_share"]))
+        verdict = judge(embedded(TorchBackend.load(exact), judges), found)
         graph = cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
     if not verdict.accepted:
         log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)
@@ -153,4 +153,4 @@ class T4TensorRTOptimizer:
 
     def optimize_model_with_calibration(self, model: str | Path, name: str, data: Sequence[str]) -> dict[str, Any]:
         """Calibrate `model` (a packaged name, a folder, or a cached hub id), as `calibrate` does."""
-        return calibrate(TorchOptions(str(model), device=self._device), self._options, self._limits, name, data)
+        return calibrate(EngineOptions(str(model), device=self._device), self._options, self._limits, name, data)

@@ -23,15 +23,15 @@ from connector.extras import install_command
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
-from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, loading_errors_mapped, make_session
-from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..backends.onnx import OUTPUT, OnnxRuntimeBackend, loading_errors_mapped, make_session
+from ..device import DeviceProfile, Precision, choose_precision, detect
 from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
 from . import needs
 from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
 
 if TYPE_CHECKING:
-    from ..backends.torch.backend import TorchOptions
+    from ..backends.torch.backend import EngineOptions
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NotAsGraph(DeviceUnavailable):
     """No graph of this model can serve here; the message says why and what to do."""
 
 
-def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
+def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
     """Load the calibrated graph for int8 or auto if its verdict passes; else, on a card with `enabled`, the float
     graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, ModelNotFound,
     WeightsMismatch."""
@@ -125,7 +125,7 @@ def preload(runtime: Runtime) -> None:
 class GraphServing:
     """The graphs of one model on one device: backends, and the sessions that they use."""
 
-    def __init__(self, wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> None:
+    def __init__(self, wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> None:
         """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable
         without ONNX Runtime and for an unknown device."""
         if wanted.model.startswith(HASHING):
@@ -136,10 +136,7 @@ class GraphServing:
         needs("onnxruntime")
         import onnxruntime
 
-        try:
-            self.profile = detect(wanted.device)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
+        self.profile = detect(wanted.device)
         self._options, self._limits, self._threads = options, limits, wanted.threads
         self._cache = ArtifactCache(options.cache)
         tensorrt = _version("tensorrt-cu13-libs", "tensorrt-cu13", "tensorrt-libs", "tensorrt")
@@ -187,10 +184,7 @@ class GraphServing:
         """Load the float graph; `requested` int8 counts as auto. Raises DeviceUnavailable."""
         if requested not in ("auto", "int8", "fp32", "fp16"):
             raise DeviceUnavailable(f"precision {requested}: graphs compute in fp32, fp16 or int8; use auto")
-        try:
-            chosen, why = choose_precision(self.profile, "auto" if requested == "int8" else requested)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
+        chosen, why = choose_precision(self.profile, "auto" if requested == "int8" else requested)
         precision: GraphPrecision = "fp16" if chosen == "fp16" else "fp32"
         return self._backend(self._float(precision), precision, why, reason)
 
@@ -217,15 +211,8 @@ class GraphServing:
             usual = self._session(graph.graph)
         same = precision == "fp32" and most is None
         exact = (lambda: usual) if same else (lambda: self._session(self._float("fp32").graph))
-        loaded = Loaded(
-            *(self.folder, self._weights, self.profile, precision, why),
-            usual=usual,
-            exact=exact,
-            note=note,
-            most_texts=most,
-            variant=variant,
-        )
-        return OnnxRuntimeBackend(loaded)
+        model = self.folder, self._weights, self.profile
+        return OnnxRuntimeBackend(*model, precision, why, usual, exact, note, most, variant)
 
     def _session(self, graph: Path, *first: tuple[str, dict[str, bool | int | str]]) -> Any:
         """Create a session on CUDA or the CPU, after the `first` providers. TF32 is off, so that fp32 is exact. ONNX

@@ -9,9 +9,9 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...device import ELEMENT_BYTES, DeviceError, choose_precision, detect
+from ...device import ELEMENT_BYTES, choose_precision, detect
 from ...memory import PROBE_TOKENS, TokenCost, measured_cost
-from .. import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, Pending, TokenBatch, Vectors
+from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
@@ -27,14 +27,13 @@ ONE_THREAD_UP_TO = 64 * 384
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions:
-    """What to load and how. `model`: a packaged name, a folder, or a cached hub id.
+class EngineOptions:
+    """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
     forces padded batches, for comparison. On a card only, without effect on vectors: `overlap` launches a batch while
-    the previous one computes, `graphs` replays small batches from CUDA graphs if that measures faster, and
-    `cudnn_benchmark` lets cuDNN compare its convolutions.
+    the previous one computes, and `graphs` replays small batches from CUDA graphs if that measures faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -46,13 +45,14 @@ class TorchOptions:
     packed: bool = True
     overlap: bool = True
     graphs: bool = True
-    cudnn_benchmark: bool = False
+    memory_fraction: float = 0.8  # of the card's memory, for this process
+    reserve_mb: int = 512  # of it, left free
 
 
 class TorchBackend(TokenizingBackend):
     """One model on one device; made by `load`."""
 
-    def __init__(self, options: TorchOptions) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         path = find_folder(options.model, options.revision)
         folder = self._folder = read_folder(path, display_name(options.model, path))
         weights = check_files(folder, options.weights_sha256)
@@ -97,16 +97,16 @@ class TorchBackend(TokenizingBackend):
             raise
 
     @classmethod
-    def load(cls, options: TorchOptions) -> TorchBackend:
+    def load(cls, options: EngineOptions) -> TorchBackend:
         """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
         return on_compute_thread(lambda: cls(options))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None:
             return on_compute_thread(lambda: self._computed(batch, exact, pause))
-        return self._launched(batch, exact, self._downloads).result()
+        return self._launched(batch, exact, self._downloads)()
 
-    def launch(self, batch: TokenBatch) -> Pending:
+    def launch(self, batch: TokenBatch) -> Running:
         """Start a batch on a card. All batches compute on one stream, so they reuse the same memory for activations."""
         assert self._downloads is not None, "a CPU computes at once"
         return self._launched(batch, False, self._downloads)
@@ -120,12 +120,12 @@ class TorchBackend(TokenizingBackend):
             vectors: Vectors = encoder(batch, pause).float().numpy()
         return vectors
 
-    def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Pending:
+    def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Running:
         import torch
 
         with torch.inference_mode(), memory_errors_mapped():
             encoder = self._in_fp32() if exact else self._loaded()
-            return downloads.fetch(encoder(batch).float())
+            return downloads.fetch(encoder(batch).float()).result
 
     def free_bytes(self) -> int:
         if self.profile.kind == "cpu":
@@ -191,7 +191,7 @@ class TorchBackend(TokenizingBackend):
         return self._exact
 
 
-def _target(options: TorchOptions) -> tuple[Target, str]:
+def _target(options: EngineOptions) -> tuple[Target, str]:
     """Set torch's threads, then choose device and precision; return the target and the reason."""
     import torch
 
@@ -199,12 +199,7 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
-        profile = detect(options.device)
-        precision, reason = choose_precision(profile, options.precision, bf16_gain)
-    except DeviceError as error:
-        raise DeviceUnavailable(str(error)) from error
+    profile = detect(options.device)
+    precision, reason = choose_precision(profile, options.precision, bf16_gain)
     TF32.hold(profile, precision)
-    if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process
-        torch.backends.cudnn.benchmark = True
     return Target(profile, precision, options.graphs), reason
