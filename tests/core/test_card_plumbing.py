@@ -70,7 +70,7 @@ def by_way_of_a_card(packed: bool) -> tuple[TorchBackend, HereAndNow]:
     """The packaged model on the CPU, as if its numbers went to a card and back."""
     backend = TorchBackend.load(EngineOptions(MINILM, precision="fp32", device="cpu", packed=packed))
     card = HereAndNow()
-    encoder: Any = backend._loaded()
+    encoder: Any = backend._encoder_for(False)
     encoder._uploads = CardUploads(card)
     backend._downloads = Downloads(card)
     backend.ahead, backend.pauses = 1, 0
@@ -98,7 +98,7 @@ def test_on_a_cpu_nothing_is_overlapped(minilm: EmbeddingEngine) -> None:
     assert backend.ahead == 0
     assert isinstance(backend, TorchBackend)
     assert backend._downloads is None
-    assert isinstance(backend._loaded()._uploads, HostUploads)  # type: ignore[attr-defined]
+    assert isinstance(backend._encoder_for(False)._uploads, HostUploads)  # type: ignore[attr-defined]
     assert (backend.token_cost(), backend.used_bytes()) == (None, 0)
 
 
@@ -392,7 +392,7 @@ def test_a_torch_that_has_ended_it_itself_is_no_trouble(monkeypatch: pytest.Monk
 def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine) -> None:
     backend = minilm._backend
     assert isinstance(backend, TorchBackend)
-    encoder: Any = backend._loaded()
+    encoder: Any = backend._encoder_for(False)
     target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs=False)
     monkeypatch.setattr(PackedEncoder, "load", lambda *_given, **_named: encoder)
     monkeypatch.setattr(encoders, "_compared", lambda *_: (encoder, "because"))
@@ -411,10 +411,10 @@ def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
         raise OutOfMemory("far enough")
 
     monkeypatch.setattr(TorchBackend, "load", load)
-    for overlap, graphs in ((True, True), (False, True), (True, False)):
+    for graphs in (True, False):
         with pytest.raises(OutOfMemory):
-            engine_module.load_engine(EngineOptions(overlap=overlap, graphs=graphs))
-        assert (given[-1].overlap, given[-1].graphs) == (overlap, graphs)
+            engine_module.load_engine(EngineOptions(graphs=graphs))
+        assert given[-1].graphs is graphs
 
 
 def test_graphs_are_tried_within_a_small_vocabulary() -> None:

@@ -388,12 +388,3 @@ def test_a_cpus_budget_does_not_know_bookings() -> None:
     memory.plan_for(MINILM, "fp32")
     assert memory.book(GIB)
     assert memory.token_budget == CPU_TOKENS
-
-
-@pytest.mark.parametrize("size", [-1, 1])
-def test_nothing_is_released_that_was_not_booked(size: int) -> None:
-    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"))
-    with pytest.raises(ValueError, match="cannot release"):
-        memory.release(size)
-    with pytest.raises(ValueError, match="cannot book"):
-        memory.book(-1)

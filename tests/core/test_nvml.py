@@ -53,8 +53,8 @@ class Driver(ModuleType):
     def nvmlShutdown(self) -> None:
         self.opened -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.95.05"
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
 
     def nvmlSystemGetCudaDriverVersion(self) -> int:
         return 13010

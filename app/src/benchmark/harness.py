@@ -80,10 +80,6 @@ class Figure:
     more: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
-    def __post_init__(self) -> None:
-        if bool(self.rounds) == (self.error is not None):
-            raise ValueError(f"figure {self.name!r} needs either rounds or an error")
-
     @property
     def median(self) -> float:
         """Return the median; NaN for a failed figure."""

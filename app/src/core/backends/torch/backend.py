@@ -32,8 +32,7 @@ class EngineOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
-    forces padded batches, for comparison. On a card only, without effect on vectors: `overlap` launches a batch while
-    the previous one computes, and `graphs` replays small batches from CUDA graphs if that measures faster.
+    forces padded batches, for comparison. `graphs`: on a card replay small batches if that measures faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -43,7 +42,6 @@ class EngineOptions:
     weights_sha256: str | None = None
     revision: str | None = None
     packed: bool = True
-    overlap: bool = True
     graphs: bool = True
     memory_fraction: float = 0.8  # of the card's memory, for this process
     reserve_mb: int = 512  # of it, left free
@@ -73,7 +71,7 @@ class TorchBackend(TokenizingBackend):
                 from .staging import CudaCard, Downloads
 
                 self._downloads = Downloads(CudaCard(torch.device(target.profile.torch_name)))
-                self.ahead = 1 if options.overlap else 0
+                self.ahead = 1
             else:
                 self.pauses = encoder.pauses  # on a card `forward` only queues work
             special = self._tokenizer.special_tokens
@@ -116,7 +114,7 @@ class TorchBackend(TokenizingBackend):
 
         alone = len(batch.ids) * self._folder.shape.hidden <= ONE_THREAD_UP_TO
         with torch.inference_mode(), memory_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
-            encoder = self._in_fp32() if exact else self._loaded()
+            encoder = self._encoder_for(exact)
             vectors: Vectors = encoder(batch, pause).float().numpy()
         return vectors
 
@@ -124,17 +122,8 @@ class TorchBackend(TokenizingBackend):
         import torch
 
         with torch.inference_mode(), memory_errors_mapped():
-            encoder = self._in_fp32() if exact else self._loaded()
+            encoder = self._encoder_for(exact)
             return downloads.fetch(encoder(batch).float()).result
-
-    def free_bytes(self) -> int:
-        if self.profile.kind == "cpu":
-            return 0
-        import torch
-
-        torch.cuda.empty_cache()  # so that the driver counts memory that torch has cached as free
-        free, _total = torch.cuda.mem_get_info(self.profile.index)
-        return int(free)
 
     def used_bytes(self) -> int:
         if self.profile.kind == "cpu":
@@ -176,18 +165,15 @@ class TorchBackend(TokenizingBackend):
 
             torch.cuda.empty_cache()
 
-    def _loaded(self) -> Encoder:
+    def _encoder_for(self, exact: bool) -> Encoder:
+        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
         if self._encoder is None:
             raise RuntimeError("the backend is closed")
-        return self._encoder
-
-    def _in_fp32(self) -> Encoder:
-        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
-        if self._target.precision == "fp32":
-            return self._loaded()
+        if not exact or self._target.precision == "fp32":
+            return self._encoder
         if self._exact is None:
-            exact = replace(self._target, precision="fp32", graphs=False)
-            self._exact, _reason = load_encoder(self._folder, exact, packed=self._options.packed)
+            target = replace(self._target, precision="fp32", graphs=False)
+            self._exact, _reason = load_encoder(self._folder, target, packed=self._options.packed)
         return self._exact
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .graphs import GraphedEncoder
     from .packed import PackedEncoder
 
-    # Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` as often as `pauses`
-    # says. Not thread-safe.
-    Encoder = PackedEncoder | GraphedEncoder | "PaddedEncoder"
+# Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` as often as `pauses` says.
+# Not thread-safe.
+Encoder: TypeAlias = "PackedEncoder | GraphedEncoder | PaddedEncoder"
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
@@ -66,12 +66,13 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     import torch
 
     from .graphs import GraphedEncoder, cuda_recorder, with_graphs
+    from .packed import runs_of_equal_length
     from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention_reason}"
     if not target.graphs:
         return encoder, f"{reasons}; CUDA graphs are switched off"
-    if not encoder.any_layout:
+    if encoder.attention is runs_of_equal_length:  # graphs are recorded for all lengths
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
@@ -197,7 +198,7 @@ class PaddedEncoder:
         hidden: torch.Tensor = self._model(**given).last_hidden_state.float()
         if self._pooling == "cls":
             return hidden[:, 0]
-        weights = given["attention_mask"].unsqueeze(-1).float()
+        weights: torch.Tensor = given["attention_mask"].unsqueeze(-1).float()
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 

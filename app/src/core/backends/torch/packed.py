@@ -231,11 +231,6 @@ class PackedEncoder:
     def pauses(self) -> int:
         return len(self._layers)
 
-    @property
-    def any_layout(self) -> bool:
-        """Return whether attention works without runs, as CUDA graphs require."""
-        return self.attention is not runs_of_equal_length
-
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         """Copy all inputs of the batch to the device in one transfer, then compute."""
         whole = filled(batch)
