@@ -171,20 +171,14 @@ class T4MemoryManager:
     def succeeded(self, tokens: int) -> None:
         """Count a successful batch. After RECOVER_AFTER full ones a reduced budget grows by an eighth."""
         with self._lock:
-            if (
-                self._shrunk is None
-                or self.token_budget >= self.planned_tokens
-                or tokens < self.token_budget * FULL_SHARE
-            ):
+            most, budget = self.planned_tokens, self.token_budget
+            if self._shrunk is None or budget >= most or tokens < budget * FULL_SHARE:
                 return
             self._good_batches += 1
             if self._good_batches >= RECOVER_AFTER:
                 self._good_batches = 0
-                grown = self.token_budget + max(1, self.token_budget // 8)
-                self.token_budget, self._shrunk = (
-                    min(grown, self.planned_tokens),
-                    grown if grown < self.planned_tokens else None,
-                )
+                grown = budget + max(1, budget // 8)
+                self.token_budget, self._shrunk = min(grown, most), grown if grown < most else None
 
     def calculate_optimal_batch_size(
         self,
