@@ -21,7 +21,7 @@ from app.src.core.backends.torch.encoders import Target, load_encoder
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
 from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
-from app.src.core.backends.torch.staging import Arriving, CardUploads, CudaCard, Downloads, HostUploads
+from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import HEADROOM, MemoryLimits
@@ -176,16 +176,6 @@ def test_memory_that_runs_out_beside_torchs_allocator_is_the_engines_error(words
         raise RuntimeError(words)
     with pytest.raises(RuntimeError, match="illegal"), memory_errors_mapped():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_what_comes_late_is_the_engines_error() -> None:
-    class Late:
-        def synchronize(self) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    arriving = Arriving(torch.zeros(2), torch.zeros(2), Late())
-    with pytest.raises(OutOfMemory):
-        arriving.result()
 
 
 # ----------------------------------------------------------------------------------------------------- a token's cost

@@ -102,11 +102,11 @@ def test_padding_is_a_matter_of_tensor_cores(profile: DeviceProfile, precision: 
 
 
 def test_rates_of_a_card_are_found_by_its_driver_name() -> None:
-    assert DeviceProfile.cuda("Tesla T4", (7, 5)).peak("fp16") == 65
-    assert DeviceProfile.cuda("NVIDIA A100-SXM4-40GB", (8, 0)).peak("bf16") == 312
+    assert DeviceProfile.cuda("Tesla T4", (7, 5)).peaks.get("fp16") == 65
+    assert DeviceProfile.cuda("NVIDIA A100-SXM4-40GB", (8, 0)).peaks.get("bf16") == 312
     assert DeviceProfile.cuda("NVIDIA A10", (8, 6)).bandwidth == 600
-    assert DeviceProfile.cuda("NVIDIA H200", (9, 0)).peak("fp16") == 990
-    assert DeviceProfile.cuda("Tesla V100-SXM2-16GB", (7, 0)).peak("bf16") is None
+    assert DeviceProfile.cuda("NVIDIA H200", (9, 0)).peaks.get("fp16") == 990
+    assert DeviceProfile.cuda("Tesla V100-SXM2-16GB", (7, 0)).peaks.get("bf16") is None
 
 
 @pytest.mark.parametrize(

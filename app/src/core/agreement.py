@@ -82,12 +82,10 @@ def judge(exact: Vectors, candidate: Vectors) -> Verdict:
         raise ValueError(f"vectors must have one shape, not {exact.shape} and {candidate.shape}")
     texts = len(exact)
     if texts < LEAST_TEXTS:
-        reason = f"refused: {texts} different texts to judge by, at least {LEAST_TEXTS} are needed"
-        return Verdict(False, reason, texts)
+        return Verdict(False, f"refused: {texts} different texts, at least {LEAST_TEXTS} are needed to judge", texts)
     spoilt = int(np.count_nonzero(~usable(candidate) | ~usable(exact)))
     if spoilt:
-        reason = f"refused: {spoilt} of {texts} texts have no finite vector"
-        return Verdict(False, reason, texts)
+        return Verdict(False, f"refused: {spoilt} of {texts} texts have no finite vector", texts)
     mean, least, overlap = agreement(candidate, exact)
     missed = []
     if mean < LEAST_COSINE:

@@ -69,7 +69,7 @@ class DeviceUnavailable(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device."""
+    """One device. `memory_bytes`: total (0: unknown); `peaks`: dense TFLOP/s (INT8: TOPS), as far as published."""
 
     kind: Kind
     name: str
@@ -131,10 +131,6 @@ class DeviceProfile:
             return 1
         return {"tf32": 4, "int8": 16}.get(precision, 8)
 
-    def peak(self, precision: Format) -> float | None:
-        """Return the dense peak in TFLOP/s (INT8: TOPS); None without a published figure."""
-        return self.peaks.get(precision)
-
 
 # ---------------------------------------------------------------------------------------------------------- precision
 
@@ -154,10 +150,8 @@ def choose_precision(
         if "fp16" not in profile.tensor_cores:
             return "fp32", f"compute capability {profile.dotted_capability} has no tensor cores"
         if not profile.tf32:
-            return (
-                "fp16",
-                f"compute capability {profile.dotted_capability} has tensor cores for fp16, none for bf16 or tf32",
-            )
+            dotted = profile.dotted_capability
+            return "fp16", f"compute capability {dotted} has tensor cores for fp16, none for bf16 or tf32"
         return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
     if requested == "auto":
         if bf16_gain is None:

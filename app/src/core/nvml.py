@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 # CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
@@ -111,9 +111,6 @@ class GpuSnapshot:
     note: str = NOTE
     answered: bool = field(default=True, metadata={"description": "False: the driver hangs (`snapshot_within`)."})
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
-
 
 def snapshot() -> GpuSnapshot:
     """Return the state of all cards, in about 50 ms each. Never raises: unknown values are None, and `reason` says
@@ -126,13 +123,12 @@ def snapshot() -> GpuSnapshot:
         try:
             nvml.nvmlInit()
             try:
+                cuda = _told(nvml.nvmlSystemGetCudaDriverVersion)
                 devices = tuple(_state(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
                 return GpuSnapshot(
                     devices,
                     driver_version=_told(nvml.nvmlSystemGetDriverVersion),
-                    cuda_version=_told(
-                        lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
-                    ),
+                    cuda_version=cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
                     reason=None if devices else "the NVIDIA driver sees no card",
                 )
             finally:

@@ -40,7 +40,6 @@ Shape = tuple[str, int, int, int]  # role, and the edges m, n, k of a product (m
 
 MODEL = "all-MiniLM-L6-v2"  # the default model to measure
 SECONDS = {"cpu": 4.0, "cuda": 8.0}  # for the table of products
-LONGEST_RUN = 3600.0
 
 # ------------------------------------------------------------------------------------------------------ matrix products
 
@@ -53,7 +52,6 @@ ERROR_ROWS = 64  # the relative error covers only the first rows, which saves fp
 # CPUs), or has few units (fp16 on a P4).
 SLOWEST = 0.5
 PROBE: Shape = ("square", 256, 1536, 384)
-PROBE_SECONDS = 0.01
 
 
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
@@ -107,7 +105,7 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
     if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
         return "emulated below compute capability 8.0"
     try:
-        own, fp32 = (min(multiplied(profile, PROBE, each, PROBE_SECONDS)[0]) for each in (precision, "fp32"))
+        own, fp32 = (min(multiplied(profile, PROBE, each, 0.01)[0]) for each in (precision, "fp32"))
     except (RuntimeError, AttributeError) as error:
         return f"torch refuses: {_first_line(error)}"
     return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product" if fp32 < own * SLOWEST else None
@@ -143,7 +141,7 @@ def measure_products(
                     yield Setting(name, None, f"torch refuses: {_first_line(error)}")
                 else:
                     least, middle, most = np.percentile(times, (10, 50, 90)).tolist()
-                    rate, peak = 2 * math.prod(edges) / middle / 1e12, profile.peak(precision)
+                    rate, peak = 2 * math.prod(edges) / middle / 1e12, profile.peaks.get(precision)
                     row["tflops"] = float(f"{rate:.4g}")  # fixed decimals would round slow rates to 0
                     row["spread"] = round((most - least) / middle, 4)
                     row["share_of_peak"] = float(f"{rate / peak:.4g}") if peak else None
@@ -162,7 +160,6 @@ WORDS = (
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
 TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}  # tokens of one measurement, if at least a second is given
-LEAST_SHARE = 0.25  # of the tokens to embed if less than a second is given
 
 
 def measure_embedding(
@@ -262,7 +259,7 @@ def make_report(
         if profile.kind == "cuda":
             torch.cuda.empty_cache()  # an engine plans its batches by the driver's figure of free memory
         _say(f"measuring the embedding model in {', '.join(usable)}")
-        collect(measure_embedding(profile, model, usable, max(LEAST_SHARE, min(1.0, seconds))), embedding)
+        collect(measure_embedding(profile, model, usable, max(0.25, min(1.0, seconds))), embedding)
     finally:
         set_tf32(profile, False)
     return {
@@ -316,7 +313,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _seconds(text: str) -> float:
-    if not 0 < float(text) <= LONGEST_RUN:
+    if not 0 < float(text) <= 3600:
         raise ValueError
     return float(text)
 

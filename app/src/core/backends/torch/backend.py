@@ -123,7 +123,7 @@ class TorchBackend(TokenizingBackend):
 
         with torch.inference_mode(), memory_errors_mapped():
             encoder = self._encoder_for(exact)
-            return downloads.fetch(encoder(batch).float()).result
+            return downloads.fetch(encoder(batch).float())
 
     def used_bytes(self) -> int:
         if self.profile.kind == "cpu":

@@ -125,9 +125,6 @@ def fill(
     cumulative[len(ends) :] = tokens
 
 
-WARM_UP = 3
-
-
 def cuda_recorder(device: torch.device) -> Record:
     """Record with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
     pool: Any = torch.cuda.graph_pool_handle()
@@ -138,7 +135,7 @@ def cuda_recorder(device: torch.device) -> Record:
         computing = torch.cuda.current_stream(device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
-            for _ in range(WARM_UP):
+            for _ in range(3):
                 work()
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
