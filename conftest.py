@@ -27,7 +27,8 @@ settings.register_profile("small", CALM, max_examples=10, stateful_step_count=15
 settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
 
-_new_context = httpx._transports.default.create_ssl_context
+_TRANSPORTS: Any = httpx._transports.default
+_new_context = _TRANSPORTS.create_ssl_context
 
 
 @functools.cache
@@ -42,7 +43,7 @@ def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> An
     return _new_context(verify, cert, trust_env)
 
 
-httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
+_TRANSPORTS.create_ssl_context = _context
 
 gc.disable()  # while tests are collected: a third less time
 

@@ -1,16 +1,16 @@
-"""What does the service do with more requests than it can compute? Answers stay right, refusals quick, memory bounded.
+"""Send the service more requests than it can compute: answers must stay right, refusals quick and memory bounded.
 
     python benchmarks/load.py [--rounds 3] [--connections 1000] [--out benchmarks/results/load.json]
 
-`owl-sap serve` is a process of its own with the real model; this process has all the clients, on the same cores. Each
-request carries a key. Every answer is compared with vectors computed here beforehand and with the true nearest rows by
-NumPy. The searched rows come from the HANA emulator, once, into a local store. `api.max_wait` and `embedding.max_wait`
-are 1 s.
+`owl-sap serve` runs in another process with the real model; this process runs all clients, on the same cores. Each
+request carries a key. Every answer is compared with vectors computed here beforehand and with the exact nearest rows,
+computed by NumPy. The searched rows come from the HANA emulator, once, into a local store. `api.max_wait` and
+`embedding.max_wait` are 1 s.
 
-    crowd   1,000 connections that stay, a request each every second or so, search and embed mixed: several times what
-            this machine computes. Bars: no wrong answer, no connection lost, p99 of accepted requests <= 3 s (waiting
-            for a thread and for the engine, 1 s each, and computing), p99 of refusals <= 100 ms, growth <= 200 MB over
-            the memory with four clients
+    crowd   1,000 persistent connections with about one request a second each, searches and embeddings mixed: several
+            times what this machine can compute. Bars: no wrong answer, no connection lost, p99 of accepted requests
+            <= 3 s (waiting for a thread and for the engine, 1 s each, and computing), p99 of refusals <= 100 ms, growth
+            <= 200 MB over the memory with four clients
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ COLLECTION = "materials"
 MAX_WAIT = 1.0
 FEW = 4
 K = 5
-TOLERANCE = 1e-3  # of a vector element and of a score: other batches round differently, in fp32 by less than 1e-5
+TOLERANCE = (
+    1e-3  # of a vector element and of a score: batches of another size round differently, in fp32 by less than 1e-5
+)
 MB = 1e6
-ANYTHING = float("inf")  # rounds of counts and of peaks may scatter
+ANYTHING = float("inf")  # counts and peaks may differ between rounds by any amount
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _RETRY = re.compile(rb"\r\nretry-after: \d+\r\n", re.IGNORECASE)
 
@@ -102,7 +104,7 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class Crowd:
-    """Persistent connections. `pause`: mean seconds between an answer and the next request; varies by half."""
+    """Persistent connections. `pause`: mean seconds between an answer and the next request, plus or minus half."""
 
     address: Address
     questions: Sequence[Question]
@@ -149,7 +151,7 @@ class Crowd:
 
 @asynccontextmanager
 async def lag_watched(lags: list[float]) -> AsyncIterator[None]:
-    """Append this event loop's delay every 20 ms: the clients' share of a figure."""
+    """Append this event loop's delay every 20 ms: the delay that the clients add to a figure."""
 
     async def watch() -> None:
         while True:
@@ -196,7 +198,7 @@ class Known:
         score_of = dict(zip(self.keys, scores.tolist(), strict=True))
 
         def right(body: bytes) -> bool:
-            """Return whether the distinct rows have the requested number, each a true nearest with its own score."""
+            """Return whether the answer has the requested number of rows, all among the nearest, with right scores."""
             hits = orjson.loads(body)["hits"]
             scored = [(score_of.get(hit["key"]["MATNR"], ANYTHING), hit["score"]) for hit in hits]
             distinct = {hit["key"]["MATNR"] for hit in hits}
@@ -354,7 +356,7 @@ def crowd(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def figures(given: argparse.Namespace, tallies: Sequence[Tally], before: Tally, after: Tally) -> Iterator[Figure]:
-    """Judge the rounds of the crowd, and four clients before and after them."""
+    """Compare the rounds of the crowd with four clients before and after them."""
     every, calm = [*tallies, after], quantile(before.seconds, 0.99)
     compared = sum(len(tally.seconds) for tally in every)
     yield figure("wrong answers", [tally.wrong for tally in every], "", at_most(0), compared=compared)
@@ -381,10 +383,10 @@ def figures(given: argparse.Namespace, tallies: Sequence[Tally], before: Tally, 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rounds=3)
     parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a round, and of the four clients alone")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of a round, and of the four clients alone")
     parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between an answer and the next request")
     parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--questions", type=int, default=400, help="different ones, of each of two kinds")
+    parser.add_argument("--questions", type=int, default=400, help="distinct queries of each of the two kinds")
     parser.add_argument("--model", default=MODEL)
 
 

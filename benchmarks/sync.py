@@ -2,16 +2,16 @@
 
     python benchmarks/sync.py [PART ...] [--rounds 5] [--rows 200000] [--out benchmarks/results/sync.json]
 
-The source is the emulator, not HANA, reached through the real hdbcli: a child process on the same cores. Figures are
-ratios of two works measured in turns, where possible; the median of the rounds counts. A figure whose rounds scatter is
+The source is the emulator, not HANA: a child process on the same cores, reached through the real hdbcli. Where possible
+a figure is the ratio of two measurements taken in turns, the median of the rounds. A figure whose rounds scatter is
 marked `disturbed`: other work was running.
 
-    overlap    a first sync of 20,000 rows with the real model, over its embedding alone on the same texts
+    overlap    time of a first sync of 20,000 rows with the real model, divided by that of embedding the same texts
                <= 1.08 into the local store, <= 1.10 into the emulator, whose own work shares the cores
     rate       rows a second of a first sync with hash:384                      >= 10,000 local, >= 6,000 in HANA
-    unchanged  a sync of unchanged rows, over a bare keyset scan of the same columns  <= 2.5 local, <= 3.5 in HANA
-    memory     how much more a process needs for a sync of all rows than of a tenth of them             < 100 MB
-    one        seconds of a sync by watermark that finds one changed row among all                            < 1
+    unchanged  time of a sync of unchanged rows, divided by a bare scan      <= 2.5 local, <= 3.5 in HANA
+    memory     memory of a sync of all rows less that of a sync of a tenth of them             < 100 MB
+    one        seconds of a sync by watermark after one row has changed                            < 1
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Scene:
         return CollectionSpec(f"bench-{self._count}", table, TEMPLATE, metadata=("MTART", "MATKL"), changes=changes)
 
     def ends(self, kind: str) -> Ends:
-        """Use a local store of its own, or the schema of the source."""
+        """Return source, store and embedder: a new local store, or one in the source's schema."""
         self._count += 1
         store: VectorStore = (
             HanaStore(self.emulator.pool(), self.emulator.schema)
@@ -103,7 +103,7 @@ class Scene:
         pool.execute(f'DELETE FROM "{schema}"."OWL_STATE" WHERE "COLLECTION" = ?', (spec.name,))
 
     def scan(self, rows: int) -> None:
-        """Read every row as any program must: the same pages of the same columns."""
+        """Read every row without the connector: the same pages of the same columns."""
         head = f"SELECT {', '.join(COLUMNS)} FROM {self.emulator.table(rows)}"
         tail, page = "ORDER BY MANDT, MATNR LIMIT ?", OPTIONS.page_rows
         pool, seen = self.emulator.pool(), 0
@@ -140,7 +140,7 @@ def scene(model: str) -> Iterator[Scene]:
 
 
 def overlap(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Measure a whole sync over its busiest stage: embedding all texts at once."""
+    """Divide the time of a whole sync by that of embedding all its texts at once."""
     rows = min(given.rows, OVERLAP_ROWS)
     texts = [material_text(number) for number in range(rows)]
     with scene(MODEL) as stage:
@@ -172,7 +172,7 @@ def rate(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def unchanged(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Measure a sync without changes over a bare scan."""
+    """Divide the time of a sync without changes by that of a bare scan."""
     rows = given.rows
     with scene(HASHING) as stage:
         again = {kind: stage.synced(kind, rows) for kind in STORES}
@@ -213,10 +213,10 @@ def child(login: dict[str, Any], schema: str, folder: str, kind: str, rows: int)
         emulator = MaterialsInEmulator(Path(folder))
         emulator.login, emulator.schema = login, schema
         held.callback(emulator.__exit__)
-        names_of_its_own = time.time_ns()
-        again = Scene(emulator, Path(folder), engine, held, names_of_its_own).synced(kind, rows)
+        unique = time.time_ns()
+        again = Scene(emulator, Path(folder), engine, held, unique).synced(kind, rows)
         assert again().unchanged == rows
-    # ru_maxrss would include the process that started this one, from before exec.
+    # ru_maxrss also counts the memory that the parent process had before exec.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     print(round(int(re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[0]) / 1024, 1))
 

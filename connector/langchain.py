@@ -45,14 +45,14 @@ class OwlVectorStore(VectorStore):
 
     Every search also takes these keywords: `filter`, the filter language of search. `mode`; None: hybrid for a text,
     vector for a vector. `min_score`, compared with the score in modes vector and keyword, with the cosine in hybrid.
-    `mmr_lambda`, the diversity of the hits chosen from the best `depth`, from 0 (different) to 1 (relevant).
+    `mmr_lambda` from 0 (diverse hits among the best `depth`) to 1 (the most relevant ones).
 
     MMR, relevance scores and vector searches use mode vector, whose scores are cosines. Relevance scores are these
     cosines, at least 0. The asynchronous methods run in threads.
     """
 
     def __init__(self, collection: Any) -> None:
-        """`collection`: one with the rights of one caller, as `app.src.langchain` opens it."""
+        """`collection`: as `app.src.langchain` opens it, with the rights of one caller."""
         self.collection = collection
 
     @property
@@ -71,7 +71,7 @@ class OwlVectorStore(VectorStore):
     ) -> list[str]:
         """Store the texts, replacing existing ids, and return the ids. A text without an id gets a new one. Each BATCH
         of documents is one transaction; earlier ones remain if a later one fails. Raises WrongOrigin, and BadDocument
-        with the position in its transaction. Ignores `batch_size`, which LangChain's index() passes."""
+        with the document's position in its transaction. Ignores `batch_size`, which LangChain's index() passes."""
         kwargs.pop("batch_size", None)
         if kwargs:
             raise TypeError(f"add_texts takes no {', '.join(kwargs)}")
@@ -89,7 +89,9 @@ class OwlVectorStore(VectorStore):
         """Delete documents by id; ignores missing ones. Raises ValueError without `ids`, and WrongOrigin for another
         program's row: nothing of its batch is deleted."""
         if ids is None or kwargs:
-            raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all there is")
+            raise ValueError(
+                "delete takes the ids of documents, and nothing else; to delete everything, drop the collection"
+            )
         listed = _listed("ids", ids)
         for start in range(0, len(listed), BATCH):
             self.collection.delete(listed[start : start + BATCH])
@@ -167,8 +169,8 @@ class OwlVectorStore(VectorStore):
 
 
 class OwlRetriever(BaseRetriever):
-    """Retrieves the best rows of a collection by meaning, words or both. `invoke` also takes each field but the first
-    as a keyword."""
+    """Retrieves the best rows of a collection by meaning, words or both. `invoke` also takes every field
+    except the first as a keyword."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
@@ -199,8 +201,7 @@ def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with mode vector. Raises ValueError for another mode."""
     if (mode := options.get("mode", "vector")) != "vector":
         raise ValueError(
-            f"scores of mode {mode} say nothing about how relevant a hit is; filter by min_score, or "
-            "search in mode vector"
+            f"scores of mode {mode} do not tell how relevant a hit is; filter by min_score, or search in mode vector"
         )
     return {**options, "mode": "vector"}
 

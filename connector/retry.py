@@ -1,4 +1,4 @@
-"""Retry after retryable errors."""
+"""Repeat work after temporary errors of HANA or the store, with growing pauses."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RetryPolicy:
     seconds: float = 30.0
     first_wait: float = 0.1
     longest_wait: float = 5.0
-    sleep: Callable[[float], None] | None = None  # None: wait; a cancelled call stops waiting at once
+    sleep: Callable[[float], None] | None = None  # None: pause, but end at once when the call is cancelled
 
     def call(
         self, work: Callable[[], T], *, overloaded: int | None = None, cancellation: Cancellation | None = None
     ) -> T:
-        """Return the result of `work`, or raise its last error. `overloaded`: the most attempts that may end in
-        Overloaded, for callers that can request less. Raises Cancelled if `cancellation` ends a pause."""
+        """Return the result of `work`, or raise its last error. `overloaded`: attempts after which Overloaded is
+        raised, for callers that then ask for less. Raises Cancelled if `cancellation` ends a pause."""
         bounds = stop_after_attempt(self.attempts) | stop_after_delay(self.seconds)
 
         def stop(state: RetryCallState) -> bool:

@@ -92,8 +92,8 @@ class Forked(subprocess.Popen[Any]):
 def owl_sap(
     *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.Popen[Any]:
-    """`subprocess.Popen` of `owl-sap ARGUMENTS`: forked, where the environment allows it."""
-    if any(
+    """`subprocess.Popen` of `owl-sap ARGUMENTS`: forked, where the environment and `more` allow it."""
+    if "preexec_fn" in more or any(
         name.startswith(READ_AT_THE_START) and name != "PYTHONPATH" and value != os.environ.get(name)
         for name, value in (env or {}).items()
     ):

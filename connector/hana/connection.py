@@ -169,8 +169,8 @@ class Session:
         """Execute once per parameter row, in as few packets as possible.
 
         If HANA rejects a row, raises the first error. The transaction then contains the accepted rows and must be
-        rolled back. Do not use the driver's `batcherrors`, which names the bad rows: 2.30 crashes with a segmentation
-        fault on an error text that is not ASCII.
+        rolled back. Do not use the driver's `batcherrors`, which names the bad rows: hdbcli 2.30 crashes with a
+        segmentation fault on an error text that is not ASCII.
         """
         if not rows:
             return
@@ -231,7 +231,7 @@ class Session:
         self._autocommit_again()
 
     def _autocommit_again(self) -> None:
-        """Turn autocommit on. Never raises: after an error the caller would repeat committed work."""
+        """Turn autocommit on. Never raises, because the caller would repeat work that is already committed."""
         try:
             self._call("ending a transaction", lambda: self._connection.setautocommit(True))
         except ConnectorError:
@@ -458,7 +458,8 @@ class HanaPool:
 
 @dataclass(frozen=True, slots=True)
 class HanaFeatures:
-    """Capabilities that the server reports. `version`: of HANA Cloud, on-premise of HANA, "" where hidden."""
+    """Capabilities that the server reports. `version`: that of HANA Cloud, or of HANA on premise; "" if the user may
+    not see it."""
 
     real_vector: bool
     half_vector: bool
@@ -466,7 +467,7 @@ class HanaFeatures:
 
     @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
-        """Probe the server. Types decide; a version that the user may not see stays empty."""
+        """Probe the server. The types decide, not the version."""
         doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
         version = ""

@@ -236,11 +236,11 @@ class HanaSource:
         sql = f"DELETE FROM {place(log)} WHERE {quote(ID)} = ?"  # noqa: S608
 
         def delete(session: Session) -> None:
-            session.execute_many(sql, [(number,) for number in ids], doing=f"taking entries off {log}")
+            session.execute_many(sql, [(number,) for number in ids], doing=f"deleting entries from {log}")
 
         if ids:
             with _there():
-                self._pool.in_transaction(delete, doing=f"taking entries off {log}")
+                self._pool.in_transaction(delete, doing=f"deleting entries from {log}")
 
     def _next(self, query: Query, sql: str, parameters: Sequence[Any], size: int, count: int) -> tuple[Rows, int, bool]:
         """Return the next page, how many rows to read then, and whether more may follow."""
@@ -270,7 +270,7 @@ def size_of_rows(rows: Sequence[Row]) -> int:
 
 @contextmanager
 def _there() -> Iterator[None]:
-    """Turn errors about a log that has just existed into LogMissing."""
+    """Turn errors about a log that was there at the check into LogMissing."""
     try:
         yield
     except (UnknownTable, UnknownColumn) as error:

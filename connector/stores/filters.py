@@ -17,7 +17,7 @@ Semantics, the same in both forms and those of HANA's JSON_VALUE:
 - The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
   lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
   are doubles.
-- A field that cannot be read so is an error of the filter (BadFilter), where it is met.
+- A stored value that cannot be read as that type raises BadFilter when the search meets it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def not_comparable(condition: Condition) -> BadFilter:
     """Return the error for a stored value that cannot be read as the filter's type."""
     typed = {f"{term.field} as {term.kind.value}" for term in terms(condition) if term.kind is not Kind.TEXT}
     return BadFilter(
-        f"the filter compares {', '.join(sorted(typed)) or 'a field'}, but some stored values cannot be read so: "
+        f"the filter compares {', '.join(sorted(typed)) or 'a field'}, but some stored values have another type: "
         "give a value of the type that is stored (text in quotes, numbers without)"
     )
 
@@ -131,7 +131,7 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
         return asked
     seen = parse(within, names)
     if seen is None or any(term.kind is not Kind.TEXT for term in terms(seen)):
-        raise ValueError("a row filter compares texts, at least one: no other comparison is safe")
+        raise ValueError("a row filter must compare texts only, and at least one")
     return Guarded(seen, asked)
 
 
@@ -153,7 +153,7 @@ class _Parser:
         here = f"{path}.{key[:130]}" if path else key[:130]
         if key.startswith("$"):
             if key in _FIELD_OPERATORS:
-                raise _bad(here, f'{key} stands under a field name: {{"FIELD": {{"{key}": ...}}}}')
+                raise _bad(here, f'{key} belongs below a field name: {{"FIELD": {{"{key}": ...}}}}')
             if key not in _GROUPS:
                 raise _unknown_operator(here, key)
             if depth >= MAX_DEPTH:
@@ -167,7 +167,7 @@ class _Parser:
             raise _bad(here, f"more than {MAX_TERMS} conditions")
         field, operator = self._names.get(key, key), "$eq"
         if _NAME.fullmatch(field) is None:
-            raise _bad(here, "a field name has up to 127 letters, digits and _, no digit first")
+            raise _bad(here, "a field name has at most 127 letters, digits and _, and does not start with a digit")
         if isinstance(value, Mapping) and "type" not in value:
             if len(value) != 1:
                 raise _bad(here, "one operator per field: join several with $and, or use $between")
@@ -233,7 +233,7 @@ def _text(value: Any, here: str) -> str:
     if len(value) > MAX_TEXT:
         raise _bad(here, f"a text of more than {MAX_TEXT} characters")
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
-        raise _bad(here, "a text with NUL or half a character in it")
+        raise _bad(here, "a text with NUL or an unpaired surrogate")
     return value
 
 

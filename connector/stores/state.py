@@ -40,7 +40,7 @@ class Session(Protocol):
 
 
 class Database(Protocol):
-    """A `HanaPool`, or the same for SQLite."""
+    """What the state needs of a `HanaPool`; the local store has the same for SQLite."""
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> list[Any]: ...
 
@@ -48,7 +48,8 @@ class Database(Protocol):
         """Run one statement as a transaction. Raises RowRejected if a row with that key exists."""
 
     def in_transaction(self, work: Callable[[Session], T], *, doing: str = ..., overloaded: int | None = None) -> T:
-        """Run `work`, which must be idempotent, as one transaction. `overloaded`: attempts if that is the problem."""
+        """Run `work`, which must be idempotent, as one transaction. `overloaded`: attempts while the database is
+        overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class LeaseTimes:
 class Collection:
     """One generation in the state table. `name`: NAME@N, or NAME for the active one. `names`: source column to metadata
     name if they differ, for filters. `spec`: the recipe as JSON. `highest`: the highest number, set when an older
-    generation was dropped. `id`: of the row, in the local store."""
+    generation was dropped. `id`: the number of the row, in the local store."""
 
     name: str
     table: str
@@ -104,7 +105,8 @@ class StateTables:
 
     @property
     def renewal(self) -> str:
-        """Return the first statement of every write: it also locks the row against a takeover before the commit."""
+        """Return the first statement of every write. It also locks the row: no other worker takes over before the
+        commit."""
         return f'UPDATE {self.state} SET "LEASE_UNTIL" = {self.later} WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
 
     def find(self, query: Query, name: str) -> Collection | None:
@@ -177,7 +179,7 @@ def numbered(collection: str, rows: Sequence[Row], number: int) -> Row:
 
 def changed(collection: str, expected: int, active: int) -> GenerationChanged:
     return GenerationChanged(
-        f"{collection!r} is served by generation {active} now, no longer by {expected}: search again"
+        f"{collection!r} now has the active generation {active} instead of {expected}: search again"
     )
 
 

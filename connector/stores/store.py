@@ -348,9 +348,9 @@ class VectorStore(ABC):
             if known is not None and (None in (known.digest, row.digest) or known.digest == row.digest):
                 attempts += known.attempts  # a changed row starts from zero
             written[row.id] = (name, row.id, row.stage[:100], row.reason[:2000], attempts, row.digest)
-        gone = {*released, *written}
-        if gone and not before and not self._quarantined(name):
-            gone = set()
+        if released and not before and not self._quarantined(name):
+            released = frozenset()
+        gone = released | written.keys()  # written rows too: a retried commit finds them there
         return [(name, id_) for id_ in sorted(gone)], [written[id_] for id_ in sorted(written)]
 
     # --------------------------------------------------------------------------------------------------- reading

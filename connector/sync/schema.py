@@ -47,7 +47,8 @@ def _types(table: Table, columns: Iterable[str]) -> dict[str, str]:
 
 
 def was_synced(checkpoint: Checkpoint, source: TableRef) -> bool:
-    """Return whether an earlier sync read this whole table. If not, a missing table is a configuration error."""
+    """Return whether an earlier sync read this whole table. If none did, a missing table is a configuration error, and
+    not a change of the source."""
     return checkpoint.last_sync is not None and checkpoint.source == str(source)
 
 
@@ -68,8 +69,8 @@ def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
 
 
 def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
-    """Return the table and the renderer of its rows. Raises SyncPaused if something that an earlier sync read is
-    missing, ConfigurationError if no sync could read it."""
+    """Return the table and the renderer of its rows. Raises SyncPaused if the table or a column is missing
+    that an earlier sync read, and ConfigurationError if it was never there."""
     table: Table | None = None
     try:
         table = ends.source.describe(spec.source)
@@ -108,7 +109,7 @@ def check_types(spec: CollectionSpec, columns: Mapping[str, str], checkpoint: Ch
 
 
 def check_key(key: Sequence[str], checkpoint: Checkpoint, store: VectorStore, name: str) -> None:
-    """Raise SyncPaused if rows are stored by another key: every row would be stored twice."""
+    """Raise SyncPaused if rows are stored under another key, because their ids would not match."""
     other = other_key(key, checkpoint)
     if other and (status := store.status(name)) is not None and status.rows:
         name = name.partition("@")[0]  # of a generation being built
@@ -126,7 +127,7 @@ def check_unchanged(source: Source, table: TableRef, columns: Mapping[str, str])
     except UnknownTable as error:
         raise SchemaChanged(f"{table} was dropped while it was read: {error}") from None
     if other := [name for name, kind in columns.items() if now.get(name) != kind]:
-        raise SchemaChanged(f"{table} changed while it was read: column {', '.join(other)} differs or is gone")
+        raise SchemaChanged(f"{table} changed while it was read: column {', '.join(other)} has another type or is gone")
 
 
 @contextmanager

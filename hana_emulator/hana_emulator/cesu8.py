@@ -1,5 +1,5 @@
-"""CESU-8, the text encoding of the protocol and of HANA's binary strings: UTF-8, but two 3-byte surrogates for each
-character above U+FFFF."""
+"""CESU-8, the text encoding of the protocol and of HANA's binary strings: UTF-8, but with two 3-byte surrogates
+for each character above U+FFFF."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Action(StrEnum):
 
     ERROR = "error"  # Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back.
     DROP_BEFORE = "drop_before"  # The connection is reset before anything is executed; what was open is rolled back
-    DROP_AFTER = "drop_after"  # Executed, committed if autocommit or a COMMIT asked for it; then reset without a reply
+    DROP_AFTER = "drop_after"  # Executed, with autocommit also committed; then the connection is reset without a reply
     DELAY = "delay"  # Executed after `seconds`; a cancel in the meantime ends it with 139
     REFUSE = "refuse"  # The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)
     SLOW = "slow"  # The reply comes in pieces of `bytes`, one every `seconds`
@@ -51,7 +51,7 @@ class FaultRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault. `match` is a regular expression, searched in the text without regard to case. The fault skips `skip`
+    """A fault. `match` is a regular expression, searched in the text, ignoring case. The fault skips `skip`
     matches, occurs `count` times (None: always), and is inactive afterwards."""
 
     match: str
@@ -75,7 +75,7 @@ class Fault:
         return cls(**_checked(given))
 
     def error(self) -> HanaError:
-        return HanaError(self.code, self.text or f"error {self.code} on order (a fault of this emulator)")
+        return HanaError(self.code, self.text or f"error {self.code} (a fault injected into this emulator)")
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _value(key: str, value: Any) -> Any:
     elif key == "skip" and not (whole and value >= 0):
         raise FaultRefused('"skip" must be a whole number of 0 or more')
     elif key == "count" and value is not None and not (whole and value >= 1):
-        raise FaultRefused('"count" must be a whole number of 1 or more, or null for every time')
+        raise FaultRefused('"count" must be a whole number of 1 or more, or null for always')
     elif key == "code" and not (whole and 0 < abs(value) < 2**31):
         raise FaultRefused('"code" must be an error code, for example 131')
     elif key == "bytes" and not (whole and value >= 1):
@@ -145,7 +145,7 @@ class _Ordered:
                 return False
         except TimeoutError:
             self.too_slow = True
-            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
+            _log.warning("fault %d is removed: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
             return False
         self.matches += 1
         if self.matches <= self.fault.skip:
@@ -155,8 +155,8 @@ class _Ordered:
 
 
 class FaultList:
-    """The faults of all sessions. The first that occurs at a request wins; only that one counts a hit. Earlier matching
-    faults were skipped or inactive."""
+    """The faults of all sessions. The first active fault that matches a request occurs, and only that one counts a
+    hit."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class FaultList:
             self._ordered.clear()
 
     def strike(self, text: str) -> Fault | None:
-        """The fault that occurs at a request with this text, or None. New connections can only be refused."""
+        """Return the fault that occurs at a request with this text, or None. A new connection can only be refused."""
         if not self._ordered:  # usually there are none, so take no lock
             return None
         with self._lock:

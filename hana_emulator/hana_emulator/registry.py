@@ -1,4 +1,4 @@
-"""Tables of functions that are filled by decorators."""
+"""Registries: dictionaries of functions that decorators fill."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_database_that_may_not_grow_rolls_the_change_set_back_whole(scene: Sce
     with store._file.write() as db:
         (pages,) = db.execute("PRAGMA page_count").fetchone()
         db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(Exception, match=r"no room left.*nothing was written"):
+    with pytest.raises(Exception, match=r"no space left.*nothing was written"):
         sync(scene.spec, Ends(scene.ends().source, store, scene.embedder), SyncOptions(window=1000))
     store.close()
     assert scene.content() == before
@@ -380,7 +380,7 @@ PLACES = {
     "remove": r"DELETE FROM .*OWL_ROWS_G1",
     "insert": INSERTS,
     "metadata": r"UPDATE .*OWL_ROWS_G1",
-    "set aside": r"UPSERT .*OWL_QUARANTINE",
+    "set aside": r"INSERT INTO .*OWL_QUARANTINE",
     "commit": r"^COMMIT$",
 }
 

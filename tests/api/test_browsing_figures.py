@@ -90,6 +90,7 @@ def test_vectors_without_a_plane() -> None:
     assert not xy[:, 1].any()
 
 
+@pytest.mark.slow
 def test_the_largest_sample_takes_less_than_a_second() -> None:
     vectors = np.random.default_rng(1).standard_normal((browsing.SAMPLE, 384)).astype(np.float32)
     principal_plane(vectors[:500])

@@ -355,7 +355,7 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
 
     async def leave() -> None:
         with closing(Executors(service)) as desk:
-            with pytest.raises(errors.ClientLeft):
+            with pytest.raises(errors.Refused, match="client closed"):
                 await desk.embed(Request({"type": "http"}, gone), ["a"], queue)
             go.set()
             await anyio.to_thread.run_sync(lambda: until(queued.cancelled))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from app.src.api import requests as module
-from app.src.api.errors import Crowded
+from app.src.api.errors import Refused
 from app.src.api.requests import FairQueue, Ticket
 
 ME, OTHER, THIRD = "key:me", "key:other", "key:third"
@@ -45,7 +45,7 @@ def crowd(turns: FairQueue, most: int = 10_000, caller: str = ME) -> tuple[list[
     while len(inside) < most:
         try:
             inside.append(turns.enter(caller, begun.append))
-        except Crowded:
+        except Refused:
             break
     return begun, [turn for turn in inside if turn.begun is None]
 
@@ -62,7 +62,7 @@ def test_a_burst_is_let_in_as_far_as_it_is_served_in_time(clock: Clock) -> None:
     begun, waiting = crowd(turns)
     assert len(begun) == 4
     assert 30 <= len(waiting) <= 42  # 4 threads, 0.1 s each: 40 a second
-    with pytest.raises(Crowded, match=r"another would wait 1\.\d s; the limit is 1 s .*api\.max_wait") as refused:
+    with pytest.raises(Refused, match=r"another would wait 1\.\d s; the limit is 1 s .*api\.max_wait") as refused:
         turns.enter(ME, begun.append)
     assert refused.value.seconds == pytest.approx(1.0, abs=0.1)
 
@@ -71,19 +71,19 @@ def test_a_request_that_is_served_or_leaves_makes_room(clock: Clock) -> None:
     turns = alone(1, 1.0, clock)
     called(turns, clock, 0.5)
     begun, waiting = crowd(turns)
-    with pytest.raises(Crowded):
+    with pytest.raises(Refused):
         turns.enter(ME, begun.append)
     clock.now += 0.5
     turns.finish(begun[0])
     assert begun[1] is waiting[0], "first come, first served"
     turns.enter(ME, begun.append)
-    with pytest.raises(Crowded):
+    with pytest.raises(Refused):
         turns.enter(ME, begun.append)
     assert turns.leave(waiting[1])
     assert not turns.leave(waiting[1]), "it makes room once"
     assert not turns.leave(waiting[0]), "it has a thread: nobody waits less for that"
     turns.enter(ME, begun.append)
-    with pytest.raises(Crowded):
+    with pytest.raises(Refused):
         turns.enter(ME, begun.append)
 
 
@@ -93,7 +93,7 @@ def test_when_no_call_ends_the_first_that_waits_tells(clock: Clock) -> None:
     _, waiting = crowd(turns, 52)
     assert len(waiting) == 50
     clock.now += 10.5
-    with pytest.raises(Crowded, match="the next one has waited 10 s"):
+    with pytest.raises(Refused, match="the next one has waited 10 s"):
         turns.enter(ME, waiting.append)
     for turn in waiting:
         turns.leave(turn)
@@ -110,7 +110,7 @@ def test_a_request_that_waits_longer_than_it_may_is_refused(clock: Clock) -> Non
     assert refused.seconds == 10.0
     assert "the next one has waited 10 s; the limit is 10 s (setting api.max_wait)" in str(refused)
     clock.now += 1
-    with pytest.raises(Crowded, match="the next one has waited 11 s"):
+    with pytest.raises(Refused, match="the next one has waited 11 s"):
         turns.enter(ME, begun.append)
     turns.finish(first)
     assert turns.enter(ME, begun.append) is begun[-1], "there is a thread again"
@@ -196,7 +196,7 @@ def test_one_callers_slow_calls_refuse_nobody_else(clock: Clock) -> None:
     called(turns, clock, 60.0, calls=1)
     mine, _ = crowd(turns, 2)
     clock.now += 60
-    with pytest.raises(Crowded):
+    with pytest.raises(Refused):
         turns.enter(ME, mine.append)
     others: list[Ticket] = []
     for _ in range(50):

@@ -15,7 +15,7 @@ from httpx import Client
 
 from app.src.access.keys import Grant, create
 from app.src.api import server
-from app.src.api.server import FRAMING, MOST_AHEAD, MOST_HEAD_BYTES, MOST_HEADERS, MetricsListener
+from app.src.api.server import FRAMING, MOST_AHEAD, MOST_HEAD_BYTES, MOST_HEADERS, metrics_served
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
@@ -47,12 +47,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("worker")
     with (
         closing(Service(settings_in(folder))) as service,
-        closing(MetricsListener(service, "127.0.0.1", 0)) as listener,
+        metrics_served(service, "127.0.0.1", 0) as url,
+        Client(base_url=url.removesuffix("/metrics"), timeout=30) as client,
     ):
-        listener.start()
-        with Client(base_url=listener.url.removesuffix("/metrics"), timeout=30) as client:
-            assert client.get("/metrics").status_code == 200
-            yield client
+        assert client.get("/metrics").status_code == 200
+        yield client
 
 
 def statuses(answers: bytes) -> list[int]:

@@ -95,9 +95,7 @@ def test_the_page_about_the_api_needs_no_script_and_no_other_host(client: Client
         for operation in operations.values():
             assert operation.get("summary") or operation.get("description")
     assert set(document["components"]["schemas"]) <= anchors
-    operations = page.text.partition('id="shapes"')[0]
-    assert "{type, title, status, detail" in operations
-    assert "&quot;properties&quot;" not in operations
+    assert "&quot;4XX&quot;" not in page.text, "these are the same everywhere"
 
 
 def test_descriptions_cannot_break_out_of_the_page(synced: Service) -> None:

@@ -485,7 +485,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     jobs: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress is dropped, the end is written as soon as that is possible again."""
-    full = DatabaseError("no room left on the disk")
+    full = DatabaseError("no space left on the disk")
     finish = Journal.finish
     broken, ended = threading.Event(), threading.Event()
 
@@ -522,7 +522,7 @@ def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypat
 
     def failing(journal: Journal, *values: Any, **outcome: Any) -> None:
         if broken.is_set():
-            raise DatabaseError("no room left on the disk")
+            raise DatabaseError("no space left on the disk")
         finish(journal, *values, **outcome)
 
     monkeypatch.setattr(Journal, "finish", failing)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from httpx import Client, Response
 
-from app.src.api.errors import Crowded, retry_after
+from app.src.api.errors import Refused, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
@@ -346,7 +346,7 @@ def test_each_error_has_its_status_and_its_words(
         (EngineOverloaded("busy", seconds=0.2), "1"),
         (EngineOverloaded("busy", seconds=17.0), "17"),
         (EngineOverloaded("busy"), None),
-        (Crowded("the next one has waited", seconds=12.3), "13"),
+        (Refused("Crowded", "the next one has waited", seconds=12.3), "13"),
         (OutOfMemory("memory"), None),
     ],
 )

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from app.src.access.authentication import Authentication
 from app.src.access.principal import LOOPBACK, Principal, Unauthenticated
-from app.src.access.rates import Failures, RateExceeded, Rates
-from app.src.api import guard
+from app.src.access.rates import RateExceeded, Rates
+from app.src.api import server
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -137,24 +137,32 @@ def test_memory_is_bounded_whoever_asks(clock: Clock) -> None:
 
 
 def test_failures_are_counted_by_customer(clock: Clock) -> None:
-    failures = Failures("2/minute", clock=clock)
+    rates = Rates(failures="2/minute", clock=clock)
     for same in (["10.0.0.1"] * 2, ["2001:db8::1", "2001:db8::ffff:2"], ["", "no address"]):
-        assert [failures.add(address) for address in same] == [None, None]
+        assert [rates.fail(address) for address in same] == [None, None]
     clock.now += 15
     for again in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::3", "fe80"):
-        assert failures.add(again) == pytest.approx(45)
-    assert failures.add("10.0.0.2") is None
-    assert failures.add("2001:db8:0:1::1") is None
+        refused = rates.fail(again)
+        assert refused is not None
+        assert refused[0] == pytest.approx(45)
+    assert rates.fail("10.0.0.2") is None
+    assert rates.fail("2001:db8:0:1::1") is None
     clock.now += 45
-    assert failures.add("10.0.0.1") is None
+    assert rates.fail("10.0.0.1") is None
 
 
 def test_too_many_failures_of_an_address_are_news_once_in_a_window(clock: Clock) -> None:
-    failures = Failures("2/minute", clock=clock)
-    assert [failures.news(address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2")] == [True, False, True]
+    rates = Rates(failures="1/minute", clock=clock)
+
+    def news(address: str) -> bool | None:
+        refused = rates.fail(address)
+        return None if refused is None else refused[1]
+
+    assert [news(address) for address in ("10.0.0.1", "10.0.0.2")] == [None, None]
+    assert [news(address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2")] == [True, False, True]
     clock.now += 60
-    assert failures.news("10.0.0.1")
-    assert Failures("unlimited").news("10.0.0.1")
+    assert [news("10.0.0.1") for _ in range(3)] == [None, True, False]
+    assert Rates().fail("10.0.0.1") is None
 
 
 # ------------------------------------------------------------------------------------------------------------ over HTTP
@@ -249,7 +257,7 @@ def test_requests_at_once_over_http(synced: Service, monkeypatch: pytest.MonkeyP
 def test_failed_authentication_is_throttled_and_right_keys_are_let_in(
     synced: Service, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "Failures", partial(Failures, clock=clock))
+    monkeypatch.setattr(server, "Rates", partial(Rates, clock=clock))
     with limited(synced, failures="3/minute") as client:
         wrong = {"X-API-Key": "wrong"}
         assert [client.get("/v1/jobs", headers=wrong).status_code for _ in range(4)] == [401, 401, 401, 429]

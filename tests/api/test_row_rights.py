@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
-from app.src.mcp.tools import GetRow, Refused, Tools
+from app.src.mcp.tools import Refused, get_row
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -378,11 +378,11 @@ def test_without_a_claim_there_is_nothing(asking: Asking, who: Principal) -> Non
 
 def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Asking) -> None:
     """By the same statements, so how long it takes tells no more than one look at a row does."""
-    who, get_row = claiming("FERT"), Tools(shared).get_row
+    who = claiming("FERT")
 
     def row(id_: str) -> None:
         with pytest.raises(Refused, match="has this id"):
-            get_row(GetRow(collection="materials", id=id_), who)
+            get_row(shared, who, "materials", id_)
 
     def like(id_: str) -> None:
         assert asking.post(who, SEARCH, like=id_).status_code == 404

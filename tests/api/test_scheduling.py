@@ -241,7 +241,7 @@ def test_one_that_cannot_be_looked_at_stops_no_other(
 
     def failing(self: Jobs, collection: str) -> Turn | None:
         if collection == "a":
-            raise DatabaseError("no room left on the disk")
+            raise DatabaseError("no space left on the disk")
         return turn(self, collection)
 
     monkeypatch.setattr(Jobs, "turn", failing)

@@ -258,7 +258,7 @@ INFRASTRUCTURE = [
     }.values(),
     LeaseLost("planted"),
     StoreCorrupt("planted"),
-    DatabaseError("planted: no room left on the disk"),
+    DatabaseError("planted: no space left on the disk"),
     MemoryError("planted"),
     RuntimeError("planted: CUDA error"),
 ]

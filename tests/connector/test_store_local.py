@@ -238,7 +238,7 @@ def test_a_full_disk_leaves_nothing_half_written(store):
         (pages,) = db.execute("PRAGMA page_count").fetchone()
     with store._file.read() as db:  # the connection that is lent next
         db.execute(f"PRAGMA max_page_count = {pages + 5}")
-    with pytest.raises(DatabaseError, match="no room left"), store.lease(NAME, "writer", 1) as lease:
+    with pytest.raises(DatabaseError, match="no space left"), store.lease(NAME, "writer", 1) as lease:
         store.apply(lease, ChangeSet(chunks(range(3000)), unit(3000), deleted=["k1"]))
     assert found(store) == keys(range(50))
     add(store, range(60, 70))

@@ -245,7 +245,7 @@ def test_a_filter_cannot_be_so_large_or_so_deep_that_it_is_all_that_counts(store
 @pytest.mark.parametrize("within", [{}, {"N": 1}, {"M": True}, {"M": {"$gt": {"type": "date", "date": "2024-01-01"}}}])
 def test_only_comparisons_that_cannot_fail_say_what_may_be_seen(store: VectorStore, within: Any) -> None:
     """An empty one would be everything."""
-    with pytest.raises(ValueError, match="a row filter compares texts"):
+    with pytest.raises(ValueError, match="a row filter must compare texts"):
         found(store, None, within)
 
 

@@ -94,6 +94,7 @@ def test_embedding_is_measured_with_the_real_model(report: dict[str, Any]) -> No
         assert row["tokens_per_second"] == pytest.approx(row["texts_per_second"] * (row["tokens"] + 2), rel=0.02)
 
 
+@pytest.mark.slow
 def test_table_for_people() -> None:
     done = command("--device", "cpu", "--duration", "0.1", "--sizes", "64", "--model", "hash:64")
     assert done.returncode == 0, done.stderr

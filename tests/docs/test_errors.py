@@ -44,7 +44,7 @@ def _by_code() -> list[Explained]:
 def _of_no_class(name: str) -> tuple[int | str, int | str, str]:
     if name == UNLESS_MEANT:
         return exits.UNEXPECTED, 500, ""
-    return "", next(status for status, known in http_errors._WITHOUT_ERROR.items() if known == name), ""
+    return "", http_errors.KINDS[name], ""
 
 
 def explanations() -> str:
@@ -73,7 +73,9 @@ def codes_table() -> str:
 
 def statuses_table() -> str:
     told: dict[int, list[str]] = {}
-    for kind, status in http_errors.STATUS:
+    for name, status in http_errors.KINDS.items():
+        told.setdefault(status, []).append(f"`{name}`")
+    for kind, status in http_errors.STATUS.items():
         told.setdefault(status, []).append(f"`{kind.__name__}`")
     lines = ["| status | | from |", "|---|---|---|"]
     for status in sorted(told):
@@ -99,21 +101,18 @@ def _classes() -> list[type[Exception]]:
 
     for root in (errors.ConnectorError, backends.EngineError):
         walk(root)
-    for kind, _ in (*exits.CODES, *http_errors.STATUS):
+    for kind in (*dict(exits.CODES), *http_errors.STATUS):
         walk(kind)
     return [kind for kind in found if not kind.__module__.startswith("app.src.benchmark")]
 
 
 def _exit(kind: type[Exception]) -> int | str:
-    # A refusal of REST alone never ends a command.
-    if issubclass(kind, http_errors.Refused):
-        return ""
     known = next((code for known, code in exits.CODES if issubclass(kind, known)), None)
     return known if known is not None else exits.ENGINE_CODES.get(kind.__name__, exits.UNEXPECTED)
 
 
 def _status(kind: type[Exception]) -> int:
-    return next((status for known, status in http_errors.STATUS if issubclass(kind, known)), 500)
+    return next((http_errors.STATUS[each] for each in kind.__mro__ if each in http_errors.STATUS), 500)
 
 
 def _again(kind: type[Exception]) -> str:
@@ -148,5 +147,5 @@ def test_no_code_is_given_twice() -> None:
 
 
 def test_every_entry_is_of_an_error_there_is() -> None:
-    named = {kind.__name__ for kind in _classes()} | set(http_errors._WITHOUT_ERROR.values()) | {UNLESS_MEANT}
+    named = {kind.__name__ for kind in _classes()} | set(http_errors.KINDS) | {UNLESS_MEANT}
     assert set(explained()) - named == set()

@@ -36,8 +36,8 @@ ROWS = [row for rows in sections().values() for row in rows]
 
 def test_every_guide_has_its_part() -> None:
     assert len(sections()) == GUIDES
-    assert all(len(rows) >= 10 for rows in sections().values())
-    assert len(ROWS) > 100
+    assert all(len(rows) >= 8 for rows in sections().values())
+    assert len(ROWS) > 80
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])

@@ -25,8 +25,8 @@ from tests.e2e import sync_child
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-ROWS = 200
-KILLS = {"hana": (9, 24, 36, 38), "local": (9, 24, 250, 250, 250)}
+ROWS = 600
+KILLS = {"hana": (9, 24, 38, 60), "local": (9, 24, 250, 250, 250)}
 """Events after which a run is killed: in the making of the tables and of the word index, then all over a run (SQLite
 counts what its word index does, too; 250 are far from enough for the rows that are left). Threads read and write at the
 same time, so that the same number does not always mean the same statement."""

@@ -110,7 +110,9 @@ def ask_neighbour(neighbour: Any) -> None:
     assert time.monotonic() - began < NEIGHBOUR_SECONDS
 
 
-@pytest.mark.parametrize("name", ENDING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, name in enumerate(ENDING)]
+)
 def test_it_ends_by_itself(target: Target, name: str) -> None:
     statement, code = ENDING[name]
     client = target.login()
@@ -158,11 +160,13 @@ def test_all_end_when_their_clients_leave(target: Target) -> None:
     "statement",
     [
         f"SELECT N1.N FROM {CROSSED} ORDER BY N2.N, N3.N",
-        f"SELECT STRING_AGG(N1.N, ',') FROM {CROSSED}",
-        f"SELECT DISTINCT N5.N, N6.N, N7.N, N8.N FROM {CROSSED}",
-        f"SELECT N1.N, N2.N, N3.N, COUNT(*) FROM {CROSSED} GROUP BY N1.N, N2.N, N3.N, N4.N",
-        f"SELECT MEDIAN(N1.N) FROM {CROSSED}",
-        f"SELECT N1.N FROM {CROSSED} FOR UPDATE",
+        pytest.param(f"SELECT STRING_AGG(N1.N, ',') FROM {CROSSED}", marks=pytest.mark.slow),
+        pytest.param(f"SELECT DISTINCT N5.N, N6.N, N7.N, N8.N FROM {CROSSED}", marks=pytest.mark.slow),
+        pytest.param(
+            f"SELECT N1.N, N2.N, N3.N, COUNT(*) FROM {CROSSED} GROUP BY N1.N, N2.N, N3.N, N4.N", marks=pytest.mark.slow
+        ),
+        pytest.param(f"SELECT MEDIAN(N1.N) FROM {CROSSED}", marks=pytest.mark.slow),
+        pytest.param(f"SELECT N1.N FROM {CROSSED} FOR UPDATE", marks=pytest.mark.slow),
         f"INSERT INTO OTHER SELECT N1.N FROM {CROSSED} ORDER BY N2.N",
     ],
 )

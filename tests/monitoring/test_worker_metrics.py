@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.src.access.keys import Grant, create
-from app.src.api.server import MetricsListener
+from app.src.api.server import metrics_served
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import ConfigurationError
@@ -28,7 +28,7 @@ def service(tmp_path: Path) -> Any:
 
 def test_without_authentication_it_listens_on_loopback_only(service: Service) -> None:
     with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*loopback"):
-        MetricsListener(service, "0.0.0.0", 0)
+        metrics_served(service, "0.0.0.0", 0).__enter__()
 
 
 def test_a_port_in_use_is_a_message(service: Service) -> None:
@@ -36,17 +36,16 @@ def test_a_port_in_use_is_a_message(service: Service) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConfigurationError, match="cannot be bound"),
     ):
-        MetricsListener(service, "127.0.0.1", taken.getsockname()[1])
+        metrics_served(service, "127.0.0.1", taken.getsockname()[1]).__enter__()
 
 
 def test_it_ends_when_it_is_closed_also_before_it_began(service: Service) -> None:
-    with closing(MetricsListener(service, "127.0.0.1", 0)):
+    with metrics_served(service, "127.0.0.1", 0):
         pass
-    with closing(MetricsListener(service, "127.0.0.1", 0)) as listener:
-        listener.start()
-        assert "owl_sap_build_info" in httpx.get(listener.url, timeout=60).text
+    with metrics_served(service, "127.0.0.1", 0) as url:
+        assert "owl_sap_build_info" in httpx.get(url, timeout=60).text
     with pytest.raises(httpx.ConnectError):
-        httpx.get(listener.url)
+        httpx.get(url)
 
 
 def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:
@@ -59,16 +58,18 @@ def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:
             "api": {"hsts": True},
         }
     )
-    with closing(Service(settings)) as service, closing(MetricsListener(service, "127.0.0.1", 0)) as listener:
-        listener.start()
-        with httpx.Client(timeout=60) as client:
-            tried = [client.get(listener.url, headers={"X-API-Key": "owl_wrong_wrong"}) for _ in range(3)]
-            assert [answer.status_code for answer in tried] == [401, 401, 429]
-            assert int(tried[-1].headers["Retry-After"]) >= 1
-            scraped = [client.get(listener.url, headers={"X-API-Key": key}) for _ in range(4)]
-            assert [answer.status_code for answer in scraped] == [200, 200, 200, 429]
-            for answer in (*tried, *scraped):
-                assert answer.headers["X-Content-Type-Options"] == "nosniff"
-                assert answer.headers["Cache-Control"] == "no-store"
-                assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-                assert "Strict-Transport-Security" not in answer.headers  # this is http
+    with (
+        closing(Service(settings)) as service,
+        metrics_served(service, "127.0.0.1", 0) as url,
+        httpx.Client(timeout=60) as client,
+    ):
+        tried = [client.get(url, headers={"X-API-Key": "owl_wrong_wrong"}) for _ in range(3)]
+        assert [answer.status_code for answer in tried] == [401, 401, 429]
+        assert int(tried[-1].headers["Retry-After"]) >= 1
+        scraped = [client.get(url, headers={"X-API-Key": key}) for _ in range(4)]
+        assert [answer.status_code for answer in scraped] == [200, 200, 200, 429]
+        for answer in (*tried, *scraped):
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert "Strict-Transport-Security" not in answer.headers  # this is http

@@ -183,7 +183,6 @@ def on_the_command_line(ground: Ground) -> None:
     cli("cli", "verify", "materials", "--json")
     assert cli("quarantine", "quarantine", "list", "materials", "--json") == 0
     assert cli("answer", "search", "materials", QUERY.text, "--json") == 0
-    assert cli("answer", "rows", "materials", f'["{KEY.text}1"]', VALUE.text, "--json") == 0
     assert cli("answer", "search", "materials", "--like", f'["{KEY.text}1"]', "--json") == 0
     # An id that is not found is answered with an example, which is the key of a row, as in hits.
     assert cli("answer", "search", "materials", "--like", f'["{KEY.text}77"]') == 2

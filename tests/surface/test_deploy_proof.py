@@ -194,6 +194,7 @@ def test_nobody_there(key_file: Path) -> None:
     assert done.stdout.startswith("nothing answers at http://127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_two_lines_of_figures_from_a_real_report() -> None:
     sizes = ["--sizes", "64", "--duration", "0.05", "--model", "hash:16", "--device", "cpu"]
     command = [sys.executable, "-m", "app.src.core.t4_gpu_optimizer", "--json", *sizes]

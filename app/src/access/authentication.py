@@ -6,8 +6,8 @@ import asyncio
 from concurrent.futures import wait
 
 from app.src.access.keys import PREFIX, KeyRing
-from app.src.access.principal import IssuerAway, Principal, Unauthenticated
-from app.src.access.tokens import FETCH_SECONDS, Tokens, UnknownKey
+from app.src.access.principal import ISSUER_AWAY, Principal, Unauthenticated
+from app.src.access.tokens import FETCH_SECONDS, Tokens
 from app.src.settings import AccessSettings
 
 _WAIT_SECONDS = FETCH_SECONDS + 1
@@ -46,35 +46,28 @@ class Authentication:
 
     def described(self) -> str:
         """Return one line for doctor."""
-        parts = [] if self._keys is None else [self._keys.described()]
-        if self.settings.jwt is not None:
-            parts.append(f"tokens of {self.settings.jwt.issuer}, whose keys are available")
-        return "; ".join(parts)
+        jwt = self.settings.jwt
+        tokens = None if jwt is None else f"tokens of {jwt.issuer}, whose keys are available"
+        keys = None if self._keys is None else self._keys.described()
+        return "; ".join(filter(None, (keys, tokens)))
 
     async def principal(self, credential: str) -> Principal:
         """Return the principal of this credential. Waits only while the issuer's keys are fetched. Raises
-        Unauthenticated, and IssuerAway when the token cannot be checked."""
+        Unauthenticated."""
         if self._keys is not None and (credential.startswith(PREFIX) or self._tokens is None):
             return self._keys.principal(credential)
         if self._tokens is None:
             raise Unauthenticated("API keys are not taken here", "unknown_key")
-        keys = self._tokens.keys
-        try:
-            principal = self._tokens.principal(credential)
-        except UnknownKey:
-            if keys.due(unknown=True):
-                await asyncio.wait((asyncio.wrap_future(keys.refresh()),), timeout=_WAIT_SECONDS)
-        else:
-            if keys.due():
-                keys.refresh()  # in the background: the current keys are still valid
+        keys, principal = self._tokens.keys, self._tokens.principal(credential)
+        if keys.due(unknown=principal is None):
+            fetched = keys.refresh()  # in the background if the current keys suffice
+            if principal is None:
+                await asyncio.wait((asyncio.wrap_future(fetched),), timeout=_WAIT_SECONDS)
+        principal = principal or self._tokens.principal(credential)
+        if principal is not None:
             return principal
-        try:
-            return self._tokens.principal(credential)
-        except UnknownKey:
-            if not keys.believed:
-                raise IssuerAway(
-                    "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
-                ) from None
-            raise Unauthenticated(
-                "the token is signed with a key that its issuer does not publish for its algorithm", "unknown_kid"
-            ) from None
+        if keys.believed:
+            why = "the token is signed with a key that its issuer does not publish for its algorithm"
+            raise Unauthenticated(why, "unknown_kid")
+        why = "the token issuer's keys are unavailable, so tokens cannot be checked now; try again later"
+        raise Unauthenticated(why, ISSUER_AWAY)

@@ -45,16 +45,16 @@ LOOPBACK = Principal("loopback", frozenset(SCOPES))
 ANONYMOUS = Principal("anonymous", frozenset())
 
 
+ISSUER_AWAY = "issuer_away"
+
+
 class Unauthenticated(Exception):
-    """The credential is missing or invalid. `code`: a word for machines and logs."""
+    """The credential is missing or invalid, or cannot be checked now (ISSUER_AWAY). `code`: a word for machines and
+    logs."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class IssuerAway(Exception):
-    """The issuer's keys are unavailable, so no token can be checked. Try later."""
 
 
 class AccessUnusable(ConfigurationError):

@@ -68,21 +68,21 @@ class _Windows:
 
 
 class Rates:
-    """Thread-safe. Limits nothing without authentication."""
+    """Limits of principals, none without authentication, and of failed authentications by address. Thread-safe."""
 
     def __init__(
         self,
         rate: str = UNLIMITED,
         concurrency: int = 0,
         tokens: str = UNLIMITED,
+        failures: str = UNLIMITED,
         *,
         clock: Callable[[], float] = time.monotonic,
         most: int = MOST_COUNTED,
     ) -> None:
-        """Defaults for principals without own limits: `rate` ("600/minute"), `concurrency`, `tokens`
-        ("1000000/minute")."""
-        self._rate, self._concurrency, self._tokens = rate, concurrency, tokens
-        self._windows = _Windows(clock, most)
+        """`rate` ("600/minute") and `concurrency` are for principals without own limits."""
+        self._rate, self._concurrency, self._tokens, self._failures = rate, concurrency, tokens, failures
+        self._windows, self._failed = _Windows(clock, most), _Windows(clock, most)
         self._lock = threading.Lock()
         self._at_once: dict[str, int] = {}
 
@@ -124,39 +124,26 @@ class Rates:
         item = parse(self._tokens)
         standing = self._windows.hit(item, "tokens", principal.identity, cost=min(tokens, item.amount))
         if standing.exceeded:
-            raise RateExceeded(
-                f"{self._tokens} tokens are allowed (setting access.tokens), and {standing.remaining} are left: try "
-                f"again in {standing.seconds:.0f} s",
-                standing.seconds,
-            )
+            why = f"{self._tokens} tokens are allowed (setting access.tokens), and {standing.remaining} are left"
+            raise RateExceeded(f"{why}: try again in {standing.seconds:.0f} s", standing.seconds)
+
+    def fail(self, address: str) -> tuple[float, bool] | None:
+        """Count a failed authentication; valid keys are never refused for failures of others at their address. If there
+        are too many, return the seconds to wait, and whether to log it: once in each window, so that callers without
+        rights cannot fill the log."""
+        if self._failures == UNLIMITED:
+            return None
+        item, customer = parse(self._failures), _customer(address)
+        standing = self._failed.hit(item, customer)
+        if not standing.exceeded:
+            return None
+        once = type(item)(1, item.multiples)
+        return standing.seconds, not self._failed.hit(once, "told", customer).exceeded
 
 
 def _free(principal: Principal) -> bool:
     """Return whether the caller is not limited: unidentified callers get only health and, if open, metrics."""
     return principal is LOOPBACK or principal is ANONYMOUS
-
-
-class Failures:
-    """Counts failed authentications by address. A valid key is never refused for failures of others at its address."""
-
-    def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
-        self._item = None if rate == UNLIMITED else parse(rate)
-        self._windows = _Windows(clock, most)
-
-    def add(self, address: str) -> float | None:
-        """Count a failure. Returns the seconds to wait if there are too many, else None."""
-        if self._item is None:
-            return None
-        standing = self._windows.hit(self._item, _customer(address))
-        return standing.seconds if standing.exceeded else None
-
-    def news(self, address: str) -> bool:
-        """Return whether to log the failures of an address: once in each window, so that callers without rights cannot
-        fill the log."""
-        if self._item is None:
-            return True
-        once = type(self._item)(1, self._item.multiples)
-        return not self._windows.hit(once, "told", _customer(address)).exceeded
 
 
 def _customer(address: str) -> str:

@@ -122,6 +122,11 @@ class Rights:
         block = self._block(name)
         return visible(block.row_rights, metadata_names(block.metadata), principal)
 
+    def extent(self, name: str, principal: Principal) -> str:
+        """Return how many rows of a collection are visible, for the audit log: all, some or none."""
+        within = self.visible(name, principal)
+        return "all" if within is None else "none" if isinstance(within, Nothing) else "some"
+
     def check_every_row(self, principal: Principal, name: str | None = None) -> None:
         """Raise RowsRefused unless the principal may see every row of the collection (None: of any table)."""
         for block in self._settings.collections if name is None else [self._block(name)]:

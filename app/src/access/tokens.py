@@ -203,10 +203,6 @@ _WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
 _MALFORMED = ("neither an API key nor a token", "malformed_token")
 
 
-class UnknownKey(Exception):
-    """The token names an unknown key; the issuer may have published a new one."""
-
-
 class Tokens:
     """Reads the configured issuer's tokens. `keys`: the issuer's. Thread-safe."""
 
@@ -232,14 +228,15 @@ class Tokens:
             self._tenants = self._tenants or ("app_tid", "zone_uuid")
         self.keys = KeySet(settings.jwks_path or url or "", settings.algorithms)
 
-    def principal(self, token: str) -> Principal:
-        """Return the principal of a token. Raises Unauthenticated and UnknownKey."""
+    def principal(self, token: str) -> Principal | None:
+        """Return the principal of a token; None if its key is unknown, because the issuer may have published a new one.
+        Raises Unauthenticated."""
         if len(token) > LONGEST_TOKEN:
             raise Unauthenticated(f"the token is longer than {LONGEST_TOKEN} characters", "malformed_token")
         kid, algorithm = self._header(token)
         key = self.keys.get(kid, algorithm)
         if key is None:
-            raise UnknownKey
+            return None
         try:
             payload = jwt.decode(
                 token,

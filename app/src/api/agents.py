@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.src.access.principal import Principal
-from app.src.access.rates import RateExceeded
-from app.src.api.errors import NotFound, Refused, problem
+from app.src.api.errors import Refused, problem
 from app.src.api.guard import FOREIGN, REFUSED, audit, caller, foreign, once_more
 from app.src.api.requests import Executors, Json
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 
-Result = TypeVar("Result")
 _CALL = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -25,10 +23,7 @@ _CALL = {
     "params": {"name": "search", "arguments": {"collection": "materials", "query": "noise from the gearbox"}},
 }
 _BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _CALL}},
-    }
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}, "example": _CALL}}}
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -39,39 +34,32 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _Caller:
-    """The caller of a tool."""
-
-    expected: tuple[type[Exception], ...] = (Refused, RateExceeded)
-
-    def __init__(self, executors: Executors) -> None:
-        self._executors = executors
-
-    async def principal(self, request: Request) -> Principal:
-        return caller(request)
-
-    async def run(self, call: Callable[[], Result], principal: Principal, request: Request) -> Result:
-        return await self._executors.run(call, request)
-
-    def tell(self, request: Request, **fields: Any) -> None:
-        audit(request.scope, **fields)
-
-
 def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[None]:
     """Return a context in which tools can be called. Raises ConfigurationError where the SDK is not installed."""
     manager: Any = None
     if executors.service.settings.mcp.http:
         try:
-            from app.src.mcp.server import fault_of, streamable
+            from app.src.mcp.server import Agents, fault_of, streamable
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
                 raise
             raise ConfigurationError(
                 f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
             ) from None
-        manager = streamable(executors.service, _Caller(executors))
 
-    class Answer(Response):
+        async def principal(request: Request) -> Principal:
+            return caller(request)
+
+        async def run(call: Callable[[], Any], _: Principal, request: Request) -> Any:
+            return await executors.run(call, request)
+
+        def tell(request: Request, **fields: Any) -> None:
+            audit(request.scope, **fields)
+
+        tools = Agents(executors.service, principal, run, tell, (Refused,))
+        manager = streamable(tools, executors.limits.max_body_bytes)
+
+    class _Answer(Response):
         """A response that the SDK writes."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,12 +77,12 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
         where the setting mcp.http is on."""
         if manager is None:
-            raise NotFound("tools for agents are not served here (setting mcp.http)")
+            raise Refused("NotFound", "tools for agents are not served here (setting mcp.http)")
         if foreign(request.headers):
             request.scope[REFUSED] = "origin"
             return problem(request, 403, FOREIGN)
         body = await request.body()
         wrong = fault_of(body)
-        return Answer(body) if wrong is None else Json(wrong, 400)
+        return _Answer(body) if wrong is None else Json(wrong, 400)
 
     return nullcontext() if manager is None else manager.run()

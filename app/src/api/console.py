@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 
-from app.src.api.errors import NotFound
+from app.src.api.errors import Refused
 
 _STATIC = Path(__file__).with_name("static")
 _PAGE = "index.html"
@@ -36,7 +36,7 @@ def add(app: FastAPI, *, manual: bool) -> None:
     async def file(request: Request) -> Response:
         found = static.get(request.path_params.get("path", _PAGE))
         if found is None:
-            raise NotFound("file not found in the console")
+            raise Refused("NotFound", "file not found in the console")
         content, headers = found
         known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
         if headers["ETag"] in known:

@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
+from app.src.api.errors import Refused
 from app.src.api.requests import Body, Executors, Json, ListsOfNumbers, Numbers, Texts, direct
 from app.src.service.service import Service
 from connector.model import Vectors
@@ -115,7 +115,7 @@ def add_embed(routes: APIRouter, executors: Executors) -> None:
             if not body.truncate:
                 fault = _too_long(tokens, service.parts.engine.max_tokens, "inputs")
                 if fault is not None:
-                    raise Unprocessable(f'{fault}; send "truncate": true to cut it')
+                    raise Refused("Unprocessable", f'{fault}; send "truncate": true to cut it')
             executors.spend(request, tokens)
 
         def queue() -> Future[Vectors]:
@@ -138,7 +138,8 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
         given = [body.input] if isinstance(body.input, str) else body.input
         texts = [item for item in given if isinstance(item, str)]
         if len(texts) < len(given):
-            raise BadRequest(
+            raise Refused(
+                "BadRequest",
                 "input holds token ids of OpenAI's tokenizer: send texts "
                 "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
                 param="input",
@@ -151,7 +152,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
             fault = _too_long(tokens, service.parts.engine.max_tokens, "input")
             if fault is not None:
                 why = f'{fault}; send shorter texts or use POST /embed with "truncate": true'
-                raise BadRequest(why, param="input", code="context_length_exceeded")
+                raise Refused("BadRequest", why, param="input", code="context_length_exceeded")
             executors.spend(request, tokens)
             used = sum(tokens)
 
@@ -165,7 +166,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
             lengths = np.linalg.norm(short, axis=1, keepdims=True)
             if not lengths.all():
                 why = f"a vector is all zeros in its first {body.dimensions} numbers"
-                raise Unprocessable(why, param="dimensions")
+                raise Refused("Unprocessable", why, param="dimensions")
             vectors = (short / lengths).astype("<f4")
         rows = vectors if body.encoding_format == "float" else (b64encode(row).decode() for row in vectors)
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
@@ -197,7 +198,7 @@ def _check_model(service: Service, asked: str | None, dimensions: int | None = N
         same = asked.rpartition("/")[2] == engine.model.rpartition("/")[2]
         if not same or ("/" in asked and "/" in engine.model):
             why = f'the model "{asked}" is not served here; this service has "{engine.model}"'
-            raise UnknownModel(why, param="model", code="model_not_found")
+            raise Refused("UnknownModel", why, param="model", code="model_not_found")
     own, shorter = engine.dimension, engine.matryoshka
     if dimensions is not None and dimensions != own and (dimensions > own or dimensions not in shorter):
         which = "was not trained to be cut (Matryoshka)"
@@ -205,7 +206,7 @@ def _check_model(service: Service, asked: str | None, dimensions: int | None = N
             lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
             which = f"can be cut to {lengths}"
         why = f"dimensions is {dimensions}; the model gives {own} numbers and {which}; leave dimensions out"
-        raise BadRequest(why, param="dimensions")
+        raise Refused("BadRequest", why, param="dimensions")
 
 
 def _too_long(tokens: list[int], most: int, name: str) -> str | None:

@@ -60,115 +60,68 @@ MOST_FAULTS = 50  # reported per request: a body of 2 MB may contain 250,000
 _log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
-    """A request that cannot be fulfilled; the message says why. `param`: the faulty field; `code`: a machine-readable
-    word. OpenAI's error shape has both."""
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
-class Unprocessable(Refused):
-    """Well-formed, but invalid."""
-
-
-class TooMuch(Refused):
-    """Above a limit; the message names it."""
-
-
-class BadRequest(Refused):
-    """A fault for which OpenAI's service answers 400."""
-
-
-class UnknownModel(Refused):
-    """The request names a model that is not served."""
-
-
-class NotFound(Refused):
-    """The path names something unknown; the message suggests the nearest names."""
-
-
-class TooManyStreams(Refused):
-    """Too many clients follow jobs."""
-
-
-class Crowded(Refused):
-    """The request would wait too long for a thread. `seconds`: how long the first waiting request has waited."""
-
-    def __init__(self, message: str, *, seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.seconds = seconds
-
-
-class ClientLeft(Refused):
-    """The client has left, so the answer is dropped and only counted."""
-
-
-STATUS: tuple[tuple[type[Exception], int], ...] = (
-    # The first match counts, so specific classes come before general ones.
-    (Unprocessable, 422),
-    (TooMuch, 413),
-    (BadRequest, 400),
-    (UnknownModel, 404),
-    (NotFound, 404),
-    (UnknownJob, 404),
-    (JobRunning, 409),
-    (JobOver, 409),
-    (QueueFull, 429),
-    (RateExceeded, 429),
-    (TooManyStreams, 429),
-    (Crowded, 429),
-    (ClientLeft, CLIENT_LEFT),
-    (RowsRefused, 403),
-    (StateUnusable, 503),
-    (errors.UnknownCollection, 404),
-    (errors.UnknownKey, 404),
-    (errors.UnknownRow, 404),
-    (errors.UnknownGeneration, 404),
-    (errors.ModelMismatch, 409),
-    (errors.BadFilter, 422),
-    (errors.BadDocument, 422),
-    (errors.WrongOrigin, 409),
-    (errors.TextsNotEmbeddable, 422),
-    (NotPreviewable, 422),
-    (errors.ConfigurationError, 500),
-    (errors.DatabaseError, 503),
-    (errors.LeaseLost, 409),
-    (errors.GenerationRefused, 409),
-    (errors.GenerationChanged, 503),
-    (errors.SyncPaused, 409),
-    (errors.ConnectorError, 500),
-    (backends.NonFinite, 422),
-    (queue.EngineOverloaded, 429),
-    (queue.WorkerDied, 503),
-    (backends.OutOfMemory, 503),
-    (backends.EngineClosed, 503),
-    (backends.EngineError, 500),
-)
-# Names of errors without an exception class.
-_WITHOUT_ERROR = {
-    400: "BadRequest",
-    401: "Unauthenticated",
-    403: "Forbidden",
-    404: "NotFound",
-    405: "MethodNotAllowed",
-    408: "TooSlow",
-    413: "TooMuch",
-    421: "Misdirected",
-    422: "Unprocessable",
-    429: "Crowded",
-    431: "HeadTooLarge",
-    500: "Exception",
-    503: "NotNow",
+# The status of each kind of refusal, by its name in service/explaining/errors.toml. An answer without an error has the
+# code of the first kind with its status.
+KINDS: Mapping[str, int] = {
+    "BadRequest": 400,
+    "Unauthenticated": 401,
+    "Forbidden": 403,
+    "NotFound": 404,
+    "UnknownModel": 404,
+    "MethodNotAllowed": 405,
+    "TooSlow": 408,
+    "TooMuch": 413,
+    "Misdirected": 421,
+    "Unprocessable": 422,
+    "Crowded": 429,
+    "TooManyStreams": 429,
+    "HeadTooLarge": 431,
+    "ClientLeft": CLIENT_LEFT,  # the answer is dropped and only counted
+    "Exception": 500,
+    "NotNow": 503,
 }
+
+
+class Refused(Exception):
+    """A request that cannot be fulfilled; the message says why. `param`: the faulty field, and `code`: a word for
+    machines, for OpenAI's error shape. `seconds`: until the next try."""
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.status = kind, KINDS[kind]
+        self.param, self.code, self.seconds = param, code, seconds
+
+
+_BY_STATUS: Mapping[int, tuple[type[Exception], ...]] = {
+    403: (RowsRefused,),
+    404: (UnknownJob, errors.UnknownCollection, errors.UnknownKey, errors.UnknownRow, errors.UnknownGeneration),
+    409: (
+        *(JobRunning, JobOver, errors.ModelMismatch, errors.WrongOrigin),
+        *(errors.LeaseLost, errors.GenerationRefused, errors.SyncPaused),
+    ),
+    422: (errors.BadFilter, errors.BadDocument, errors.TextsNotEmbeddable, NotPreviewable, backends.NonFinite),
+    429: (QueueFull, RateExceeded, queue.EngineOverloaded),
+    500: (errors.ConfigurationError, errors.ConnectorError, backends.EngineError),
+    503: (
+        *(StateUnusable, errors.DatabaseError, errors.GenerationChanged),
+        *(queue.WorkerDied, backends.OutOfMemory, backends.EngineClosed),
+    ),
+}
+STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}  # that of the nearest class counts
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
 def retry_after(error: Exception) -> str | None:
     """Return the measured Retry-After in whole seconds, or None."""
-    tells = queue.EngineOverloaded | Crowded | QueueFull | RateExceeded
+    tells = queue.EngineOverloaded | QueueFull | RateExceeded | Refused
     measured = error.seconds if isinstance(error, tells) else None
     return None if measured is None else str(max(1, math.ceil(measured)))
 
@@ -200,7 +153,9 @@ def problem(
 
 def document(status: int, detail: str, error: Exception | None = None) -> dict[str, Any]:
     """Return the members of every problem document. `code` is for `owl-sap explain`."""
-    code = code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
+    kind = next((kind for kind, each in KINDS.items() if each == status), "BadRequest")
+    kind = error.kind if isinstance(error, Refused) else kind
+    code = explained()[kind].code if error is None or isinstance(error, Refused) else code_of(error)
     title = "Client Closed Request" if status == CLIENT_LEFT else HTTPStatus(status).phrase
     return {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
 
@@ -214,13 +169,12 @@ def answer_to(request: Request, error: Exception) -> JSONResponse | None:
             fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
         return problem(request, error.status_code, str(error.detail), headers=headers)
-    status = next((status for kind, status in STATUS if isinstance(error, kind)), None)
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
+    status = error.status if isinstance(error, Refused) else status
     if status is None:
         return None
-    seconds = retry_after(error)
-    return problem(
-        request, status, str(error), headers={} if seconds is None else {"Retry-After": seconds}, error=error
-    )
+    headers = {} if (seconds := retry_after(error)) is None else {"Retry-After": seconds}
+    return problem(request, status, str(error), headers=headers, error=error)
 
 
 def install(app: FastAPI) -> None:
@@ -243,7 +197,7 @@ def install(app: FastAPI) -> None:
             detail += "; send the header Content-Type: application/json"
         first: Sequence[Any] = found[0]["loc"] if found else ()
         param = str(first[1]) if len(first) > 1 and first[0] == "body" else None
-        return problem(request, 422, detail, error=Unprocessable(detail, param=param), errors=faults)
+        return problem(request, 422, detail, error=Refused("Unprocessable", detail, param=param), errors=faults)
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> Response:

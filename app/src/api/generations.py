@@ -50,9 +50,7 @@ class KeysBody(Body):
     """Which rows of the quarantine; null: all."""
 
     keys: Keys = Field(
-        default=None,
-        description="values by column name, or all values in key order",
-        examples=[[{"MATNR": "4711"}]],
+        default=None, description="values by column name, or all values in key order", examples=[[{"MATNR": "4711"}]]
     )
 
 
@@ -115,11 +113,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         rollback."""
         return Json(await executors.run(partial(service.generations.shown, name)))
 
-    @routes.post(
-        _GENERATIONS,
-        response_model=Comparison | Switched | DropResponse,
-        responses=_ANSWERS,
-    )
+    @routes.post(_GENERATIONS, response_model=Comparison | Switched | DropResponse, responses=_ANSWERS)
     async def change(request: Request, name: str, body: GenerationsBody) -> Response:
         """Build a generation by the settings, in the background; or compare, switch, roll back or drop at once. 404 for
         an unknown generation, 409 where its state forbids it or a job of this collection runs."""

@@ -27,11 +27,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.src.access.audit import AuditLog
-from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, IssuerAway, Principal, Unauthenticated
+from app.src.access.principal import ANONYMOUS, ISSUER_AWAY, LOOPBACK, SCOPES, Principal, Unauthenticated
 from app.src.access.principal import Scope as Right
-from app.src.access.rates import Failures, Rates, Standing
+from app.src.access.rates import Rates, Standing
 from app.src.access.rows import RowsRefused
-from app.src.api.errors import WHY_CRASHED, ClientLeft, TooMuch, answer_to, log_without_text, problem
+from app.src.api.errors import WHY_CRASHED, Refused, answer_to, log_without_text, problem
 from app.src.service.service import Service
 from app.src.settings import is_loopback
 
@@ -166,7 +166,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def check_values(body: bytes) -> None:
-    """Raise TooMuch for a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
+    """Refuse a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
 
     def beginnings(part: bytes) -> int:  # at least the number of values
         return part.count(b",") + part.count(b"[") + part.count(b"{")
@@ -178,9 +178,10 @@ def check_values(body: bytes) -> None:
         return
     bare, texts = _TEXT.subn(b"", body, count=2 * MOST_VALUES)  # a value has at most one name
     if texts == 2 * MOST_VALUES or beginnings(bare) > MOST_VALUES:
-        raise TooMuch(
+        raise Refused(
+            "TooMuch",
             f"the body holds more than {MOST_VALUES} JSON values: send several requests with fewer texts, numbers or "
-            "members each"
+            "members each",
         )
 
 
@@ -255,7 +256,6 @@ class Guard:
         self._authentication, self._metrics = service.access, service.metrics
         self._rates, self._ending = rates or Rates(), ending or Ending()
         access = service.access.settings
-        self._failures = Failures(access.failures)
         self._hosts = frozenset(name.lower() for name in access.hosts)
         self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
         self._collections = frozenset(service.collections.names)
@@ -340,7 +340,7 @@ class Guard:
                 while not whole:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientLeft("the connection was closed before the whole body had come")
+                        raise Refused("ClientLeft", "the connection was closed before the whole body had come")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     self._held += len(parts[-1])
@@ -402,9 +402,9 @@ class Guard:
         try:
             principal = await self._principal(headers, optional=rule is not None and not rule.need)
         except Unauthenticated as error:
+            if error.code == ISSUER_AWAY:
+                return self._refuse(scope, HTTPStatus.SERVICE_UNAVAILABLE, str(error), error.code)
             return self._unauthenticated(scope, str(error), error.code)
-        except IssuerAway as error:
-            return self._refuse(scope, HTTPStatus.SERVICE_UNAVAILABLE, str(error), "issuer_away")
         scope[PRINCIPAL] = principal
         if rule is None:
             return problem(Request(scope), HTTPStatus.NOT_FOUND, "Not Found")
@@ -412,7 +412,7 @@ class Guard:
         async def still_may() -> bool:
             try:
                 return rule.allows(await self._principal(headers, optional=not rule.need))
-            except (Unauthenticated, IssuerAway):
+            except Unauthenticated:
                 return False
 
         scope[_STILL] = still_may
@@ -438,7 +438,7 @@ class Guard:
             if len(set(found)) > 1:
                 raise Unauthenticated("two credentials were sent; send one", "ambiguous")
             return await self._authentication.principal(found[0])
-        except (Unauthenticated, IssuerAway):
+        except Unauthenticated:
             if optional:
                 return ANONYMOUS
             raise
@@ -454,10 +454,10 @@ class Guard:
         """Return 401 as in RFC 6750: with an error code only if a credential was sent. Return 429 for an address with
         too many failures."""
         client = scope.get("client")
-        address = client[0] if client else ""
-        seconds = self._failures.add(address)
-        if seconds is not None:
-            scope[_REPEATED] = not self._failures.news(address)
+        too_many = self._rates.fail(client[0] if client else "")
+        if too_many is not None:
+            seconds, news = too_many
+            scope[_REPEATED] = not news
             why = "too many failed authentications from this address (setting access.failures); a valid key is still "
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
             return self._refuse(scope, HTTPStatus.TOO_MANY_REQUESTS, f"{why}accepted", code, headers)

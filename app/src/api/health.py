@@ -85,10 +85,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         """200 if the engine answered a probe and the store is usable; otherwise 503, within 5 s. Authenticated callers
         see the reason."""
         readiness = await executors.probe()
-        document: dict[str, Any] = {
-            "status": "ok" if readiness.ready else "unavailable",
-            "checks": readiness.checks,
-        }
+        document: dict[str, Any] = {"status": "ok" if readiness.ready else "unavailable", "checks": readiness.checks}
         known = caller(request) is not ANONYMOUS
         if readiness.note is not None and known:
             document["note"] = readiness.note

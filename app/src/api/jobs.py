@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.src.api.errors import TooManyStreams, Unprocessable
+from app.src.api.errors import Refused
 from app.src.api.guard import still_may
 from app.src.api.requests import Body, Executors, Json
 from app.src.jobs.journal import Event, Job, State
@@ -102,12 +102,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
     service, jobs = executors.service, executors.service.jobs
     streams = anyio.CapacityLimiter(MOST_STREAMS)
 
-    @routes.post(
-        "/v1/collections/{name}/sync",
-        status_code=202,
-        response_model=JobStarted,
-        responses=JOB_LINKS,
-    )
+    @routes.post("/v1/collections/{name}/sync", status_code=202, response_model=JobStarted, responses=JOB_LINKS)
     async def sync(name: str, body: SyncBody | None = None) -> Response:
         """Start a sync in the background; 409 while a job of this collection runs."""
         wanted = body or SyncBody()
@@ -120,12 +115,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         )
         return started(await executors.run(partial(service.background.start_sync, name, request)))
 
-    @routes.post(
-        "/v1/collections/{name}/verify",
-        status_code=202,
-        response_model=JobStarted,
-        responses=JOB_LINKS,
-    )
+    @routes.post("/v1/collections/{name}/verify", status_code=202, response_model=JobStarted, responses=JOB_LINKS)
     async def verify(name: str, body: VerifyBody | None = None) -> Response:
         """Compare the collection with its source in the background; `repair` rewrites the rows that differ. The
         job's result is the report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
@@ -135,9 +125,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get("/v1/jobs", response_model=list[JobBody])
     async def all_jobs(
-        collection: str | None = None,
-        state: State | None = None,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        collection: str | None = None, state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
     ) -> Response:
         """Newest first. Records outlive the service; old ones are deleted (after 30 days, and beyond 1,000)."""
         found = await executors.look(partial(jobs.all, collection, state, limit))
@@ -178,8 +166,9 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if job.over and not found:
             return Response(status_code=204)  # tells browsers not to reconnect
         if streams.available_tokens < 1:
-            raise TooManyStreams(
-                f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}"
+            raise Refused(
+                "TooManyStreams",
+                f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}",
             )
         return EventSourceResponse(_stream(executors, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
 
@@ -188,7 +177,7 @@ def _number(last_event_id: str | None) -> int:
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16):
-        raise Unprocessable("Last-Event-ID is not the id of an event of this job: those are numbers from 1")
+        raise Refused("Unprocessable", "Last-Event-ID is not the id of an event of this job: those are numbers from 1")
     return int(last_event_id)
 
 

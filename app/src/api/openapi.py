@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from fastapi import FastAPI, Request, Response
+from starlette.routing import Route
 
 from app.src.api.guard import ANYBODY, MANUAL, NEEDS, OPEN
 from app.src.settings import AccessSettings
@@ -75,8 +76,8 @@ def examples() -> tuple[Example, ...]:
 
 def curl(example: Example) -> str:
     """Return a POSIX shell command; the key comes from a variable."""
-    lines = [f"curl {'-N ' if example.operation.endswith('/events') else ''}{shlex.quote(BASE + example.url)}"]
-    lines.append(f'-H "Authorization: Bearer ${KEY}"')
+    live = "-N " if example.operation.endswith("/events") else ""
+    lines = [f"curl {live}{shlex.quote(BASE + example.url)}", f'-H "Authorization: Bearer ${KEY}"']
     if example.body is not None:
         lines.append(f"-H 'Content-Type: {_JSON}'")
         lines.append(f"-d {shlex.quote(json.dumps(example.body, ensure_ascii=False))}")
@@ -91,17 +92,16 @@ def described(make: Callable[[], dict[str, Any]], access: AccessSettings | None)
 
     def description() -> dict[str, Any]:
         nonlocal last
-        document = make()
-        if document is not last:  # FastAPI builds it once, and again after routes were added
-            document["tags"] = [{"name": name} for name in TAGS]
-            for example in examples():
-                method, _, path = example.operation.partition(" ")
-                operation = document["paths"].get(path, {}).get(method.lower())
-                if operation is not None:
-                    _add_example(operation, example)
-            if access is not None:
-                _add_security(document, open_metrics=access.open_metrics)
-            last = document
+        if (document := make()) is last:
+            return document
+        last = document  # FastAPI builds it once, and again after routes were added
+        document["tags"] = [{"name": name} for name in TAGS]
+        for example in examples():
+            method, _, path = example.operation.partition(" ")
+            if operation := document["paths"].get(path, {}).get(method.lower()):
+                _add_example(operation, example)
+        if access is not None:
+            _add_security(document, open_metrics=access.open_metrics)
         return document
 
     return description
@@ -153,27 +153,31 @@ def add_docs(app: FastAPI, *, console: bool) -> None:
     """Serve /docs; `console`: link to the console."""
 
     @cache
-    def page() -> str:
-        return _page(app.openapi(), console=console)
+    def page() -> bytes:
+        return _page(app.openapi(), console=console).encode()
 
     async def manual(_: Request) -> Response:
         return Response(page(), media_type="text/html; charset=utf-8")
 
-    async def style(_: Request) -> Response:
-        return Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
-
-    app.add_route(MANUAL, manual, ["GET"], include_in_schema=False)
-    app.add_route(f"{MANUAL}/style.css", style, ["GET"], include_in_schema=False)
+    style = Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
+    for path, answer in ((MANUAL, manual), (f"{MANUAL}/style.css", style)):
+        app.router.routes.append(Route(path, answer, methods=["GET"], include_in_schema=False))
 
 
 def _page(document: Mapping[str, Any], *, console: bool) -> str:
     info, tags = document["info"], [each["name"] for each in document["tags"]]
+    anchors = {tag: re.sub(r"\W+", "-", tag.lower()) for tag in [*tags, "Shapes"]}
 
-    def anchor(tag: str) -> str:
-        return re.sub(r"\W+", "-", tag.lower())
+    def shown(source: str) -> str:
+        """Return a block of code in which references to shapes are links."""
+        linked = re.sub(r"&quot;#/components/schemas/(\w+)&quot;", r'<a href="#\1">\1</a>', escape(source))
+        return f'<pre tabindex="0">{linked}</pre>'
+
+    def as_json(value: Any) -> str:
+        return shown(json.dumps(value, indent=1, ensure_ascii=False))
 
     to_console = '<a href="/">Console</a> · ' if console else ""
-    links = "".join(f'<li><a href="#{anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Shapes"])
+    links = "".join(f'<li><a href="#{anchor}">{escape(tag)}</a>' for tag, anchor in anchors.items())
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -184,55 +188,27 @@ def _page(document: Mapping[str, Any], *, console: bool) -> str:
         f'<nav aria-label="Groups"><ul>{links}</ul></nav></header><main>',
     ]
     for tag in tags:
-        parts.append(f'<h2 id="{anchor(tag)}">{escape(tag)}</h2>')
+        parts.append(f'<h2 id="{anchors[tag]}">{escape(tag)}</h2>')
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
-                if operation["tags"] == [tag]:
-                    parts += _operation(method.upper(), path, operation)
+                if operation["tags"] != [tag]:
+                    continue
+                what = f'<span class="method">{method.upper()}</span> <span class="path">{escape(path)}</span>'
+                parts += [
+                    f"<details><summary>{what}",
+                    f'<span class="what">{escape(operation["summary"])}</span></summary>',
+                    f"<p>{escape(operation.get('description', ''))}</p>",
+                ]
+                for sample in operation.get("x-codeSamples", ()):
+                    parts.append(f"<h3>{escape(sample['label'])}</h3>{shown(sample['source'])}")
+                answers = {status: each for status, each in operation["responses"].items() if "XX" not in status}
+                for name, shape in (operation | {"responses": answers}).items():
+                    if name in ("parameters", "requestBody", "responses"):
+                        parts.append(f"<details><summary>{name}</summary>{as_json(shape)}</details>")
+                parts.append("</details>")
     parts.append('<h2 id="shapes">Shapes</h2><details><summary>All request and response shapes</summary>')
     for name, schema in document.get("components", {}).get("schemas", {}).items():
         # The id is inside, because browsers open the element around a link's target.
-        name, text = escape(name), escape(json.dumps(schema, indent=2, ensure_ascii=False))
-        parts.append(
-            f'<details><summary>{name}</summary><div id="{name}"><pre tabindex="0">{text}</pre></div></details>'
-        )
+        name = escape(name)
+        parts.append(f'<details><summary>{name}</summary><div id="{name}">{as_json(schema)}</div></details>')
     return "\n".join([*parts, "</details></main></html>"])
-
-
-def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str]:
-    parts = [
-        f'<details><summary><span class="method">{method}</span> <span class="path">{escape(path)}</span>',
-        f'<span class="what">{escape(operation["summary"])}</span></summary>',
-        f"<p>{escape(operation.get('description', ''))}</p>",
-    ]
-    parameters = operation.get("parameters", ())
-    if parameters:
-        parts.append('<h3>Parameters</h3><div class="scroll"><table>')
-        for each in parameters:
-            where = f"{each['in']}{', required' if each.get('required') else ''}"
-            shape = _shape(each.get("schema", {}))
-            parts.append(f"<tr><td><code>{escape(each['name'])}</code><td>{where}<td>{shape}")
-        parts.append("</table></div>")
-    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        parts.append(f"<h3>Body: {escape(kind)}</h3>{_shape(content.get('schema', {}))}")
-    parts.append('<h3>Responses</h3><div class="scroll"><table>')
-    for status, answer in operation.get("responses", {}).items():
-        shapes = " ".join(_shape(content.get("schema", {})) for content in answer.get("content", {}).values())
-        parts.append(f"<tr><td>{escape(str(status))}<td>{escape(answer.get('description', ''))}<td>{shapes}")
-    parts.append("</table></div>")
-    parts += [
-        f'<h3>{escape(sample["label"])}</h3><pre tabindex="0">{escape(sample["source"])}</pre>'
-        for sample in operation.get("x-codeSamples", ())
-    ]
-    return [*parts, "</details>"]
-
-
-def _shape(schema: Mapping[str, Any]) -> str:
-    """Return the schema in short; a link for a named shape."""
-    reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
-    if reference is not None:
-        name = escape(reference.rpartition("/")[2])
-        return f'<a href="#{name}">{name}</a>'
-    if "properties" in schema:
-        return f"<code>{{{escape(', '.join(schema['properties']))}}}</code>"
-    return f"<code>{escape(json.dumps({key: schema[key] for key in schema if key != 'title'}))}</code>"

@@ -20,19 +20,12 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, model_validator
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from app.src.access.rates import Rates
-from app.src.api.errors import MOST_FAULTS, ClientLeft, Crowded, Refused, TooMuch, Unprocessable
+from app.src.api.errors import MOST_FAULTS, Refused
 from app.src.api.guard import caller, once_more
 from app.src.observe.checks import Readiness
 from app.src.service.service import Service
@@ -75,12 +68,12 @@ def one_of_members(**given: dict[str, Any]) -> ConfigDict:
 
 
 @contextmanager
-def answered(kind: type[Exception], refusal: type[Refused]) -> Iterator[None]:
+def answered(kind: type[Exception], refusal: str) -> Iterator[None]:
     """Raise `refusal` for an error of `kind`: where the request is at fault."""
     try:
         yield
     except kind as error:
-        raise refusal(str(error)) from error
+        raise Refused(refusal, str(error)) from error
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
@@ -200,7 +193,7 @@ class FairQueue:
 
     def enter(self, identity: str, start: Callable[[Ticket], object]) -> Ticket:
         """Queue a request. `start` is called as soon as a thread is free, possibly at once; then call `finish`,
-        otherwise `leave`. Raises Crowded for a request that would wait too long."""
+        otherwise `leave`. Raises Refused for a request that would wait too long."""
         if identity not in self._callers and len(self._callers) >= MOST_CALLERS:
             self._callers = {name: each for name, each in self._callers.items() if each.waiting or each.busy}
         caller = self._callers.setdefault(identity, _Caller())
@@ -232,7 +225,7 @@ class FairQueue:
             ticket.caller.waiting.remove(ticket)
         return waits
 
-    def expire(self, ticket: Ticket) -> Crowded:
+    def expire(self, ticket: Ticket) -> Refused:
         """Remove a request that still waits after `max_wait`, and return its refusal."""
         self.leave(ticket)
         caller = ticket.caller
@@ -252,12 +245,13 @@ class FairQueue:
             self._free -= 1
             ticket.start(ticket)
 
-    def _crowded(self, caller: _Caller, waited: float) -> Crowded:
+    def _crowded(self, caller: _Caller, waited: float) -> Refused:
         expected = len(caller.waiting) * caller.pace
         state = f"the next one has waited {waited:.0f} s"
         if expected > waited:
             state = f"{len(caller.waiting)} are waiting, so another would wait {expected:.1f} s"
-        return Crowded(
+        return Refused(
+            "Crowded",
             f"{caller.busy} of your requests are running, and {state}; the limit is {self._max_wait:g} s "
             "(setting api.max_wait): try again later",
             seconds=max(waited, expected),
@@ -297,9 +291,9 @@ class Executors:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], Result], request: Request | None = None, *, writes: bool = False) -> Result:
-        """Return the result of `call`, run in a thread. Raises Crowded for a request that waits too long.
+        """Return the result of `call`, run in a thread. Raises Refused for a request that waits too long.
 
-        With `request`, raises ClientLeft without running `call` if the client leaves before a thread is free. If the
+        With `request`, raises Refused without running `call` if the client leaves before a thread is free. If the
         client leaves later or the request times out, a reading call is interrupted; a call that `writes` continues.
         """
         cancellation = Cancellation()
@@ -323,7 +317,7 @@ class Executors:
             except TimeoutError:
                 limit = f"the limit of {self.limits.max_wait:g} s (setting api.max_wait)"
                 why = f"as many requests as may are writing, and none ended within {limit}: try again later"
-                raise Crowded(why, seconds=self.limits.max_wait) from None
+                raise Refused("Crowded", why, seconds=self.limits.max_wait) from None
         try:
             ticket = await self._turn(request)
         except BaseException:
@@ -350,7 +344,7 @@ class Executors:
         return await asyncio.wrap_future(work)
 
     async def _turn(self, request: Request | None) -> Ticket:
-        """Return the ticket once it has a thread. Raises Crowded."""
+        """Return the ticket once it has a thread. Raises Refused."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         identity = caller(request).identity if request is not None and self._several_callers else ""
         ticket = self._queue.enter(identity, lambda _: None if turn.done() else turn.set_result(None))
@@ -394,21 +388,22 @@ class Executors:
             self._rates.spend(caller(request), sum(min(count, most) for count in tokens))
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
-        """Check the number, length and encoding of texts; `name` is the body's field. Raises Unprocessable, TooMuch."""
+        """Check the number, length and encoding of texts; `name` is the body's field. Raises Refused."""
         if not texts:
-            raise Unprocessable(f"{name} is empty", param=name)
+            raise Refused("Unprocessable", f"{name} is empty", param=name)
         if len(texts) > self.limits.max_inputs:
             limit = self.limits.max_inputs
-            raise TooMuch(f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
+            raise Refused("TooMuch", f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
         limit = self.limits.max_text_chars
         for position, text in enumerate(texts):
             if len(text) > limit:
                 what = f"{name}[{position}] has {len(text)} characters"
-                raise TooMuch(f"{what}; at most {limit} (api.max_text_chars)", param=name)
+                raise Refused("TooMuch", f"{what}; at most {limit} (api.max_text_chars)", param=name)
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise Unprocessable(f"{name}[{position}] contains an unpaired surrogate", param=name) from None
+                what = f"{name}[{position}] contains an unpaired surrogate"
+                raise Refused("Unprocessable", what, param=name) from None
 
     async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
         """Return the vectors of `texts`. `queue` tokenises them in a thread and queues them for the engine.
@@ -438,7 +433,7 @@ class Executors:
 
 @asynccontextmanager
 async def _unless_left(request: Request | None) -> AsyncIterator[None]:
-    """Cancel the block and raise ClientLeft if the client leaves. Without a request, never cancel."""
+    """Cancel the block and raise Refused if the client leaves. Without a request, never cancel."""
     if request is None:
         yield
         return
@@ -458,7 +453,7 @@ async def _unless_left(request: Request | None) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if left and not task.uncancel():
-            raise ClientLeft("the client closed the connection before the answer was ready") from None
+            raise Refused("ClientLeft", "the client closed the connection before the answer was ready") from None
         raise
     finally:
         timer.cancel()

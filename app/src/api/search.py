@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, model_validator
 
-from app.src.access.rows import Nothing
-from app.src.api.errors import TooMuch, Unprocessable
+from app.src.api.errors import Refused
 from app.src.api.guard import AUDITED, audit, caller
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
 from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, ReadRow
@@ -38,8 +37,7 @@ class SearchRequest(Body):
         "null: hybrid for a query, vector for a vector or like",
     )
     min_score: float | None = Field(
-        default=None,
-        description="drop hits below it: by score in the modes vector and keyword, by cosine in hybrid",
+        default=None, description="drop hits below it: by score in the modes vector and keyword, by cosine in hybrid"
     )
     mmr_lambda: float | None = Field(
         default=None,
@@ -170,7 +168,7 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
         """The nearest rows, best first, one hit per source row: by meaning, by words, by both, or like a given row.
         Without `mode` a query is searched by hybrid, a vector or a row by vector."""
         if body.k > limits.max_k:
-            raise Unprocessable(f"k is {body.k}; at most {limits.max_k} (setting api.max_k)")
+            raise Refused("Unprocessable", f"k is {body.k}; at most {limits.max_k} (setting api.max_k)")
         asked: SearchQuery = body.vector or [] if body.query is None else body.query
         if body.like is not None:
             asked = Like(body.like)
@@ -183,7 +181,7 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
                 service.search.check_room(name, body.query)  # before waiting for a thread
         options = {option.name: getattr(body, option.name) for option in fields(SearchOptions)}
         who = caller(request)
-        with answered(ValueError, Unprocessable):
+        with answered(ValueError, "Unprocessable"):
             call = partial(
                 service.search.run, name, asked, body.k, body.filter, SearchOptions(**options), principal=who
             )
@@ -209,16 +207,14 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
 
     def audit_rows(request: Request, name: str, **counts: int) -> None:
         if AUDITED in request.scope:
-            within = service.rights.visible(name, caller(request))
-            rows = "all" if within is None else "none" if isinstance(within, Nothing) else "some"
-            audit(request.scope, rows=rows, **counts)
+            audit(request.scope, rows=service.rights.extent(name, caller(request)), **counts)
 
     @routes.post(f"{_COLLECTION}/rows", response_model=RowsResponse)
     async def rows(request: Request, name: str, body: RowsRequest) -> Response:
         """The whole rows with these ids, in the order of the ids, each once. Unknown ids and rows outside the caller's
         rights are left out."""
         call = partial(service.browse.rows, name, body.ids, principal=caller(request))
-        with answered(ValueError, Unprocessable):
+        with answered(ValueError, "Unprocessable"):
             found = await executors.run(call, request)
         audit_rows(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
@@ -243,7 +239,7 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
         """Visible rows as points in two dimensions: similar rows lie near each other. The two principal components of
         a sample of at most 5000 rows, the same until rows change. Fewer than two rows give no points."""
         call = partial(service.browse.map, name, color, limit, principal=caller(request))
-        with answered(ValueError, Unprocessable):
+        with answered(ValueError, "Unprocessable"):
             found = await executors.run(call, request)
         audit_rows(request, name, hits=len(found["points"]))
         return Json(found)
@@ -269,7 +265,7 @@ def add_documents(routes: APIRouter, executors: Executors) -> None:
         """Delete the documents with these ids; returns how many existed. 409 as above."""
         most = executors.limits.max_inputs
         if len(body.ids) > most:
-            raise TooMuch(f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
+            raise Refused("TooMuch", f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
         audit(request.scope, documents=len(body.ids))
         deletion = partial(service.documents.delete, name, body.ids, principal=caller(request))
         return Json({"deleted": await executors.run(deletion, request, writes=True)})

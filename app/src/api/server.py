@@ -39,18 +39,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.src.access.audit import AuditLog
 from app.src.access.files import Reloaded
 from app.src.access.rates import Rates
-from app.src.api import (
-    agents,
-    console,
-    embeddings,
-    errors,
-    generations,
-    health,
-    jobs,
-    openapi,
-    search,
-    tables,
-)
+from app.src.api import agents, console, embeddings, errors, generations, health, jobs, openapi, search, tables
 from app.src.api.guard import Ending, Guard
 from app.src.api.requests import Executors
 from app.src.core.queue import WorkerDied
@@ -88,7 +77,7 @@ def create_app(service: Service) -> FastAPI:
     cannot be read."""
     service.access.open()
     access, api = service.settings.access, service.settings.api
-    rates = Rates(access.rate, access.concurrency, access.tokens)
+    rates = Rates(access.rate, access.concurrency, access.tokens, access.failures)
     executors = Executors(service, rates)
     log = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
@@ -448,10 +437,11 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
         # torch, every few seconds under load.
         gc.collect()
         gc.freeze()
-        server = _Server(config, service, app.state.ending)
-        server.announce = lambda: announce(address(listener, config.ssl is not None))
+        url = address(listener, config.ssl is not None)
+        server = _Server(config, service, app.state.ending, functools.partial(announce, url))
         server.run(sockets=[listener])
-    service.jobs.close(server.seconds_left())
+    passed = 0.0 if server.asked is None else time.monotonic() - server.asked
+    service.jobs.close(max(_LEAST_FOR_JOBS, api.shutdown_seconds - passed))  # to finish their current batch
     if server.stuck is not None:
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
@@ -494,27 +484,19 @@ def address(listener: socket.socket, encrypted: bool) -> str:
 
 class _Server(uvicorn.Server):
     """Announces itself when it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even if threads
-    hang. `stuck`: why it ended by itself."""
+    hang. `stuck`: why it ended by itself; `asked`: since when it is ending."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self.announce: Callable[[], None] = lambda: None
+        self._service, self._api, self._ending, self._announce = service, service.settings.api, ending, announce
         self.stuck: str | None = None
-        self._service = service
-        self._api = service.settings.api
-        self._ending = ending
-        self._asked: float | None = None
-
-    def seconds_left(self) -> float:
-        """Return the seconds that jobs have to finish their current batch."""
-        passed = 0.0 if self._asked is None else time.monotonic() - self._asked
-        return max(_LEAST_FOR_JOBS, self._api.shutdown_seconds - passed)
+        self.asked: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             self._service.background.run(schedules=self._api.run_schedules)
-            self.announce()
+            self._announce()
 
     async def on_tick(self, counter: int) -> bool:
         if self._api.exit_when_stuck and counter % _STUCK_TICKS == 0 and not self.should_exit:
@@ -546,11 +528,10 @@ class _Server(uvicorn.Server):
 
     def _end_in_time(self, code: int) -> None:
         """End the process after the allowed seconds, even if a thread hangs in a driver."""
-        if self._asked is not None:
+        if self.asked is not None:
             return
-        self._asked = time.monotonic()
-        within = self._api.shutdown_seconds + _MARGIN_SECONDS
-        timer = threading.Timer(within, os._exit, (code,))
+        self.asked = time.monotonic()
+        timer = threading.Timer(self._api.shutdown_seconds + _MARGIN_SECONDS, os._exit, (code,))
         timer.daemon = True
         timer.start()
 
@@ -558,32 +539,29 @@ class _Server(uvicorn.Server):
 # ------------------------------------------------------------------------------------------------- metrics of a worker
 
 
-class MetricsListener:
-    """Serves GET /metrics in a thread, from `start` until `close`."""
+@contextlib.contextmanager
+def metrics_served(service: Service, host: str, port: int) -> Iterator[str]:
+    """Serve GET /metrics in a thread within the context, which gets its URL; port 0 picks a free one. Raises
+    ConfigurationError for an address that is refused or cannot be bound and for an unusable certificate,
+    AccessUnusable for keys that cannot be read."""
+    refuse_public(host, authenticated=service.access.configured)
+    service.access.open()
+    access = service.settings.access
 
-    def __init__(self, service: Service, host: str, port: int) -> None:
-        """Bind; port 0 picks a free one. Raises ConfigurationError for an address that is refused or cannot be bound
-        and for an unusable certificate, AccessUnusable for keys that cannot be read."""
-        refuse_public(host, authenticated=service.access.configured)
-        service.access.open()
-        access = service.settings.access
+    async def metrics(_: Request) -> Response:
+        return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
-        async def metrics(_: Request) -> Response:
-            return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
-
-        app = Starlette(routes=[Route("/metrics", metrics)])
-        rates = Rates(access.rate, access.concurrency, access.tokens)
-        app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
-        config = configuration(app, service)
-        self._listener = bound(host, port)
-        self.url = address(self._listener, config.ssl is not None) + "/metrics"
-        self._server = uvicorn.Server(config)
-        run = functools.partial(self._server.run, sockets=[self._listener])
-        self._thread = threading.Thread(target=run, name="owl-sap-metrics", daemon=True)
-        self.start = self._thread.start
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join(_SCRAPE_SECONDS)
-        self._listener.close()
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    rates = Rates(access.rate, access.concurrency, access.tokens, access.failures)
+    app.add_middleware(Guard, routes=app.router.routes, service=service, rates=rates)
+    config = configuration(app, service)
+    with contextlib.closing(bound(host, port)) as listener:
+        server = uvicorn.Server(config)
+        run = functools.partial(server.run, sockets=[listener])
+        thread = threading.Thread(target=run, name="owl-sap-metrics", daemon=True)
+        thread.start()
+        try:
+            yield address(listener, config.ssl is not None) + "/metrics"
+        finally:
+            server.should_exit = True
+            thread.join(_SCRAPE_SECONDS)

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from app.src.api.errors import NotFound
 from app.src.api.guard import audit, check_every_row
 from app.src.api.requests import Body, Executors, Json, answered
 from connector.errors import UnknownTable
@@ -106,7 +105,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     ) -> Response:
         """Tables and views that the technical user can see, by schema and name."""
-        with answered(UnknownTable, NotFound):
+        with answered(UnknownTable, "NotFound"):
             call = partial(discovery.tables, schema, search, limit=limit, offset=offset)
             return Json(await executors.run(call))
 
@@ -122,7 +121,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if not catalog_only:  # counts rows of all clients
             check_every_row(executors.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
-        with answered(UnknownTable, NotFound):
+        with answered(UnknownTable, "NotFound"):
             return Json(await executors.run(look))
 
     @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=PreviewBody)
@@ -131,7 +130,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
         check_every_row(executors.service, request)  # shows rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
-        with answered(UnknownTable, NotFound):
+        with answered(UnknownTable, "NotFound"):
             shown = await executors.run(look, request)
         audit(request.scope, hits=shown["sampled"])
         return Json(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -66,14 +66,14 @@ def worker() -> int:
         raise UsageFault(no_collections(loaded.file))
     health_.forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
+        service.jobs.open()  # names its owner
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:
-            from app.src.api.server import MetricsListener
+            from app.src.api.server import metrics_served
 
-            listener = MetricsListener(service, settings.metrics_host, settings.metrics_port)
-            opening.enter_context(closing(listener)).start()  # before loading the model, which may take minutes
-            first["metrics"] = listener.url
-        service.jobs.open()
+            # Before loading the model, which may take minutes.
+            served = metrics_served(service, settings.metrics_host, settings.metrics_port)
+            first["metrics"] = opening.enter_context(served)
         service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         output.write_json(first)

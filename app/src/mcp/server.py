@@ -1,14 +1,14 @@
-"""The protocol on the official SDK's server, and over streamable HTTP. The transport (`Front`) authenticates, provides
-threads, and writes the audit log."""
+"""The protocol on the official SDK's server, and over streamable HTTP. The transport authenticates, provides threads,
+and writes the audit log."""
 
 from __future__ import annotations
 
 import json
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -18,16 +18,15 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from app.src.access.principal import Principal
+from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.jobs.journal import JobRunning, QueueFull, StateUnusable
-from app.src.mcp.tools import Arguments, Refused, ScopeMissing, Tool, Tools
+from app.src.mcp.tools import Answer, Refused, Tool, audited, find, offered
 from app.src.mcp.untrusted import fenced
 from app.src.service.service import Service
 from app.src.service.status import version
 
-Result = TypeVar("Result")
 UNEXPECTED = "unexpected error; the log of the service has it"
 # Besides those of service and transport: errors whose message the caller may see.
 EXPECTED: tuple[type[Exception], ...] = (Refused, RateExceeded, RowsRefused, JobRunning, QueueFull, StateUnusable)
@@ -41,29 +40,24 @@ _MOST_FAULTS = 5
 _log = logging.getLogger(__name__)
 
 
-class Front(Protocol):
-    """The transport of a request. `expected`: its own errors whose message the caller may see."""
-
-    expected: tuple[type[Exception], ...]
-
-    async def principal(self, request: Any) -> Principal:
-        """Return the caller. Raises errors of `expected`."""
-
-    async def run(self, call: Callable[[], Result], principal: Principal, request: Any) -> Result:
-        """Run in a thread, unless the client leaves before one is free."""
-
-    def tell(self, request: Any, **fields: Any) -> None:
-        """Add fields to this request's audit entry; never a query, a value or a text."""
-
-
 class Agents:
-    """The tools' server over a service that the caller closes. `server` is the SDK's."""
+    """The tools' server over a service that the caller closes. `server` is the SDK's.
 
-    def __init__(self, service: Service, front: Front) -> None:
-        self._service = service
-        self._tools = Tools(service)
-        self._front = front
-        self._expected = EXPECTED + service.parts.expected_errors + front.expected
+    A transport gives three functions: `caller(request)` returns the principal, or raises an error of `expected`, whose
+    message the caller may see; `run(call, principal, request)` runs a call in a thread; `tell(request, **fields)` adds
+    fields to the request's audit entry, never a query, a value or a text.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        caller: Callable[[Any], Awaitable[Principal]],
+        run: Callable[[Callable[[], Answer], Principal, Any], Awaitable[Answer]],
+        tell: Callable[..., None],
+        expected: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._service, self._caller, self._run, self._tell = service, caller, run, tell
+        self._expected = EXPECTED + service.parts.expected_errors + expected
         self.server: Server[dict[str, Any]] = Server(
             "owl-sap-connector",
             version=version(),
@@ -81,7 +75,7 @@ class Agents:
     ) -> types.ListToolsResult:
         """Return the tools. Raises MCPError, because a list cannot hold an error."""
         try:
-            principal = await self._front.principal(ctx.request)
+            principal = await self._caller(ctx.request)
         except Refused as error:
             raise MCPError(types.INVALID_REQUEST, str(error)) from None
         declared = [
@@ -98,7 +92,7 @@ class Agents:
                     open_world_hint=False,
                 ),
             )
-            for name, tool in self._tools.of(principal).items()
+            for name, tool in offered(self._service, principal).items()
         ]
         return types.ListToolsResult(tools=declared)
 
@@ -106,24 +100,25 @@ class Agents:
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         """Return errors as results, so that the model sees them; it never sees protocol errors."""
-        self._front.tell(ctx.request, tool=params.name if params.name in self._tools.all else None)
+        name, service, request = params.name, self._service, ctx.request
+        self._tell(request, tool=name if name in offered(service, OPERATOR) else None)
         try:
-            principal = await self._front.principal(ctx.request)
-            tool = self._tools.find(params.name, principal)
+            principal = await self._caller(request)
+            tool = find(service, principal, name)
             asked = _arguments(tool, params.arguments or {})
-            self._front.tell(ctx.request, **self._tools.audited(asked, principal))
-            answer = await self._front.run(partial(tool.call, asked, principal), principal, ctx.request)
+            self._tell(request, **audited(service, principal, name, asked))
+            answer = await self._run(partial(tool.call, service, principal, **asked), principal, request)
             if "untrusted" in answer:  # count as REST does
                 hits = len(answer["hits"]) if "hits" in answer else answer.get("sampled", 1)
-                self._front.tell(ctx.request, hits=hits)
+                self._tell(request, hits=hits)
             text = json.dumps(answer, ensure_ascii=False, indent=1, default=str)
             if "untrusted" in answer:
                 text = fenced(text, f'Rows of "{answer["collection"]}"')
             return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=answer)
         except Exception as error:
-            self._service.metrics.count_error(error)
-            scope = {"decision": "refused", "why": "scope"} if isinstance(error, ScopeMissing) else {}
-            self._front.tell(ctx.request, failed=type(error).__name__, **scope)
+            service.metrics.count_error(error)
+            scope = {"decision": "refused", "why": "scope"} if isinstance(error, Refused) and error.scope else {}
+            self._tell(request, failed=type(error).__name__, **scope)
             if isinstance(error, self._expected):
                 told = str(error) or type(error).__name__
             else:  # log without its text, which may hold row data
@@ -133,17 +128,17 @@ class Agents:
             return types.CallToolResult(content=[types.TextContent(text=told)], is_error=True)
 
 
-def _arguments(tool: Tool, given: dict[str, Any]) -> Arguments:
+def _arguments(tool: Tool, given: dict[str, Any]) -> dict[str, Any]:
     """Return the checked arguments. Raises Refused."""
+    known = ", ".join(tool.takes.model_fields) or "none"
     if len(given) > _MOST_ARGUMENTS:  # pydantic would report each
-        raise Refused(f"{len(given)} arguments were given; there are: {', '.join(tool.takes.model_fields) or 'none'}")
+        raise Refused(f"{len(given)} arguments were given; there are: {known}")
     try:
         json.dumps(given, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
         raise Refused("the arguments hold half a surrogate pair, which is no text, or are too deep") from None
-    known = tool.takes.model_fields
     try:
-        return tool.takes.model_validate(given)
+        return dict(tool.takes.model_validate(given))
     except ValidationError as error:
         told = []
         for fault in error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]:
@@ -152,20 +147,20 @@ def _arguments(tool: Tool, given: dict[str, Any]) -> Arguments:
                 fault["type"], message[:1].lower() + message[1:]
             )
             told.append(f"{'.'.join(str(part) for part in fault['loc'][:3])}: {what}")
-        if set(given) - set(known):
-            told.append(f"the arguments are: {', '.join(known) or 'none'}")
+        if set(given) - set(tool.takes.model_fields):
+            told.append(f"the arguments are: {known}")
         raise Refused("; ".join(told)) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------- http
 
 
-def streamable(service: Service, front: Front) -> StreamableHTTPSessionManager:
+def streamable(agents: Agents, most_bytes: int) -> StreamableHTTPSessionManager:
     """Return the tools as an ASGI application: `handle_request`, inside `run`. Each request is answered alone, in JSON:
     no sessions to steal, no streams that outlast a deadline."""
-    largest = service.settings.api.max_body_bytes  # checked by the guard too; the SDK has a limit of its own
-    server = Agents(service, front).server
-    return StreamableHTTPSessionManager(server, stateless=True, json_response=True, max_request_body_size=largest)
+    return StreamableHTTPSessionManager(
+        agents.server, stateless=True, json_response=True, max_request_body_size=most_bytes
+    )
 
 
 def fault_of(body: bytes) -> dict[str, Any] | None:

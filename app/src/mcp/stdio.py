@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import anyio
 from mcp.server.stdio import stdio_server
 
-from app.src.access.principal import OPERATOR, IssuerAway, Principal, Unauthenticated
+from app.src.access.principal import OPERATOR, Principal, Unauthenticated
 from app.src.access.rates import Rates
 from app.src.mcp.server import Agents
 from app.src.mcp.tools import Refused
@@ -31,8 +31,6 @@ _LONGEST_LINE = 16 << 20  # bytes of one message
 class Parent:
     """The caller on stdin: the operator, or the principal of the configured key. The key is checked for each request,
     so a revoked or expired one is rejected at once; its limits apply as in the REST service."""
-
-    expected: tuple[type[Exception], ...] = ()
 
     def __init__(self, service: Service) -> None:
         """Raise ConfigurationError for a key while no keys are configured."""
@@ -55,7 +53,7 @@ class Parent:
             return OPERATOR
         try:
             principal = await self._access.principal(self._key)
-        except (Unauthenticated, IssuerAway) as error:
+        except Unauthenticated as error:
             raise Refused(f"the key of owl-sap mcp (mcp.key) is refused: {error}") from None
         if not principal.may("search"):
             raise Refused("the key of owl-sap mcp (mcp.key) needs the scope search, which it does not have")
@@ -69,9 +67,6 @@ class Parent:
         finally:
             if principal is not OPERATOR:
                 self._rates.leave(principal)
-
-    def tell(self, request: Any, **fields: Any) -> None:
-        """Do nothing: only the REST service writes an audit log, and this caller has HANA's login anyway."""
 
 
 Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
@@ -97,7 +92,8 @@ async def _serve(service: Service, parent: Parent, cancelling: Cancelling) -> No
             await parent.principal(None)
         except Refused as error:  # a rejected key ends the start, not the first call
             raise ConfigurationError(str(error)) from None
-        server = Agents(service, parent).server
+        # Only the REST service writes an audit log: this caller has HANA's login anyway.
+        server = Agents(service, parent.principal, parent.run, lambda request, **fields: None).server
         lines = cast("anyio.AsyncFile[str]", _Lines(loop))
         async with stdio_server(stdin=lines) as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())

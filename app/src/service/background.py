@@ -31,6 +31,7 @@ LOOK_SECONDS = 30.0  # longest wait between checks: clocks change, machines slee
 _BUSY_SECONDS = 1.0  # wait while a sync is due and the previous job still runs
 _STALE_SECONDS = 5.0  # age of a cached `stale_since`, which every search reads
 _READ = ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded"))
+_KEPT = ("keep_jobs", "keep_days", "max_queued", "max_attempts")
 # Per kind of job: the total, and the counts that must add up to it.
 _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
     "sync": _READ,

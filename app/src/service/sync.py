@@ -130,10 +130,9 @@ class Sync:
             report = self._fill(self._generations.configured(spec, number), run)
         left = [each.number for each in found if each.state == "building" and not is_of(each, stamp)]
         if left:
-            numbers = ", ".join(map(str, left))
             report.notes.append(
-                f"generation {numbers} is unfinished and not of the configured model, so it was not continued; "
-                f"owl-sap generations {spec.name} --drop {left[0]} deletes it"
+                f"generation {', '.join(map(str, left))} is unfinished and not of the configured model, so it was not "
+                f"continued; owl-sap generations {spec.name} --drop {left[0]} deletes it"
             )
         return report
 
@@ -142,7 +141,6 @@ class Sync:
         `model`."""
         store, generations = self._parts.store, self._generations
         maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model))
-        before = active(store.generations.all(spec.name, counted=False))
         # Begin it first, so that the active generation keeps its own recipe even if the settings fit its model.
         beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.embedder.source))
         number = int(beside.rpartition("@")[2])
@@ -152,8 +150,6 @@ class Sync:
             serving = self._fill(generations.maker(spec), run)
         except self._own_errors(LeaseLost) as error:
             notes.append(f"the active generation was not updated: {error}")
-        if before is not None and before.recipe is None:
-            notes.append("the active generation has no recorded recipe, so it was updated by the settings")
         full = replace(run[0], full=True), run[1]
         built = self._fill(replace(maker, spec=replace(spec, name=beside), number=number), full)
         report = BuildReport(**{item.name: getattr(built, item.name) for item in fields(SyncReport)})

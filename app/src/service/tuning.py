@@ -10,7 +10,6 @@ from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.extras import install_command
-from connector.model import ModelSource
 from connector.sync.generations import sample_texts as stored_texts
 
 if TYPE_CHECKING:
@@ -45,13 +44,8 @@ class Tuning:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
-            wanted = EngineOptions(
-                model=embedding.model,
-                revision=embedding.revision,
-                weights_sha256=embedding.weights_sha256,
-                device=embedding.device,
-                threads=embedding.threads,
-            )
+            same = ("model", "revision", "weights_sha256", "device", "threads")
+            wanted = EngineOptions(**{key: getattr(embedding, key) for key in same})
             limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
             done = calibrate(wanted, parts.graph_options(), limits, name, found)
         except ImportError as error:
@@ -79,10 +73,10 @@ class Tuning:
         from app.src.training.run import Finetuning, next_folder
 
         spec, parts = self._collections.spec_of_table(name), self._parts
-        settings, embedding = parts.settings, parts.settings.embedding_of(name)
+        settings = parts.settings
         training = Finetuning(
             spec,
-            ModelSource(embedding.model, embedding.revision, embedding.weights_sha256, embedding.precision),
+            parts.configured(name),
             (out or next_folder(settings.state_folder(self._file) / "models", name)).absolute(),
             lambda: parts.source,
             parts.load,

@@ -67,7 +67,10 @@ class EnginesScan:
 
 
 class Parts:
-    """Thread-safe. Connects and loads on first use; `close` ends what was opened."""
+    """Thread-safe. Connects and loads on first use; `close` ends what was opened. The message of `expected_errors` may
+    be shown to users."""
+
+    expected_errors: tuple[type[Exception], ...] = (ConnectorError, EngineError)
 
     def __init__(
         self,
@@ -90,11 +93,6 @@ class Parts:
         self._models: dict[tuple[str, str | None, str], EngineEmbedder] = {}  # by name, revision, precision
         self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
-
-    @property
-    def expected_errors(self) -> tuple[type[Exception], ...]:
-        """Return the errors whose message may be shown to users."""
-        return (ConnectorError, EngineError)
 
     @property
     def engine(self) -> EmbeddingEngine:

@@ -47,7 +47,9 @@ class ChunkSettings(Section):
 class ChangesSettings(Section):
     """Change detection at the source."""
 
-    method: Method = setting("full", 'full compares every row, watermark a column, rowid "$rowid$", log reads triggers')
+    method: Method = setting(
+        "full", 'full compares every row, watermark a column, rowid "$rowid$", log a table that triggers fill'
+    )
     column: str | None = setting(None, "watermark: every change sets it: a time in UTC or a rising number")
     delay: Duration = setting(30.0, "watermark: longer than the longest write; younger changes wait")
     reconcile: Duration = setting(86_400.0, "longest time between full comparisons, which find all changes", gt=0)
@@ -143,7 +145,7 @@ class CollectionSettings(Section):
         if self.documents and given:
             raise ValueError(
                 f"documents = true means that clients write the collection, and {', '.join(given)} belongs to one "
-                "that is synced from a table: keep one of both"
+                "that is synced from a table: remove one of them"
             )
         missing = [name for name in ("source", "template") if not getattr(self, name).strip()]
         if not self.documents and missing:

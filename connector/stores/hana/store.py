@@ -63,7 +63,7 @@ INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA'
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
 VECTORS_PAGE = 500
 REMEMBERED = 2.0  # seconds for which searches cache a collection's row
-_TIE_STEPS = 3  # how often to read more rows only because they share the last score
+_TIE_STEPS = 3  # at most so many times more rows are read because they share the last score
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
@@ -125,7 +125,7 @@ class HanaStore(VectorStore):
         """Return whether HANA can search texts by words. No system view shows this, so the first call tries it."""
         if self._full_text is None:
             try:
-                self._pool.read(*keywords.probe(table), doing="asking HANA whether it searches texts")
+                self._pool.read(*keywords.probe(table), doing="asking HANA whether it can search texts")
                 self._full_text = True
             except StatementFailed:
                 self._full_text = False
@@ -140,7 +140,7 @@ class HanaStore(VectorStore):
             with granted(self._pool, creating(self._schema)):
                 self._pool.execute(sql, doing="creating the store's tables")
         except DatabaseError as error:
-            if error.code not in (288, 289):  # it exists
+            if error.code not in (288, 289):  # the table or schema already exists
                 raise
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
@@ -205,7 +205,7 @@ class HanaStore(VectorStore):
     # --------------------------------------------------------------------------------------------------- writing
 
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
-        """Prepare all rows of parameters once, for every attempt of the transaction."""
+        """Prepare the parameters of all rows once; every attempt of the transaction uses them."""
         table, chunks = self._table(found.table).sql, changes.chunks
         vectors = records.fvecs(records.checked_vectors(changes, found.stamp.dimension))
         metadata = records.checked_metadata(changes)

@@ -32,7 +32,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `script` creates the tables. `version`: of this
+    """`application_id` marks files as ours. `script` creates the tables. `version`: of the
     layout; files of other versions are refused."""
 
     application_id: int
@@ -41,7 +41,7 @@ class Schema:
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection, to register functions."""
     called: str = "the store"  # the file's name in messages
-    remedy: str = "sync again: everything in it can be built anew from the source"
+    remedy: str = "sync again: everything in it can be built again from the source"
     """Advice to show once a damaged file was moved away."""
 
 
@@ -66,7 +66,7 @@ class SqliteFile:
                 if not path.exists():
                     self._create()
             # Check without opening the file: closing it would release this process's POSIX locks on it, and another
-            # process could then remove the log. SQLite itself detects files of other formats.
+            # process could then remove the write-ahead log. SQLite itself detects files of other formats.
             if not path.stat().st_size:
                 raise self.corrupt("it is empty")
             with self._lent() as connection:
@@ -140,8 +140,8 @@ class SqliteFile:
     # --------------------------------------------------------------------------------------------- opening the file
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        # Readers too: the last connection that may write removes the log files. A reader also needs the log's index
-        # file. If that cannot be created and there is no log, no process is writing and the file is complete.
+        # Readers open the file for writing too: the last such connection removes the log files. A reader also needs the
+        # log's index file. If that cannot be created and there is no log, no process is writing: the file is complete.
         modes = ["mode=rw"]
         if self._read_only and not Path(f"{path}-wal").exists():
             modes.append("mode=ro&immutable=1")
@@ -187,7 +187,7 @@ class SqliteFile:
             except OSError:  # the file system has no hard links
                 if not self.path.exists():
                     temporary.rename(self.path)
-            with suppress(OSError):  # make the new name survive a power failure, if folders can be synced
+            with suppress(OSError):  # make the new name survive a power failure, if the system can sync folders
                 descriptor = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -224,15 +224,17 @@ class SqliteFile:
         if str(error).startswith(_UNDECODED):
             return self.corrupt("a text in it is not UTF-8")
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
+            case sqlite3.SQLITE_NOTADB:
+                return self.corrupt(f"it is not a SQLite file, or its first page is damaged: SQLite says {error}")
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
                 return self.corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")
             case sqlite3.SQLITE_FULL:
-                return DatabaseError(f"no room left on the disk for {self._name}; nothing was written")
+                return DatabaseError(f"no space left on the disk for {self._name}; nothing was written")
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
                 return PermissionRefused(f"{self._name} cannot be opened for writing: {error}")
             case sqlite3.SQLITE_IOERR:
-                return DatabaseError(f"the disk failed under {self._name}: {error}")
+                return DatabaseError(f"the disk failed while {self._name} was used: {error}")
             case _:
                 return StatementFailed(f"{self._name}: {error}")

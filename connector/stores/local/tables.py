@@ -13,8 +13,9 @@ from connector.stores import filters, records
 from connector.stores.local.sqlite_file import Schema
 from connector.stores.state import Collection, StateTables
 
-# A tombstone of record 0 means that metadata changed, and with it the results of filters. `keywords` is contentless, so
-# the triggers repeat a deleted text. `scope` is the collection as one word, which limits a search to it.
+# A tombstone of record 0 means that metadata changed, so cached results of filters are stale. `keywords` is
+# contentless, so its triggers must pass a deleted text to it again. `scope` is the collection as one word, which limits
+# a search to it.
 _LAYOUT = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -80,7 +81,7 @@ CREATE TRIGGER records_deleted AFTER DELETE ON records BEGIN
     INSERT INTO tombstones (collection, record) VALUES (old.collection, old.id);
 END;
 
-CREATE TRIGGER records_described_anew AFTER UPDATE OF meta ON records BEGIN
+CREATE TRIGGER records_meta_changed AFTER UPDATE OF meta ON records BEGIN
     INSERT INTO tombstones (collection, record) VALUES (old.collection, 0);
 END;
 
@@ -119,7 +120,7 @@ def find(db: sqlite3.Connection, tables: StateTables, name: str) -> Collection:
     return found
 
 
-IN_LIMIT = 500  # Ids in one IN list. SQLite prepares such a short statement once.
+IN_LIMIT = 500  # Ids in one IN list. Longer lists are split, so that one prepared statement serves all.
 
 
 def only(condition: filters.Condition | None) -> tuple[str, tuple[Any, ...]]:

@@ -17,8 +17,8 @@ Mark = Mapping[str, Any]  # a method's read position, as JSON; kept in the check
 class Batch:
     """Rows of the source, in reading order.
 
-    `load`: None, or the rows have only key and token; `load` then reads the rows whose token differs from the stored
-    one, with the token of the returned content. `gone`: deleted keys. `mark`: the mark to store once this batch and all
+    `load`: None if the rows are complete. Otherwise they have only key and token, and `load` reads the rows whose token
+    differs from the stored one. `gone`: deleted keys. `mark`: the mark to store once this batch and all
     before it are stored. `done`: called after that commit.
     """
 
@@ -37,8 +37,8 @@ class Feed:
     """The batches of one run.
 
     `read`: returns the expected rows (0 if unknown), and iterators that together give every batch once, each read in
-    its own thread; called once. `mark`: of the next run, valid once all batches are stored. `method`: how this run
-    finds changes; `reason`: why a full comparison ("full") replaces the configured method, or "".
+    its own thread; called once. `mark`: where the next run begins, valid once all batches are stored. `method`:
+    how this run finds changes; `reason`: why a full comparison ("full") replaces the configured method, or "".
     """
 
     read: Callable[[], Batches]

@@ -1,7 +1,7 @@
 """Decode parameter rows from wire bytes to storage values, with one compiled decoder for each parameter.
 
-Clients may send other types than declared (NVARCHAR and DECIMAL as STRING, vectors as VARBINARY), so values are read by
-wire type and then converted.
+Clients may send types other than the declared ones (NVARCHAR and DECIMAL as STRING, vectors as VARBINARY), so values
+are read by wire type and then converted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hana_emulator.types import (
 # (part data, position after the type byte) -> (value, position after it)
 Reader = Callable[[bytes, int], tuple[Any, int]]
 Converter = Callable[[Any, HanaType], Storage]
-ParameterRow = list[Any]  # Storage values, and a `LobInput` wherever a LOB has not arrived whole yet
+ParameterRow = list[Any]  # Storage values, and a `LobInput` for each LOB that has not arrived completely
 
 _NULL = 0x80
 _U16 = struct.Struct("<H")
@@ -63,7 +63,7 @@ def _span(data: bytes, position: int) -> tuple[int, int]:
         raise ProtocolError(f"length prefix {size} is unknown")
     end = start + size
     if not start <= end <= len(data):
-        raise ProtocolError("a parameter value ends after its part")
+        raise ProtocolError("a parameter value extends beyond its part")
     return start, end
 
 
@@ -101,7 +101,7 @@ def _read_lob(data: bytes, position: int) -> tuple[LobInput, int]:
     """Read only the header: LOB data follows the row, and its positions are unreliable."""
     options, length, _position = _LOB_HEADER.unpack_from(data, position)
     if length < 0:
-        raise ProtocolError("LOB parameter of negative length")
+        raise ProtocolError("the length of a LOB parameter is negative")
     lob = LobInput(data[position - 1], bool(options & LobOption.LAST), length)
     return lob, position + _LOB_HEADER.size
 
@@ -140,7 +140,7 @@ _READERS |= {
     FirstFormatCode.TIME: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_time_text),
     FirstFormatCode.TIMESTAMP: _read_first_format(2 * temporal.FIRST_FORMAT_SIZE, temporal.first_format_timestamp_text),
 }
-# For each declared type the wire codes whose readers return the storage value; others are converted
+# By declared type: the wire codes that are read as the storage value directly; others are converted
 _STRAIGHT: dict[TypeCode, frozenset[int]] = {
     **{code: frozenset({code}) for code in (*DATETIMES, TypeCode.BOOLEAN)},
     **{code: frozenset(codes) for codes in (INTEGERS, FLOATS, LOBS) for code in codes},
@@ -154,7 +154,7 @@ def _to_integer(value: Any, type_: HanaType) -> int:
     try:
         return int(value)
     except (ValueError, TypeError, OverflowError):
-        raise invalid_number("a parameter holds no integer") from None
+        raise invalid_number("a parameter is not an integer") from None
 
 
 @_CONVERTERS(*FLOATS)
@@ -162,7 +162,7 @@ def _to_float(value: Any, type_: HanaType) -> float:
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
-        raise invalid_number("a parameter holds no number") from None
+        raise invalid_number("a parameter is not a number") from None
 
 
 @_CONVERTERS(TypeCode.DECIMAL)
@@ -174,7 +174,7 @@ def _to_decimal(value: Any, type_: HanaType) -> str:
 def _to_boolean(value: Any, type_: HanaType) -> int:
     if isinstance(value, str):
         if value.upper() not in ("TRUE", "FALSE", "1", "0"):
-            raise invalid_number("a parameter holds no BOOLEAN")
+            raise invalid_number("a parameter is not a BOOLEAN")
         return int(value.upper() in ("TRUE", "1"))
     return int(bool(value))
 
@@ -193,10 +193,12 @@ def _to_binary(value: Any, type_: HanaType) -> bytes:
 def _to_vector(value: Any, type_: HanaType) -> bytes:
     """Check the form of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
     if not isinstance(value, bytes) or len(value) < 4:
-        raise HanaError(2048, "column store error: a vector parameter holds no vector")
+        raise HanaError(2048, "column store error: a vector parameter is not a vector")
     dimension = int.from_bytes(value[:4], "little")
     if len(value) != 4 + dimension * (2 if type_.code is TypeCode.HALF_VECTOR else 4):
-        raise HanaError(2048, f"column store error: a vector parameter of {len(value)} bytes names {dimension}")
+        raise HanaError(
+            2048, f"column store error: a vector parameter of {len(value)} bytes declares dimension {dimension}"
+        )
     if type_.length not in (0, dimension):
         raise HanaError(2048, f"column store error: vector of dimension {dimension}, {type_.length} expected")
     return value
@@ -204,7 +206,7 @@ def _to_vector(value: Any, type_: HanaType) -> bytes:
 
 @_CONVERTERS(*DATETIMES)
 def _to_moment(value: Any, type_: HanaType) -> str:
-    """A client's form may be longer or shorter than declared: truncate it or add midnight."""
+    """Return date or time in the declared format: truncate a longer value, add midnight to a date."""
     if not isinstance(value, str):
         raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
     text = value.replace("T", " ")
@@ -284,7 +286,7 @@ class ParameterDecoder:
         for index, lob in lobs:
             end = position + lob.length
             if end > len(data):
-                raise ProtocolError("LOB data ends after its part")
+                raise ProtocolError("LOB data extends beyond its part")
             lob.data += data[position:end]
             position = end
             if lob.complete:

@@ -13,7 +13,7 @@ from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
 from hana_emulator.sql import explain
 from hana_emulator.sql.catalog.catalog import Catalog
-from hana_emulator.sql.catalog.rights import Touch, touch
+from hana_emulator.sql.catalog.rights import Touch
 from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.definition import definitions
 from hana_emulator.sql.definition.workbench import Definition
@@ -155,7 +155,7 @@ class _Preparation:
             privileges = {one.sql.split(" ", 1)[0] for one in plan.steps} | ({"INSERT"} if plan.collect else set())
         else:
             privileges = {plan.function.name}
-        self.binding.touches |= {touch(privilege, plan.table) for privilege in privileges}
+        self.binding.touches |= {plan.table.touch(privilege) for privilege in privileges}
         return self._prepared(plan.function, plan, ())
 
     def _prepared(self, function: FunctionCode, plan: Plan, columns: tuple[Column, ...]) -> Prepared:

@@ -481,8 +481,8 @@ class Session:
         privilege on it."""
         catalog = self._database.catalog.seen_by(self.connection_id)
         found = catalog.table(table.schema or self.context.schema, table.name)
-        if not any(catalog.rights.allows(self.context.user, rights.touch(one, found)) for one in rights.CHANGING):
-            catalog.rights.require(self.context.user, [rights.touch("UPDATE", found)])
+        if not any(catalog.rights.allows(self.context.user, found.touch(one)) for one in rights.CHANGING):
+            catalog.rights.require(self.context.user, [found.touch("UPDATE")])
         key = found.table_key
 
         def attempt(transaction: Transaction) -> None:

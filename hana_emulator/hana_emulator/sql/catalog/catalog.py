@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
 from hana_emulator.sql.catalog import rights, row_ids, schema_objects
-from hana_emulator.sql.catalog.rights import Rights
+from hana_emulator.sql.catalog.rights import Rights, Touch
 from hana_emulator.sql.catalog.schema_objects import (
     GLOBAL,
     LOCAL,
@@ -105,6 +105,9 @@ class Relation:
     @property
     def is_view(self) -> bool:
         return self.definition is not None
+
+    def touch(self, privilege: str) -> Touch:
+        return Touch(privilege, self.schema, self.name, self.id)
 
     @property
     def key(self) -> tuple[str, ...]:

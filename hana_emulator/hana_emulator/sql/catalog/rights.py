@@ -6,13 +6,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.language.names import hana_identifier
-
-if TYPE_CHECKING:
-    from hana_emulator.sql.catalog.catalog import Relation
 
 PUBLIC = "PUBLIC"  # The role that every user has
 OBJECT_PRIVILEGES = (
@@ -54,10 +51,6 @@ class Touch:
     def where(self) -> str:
         names = [hana_identifier(name) for name in (self.schema, self.name) if name]
         return f" on {'schema ' if len(names) == 1 else ''}{'.'.join(names)}" if names else ""
-
-
-def touch(privilege: str, relation: Relation) -> Touch:
-    return Touch(privilege, relation.schema, relation.name, relation.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,9 +189,7 @@ def _clause(reader: TokenReader, stop: str) -> Callable[[Workbench, bool], Grant
             return [(Grant(SCHEMA, one, schema, None, grantable), Touch(one, schema)) for one in wanted]
         relation = bench.catalog.relation(*bench.place(place))
         wanted = _expanded(privileges, OBJECT_PRIVILEGES)
-        return [
-            (Grant(OBJECT, one, relation.schema, relation.id, grantable), rights.touch(one, relation)) for one in wanted
-        ]
+        return [(Grant(OBJECT, one, relation.schema, relation.id, grantable), relation.touch(one)) for one in wanted]
 
     return run
 

@@ -15,7 +15,6 @@ from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids
 from hana_emulator.sql.catalog.catalog import Relation
-from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.definition import constraints
 from hana_emulator.sql.definition.table_drafts import TableDraft, table_body, table_constraint
@@ -166,7 +165,7 @@ def _switch_triggers(enabled: bool, reader: TokenReader) -> Alteration:
     name = "" if reader.at_end else reader.identifier()
 
     def run(bench: Workbench, relation: Relation) -> None:
-        bench.touches.add(touch("ALTER", relation))
+        bench.touches.add(relation.touch("ALTER"))
         text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
         if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
             raise HanaError(445, f"invalid trigger name: {hana_identifier(name)}")

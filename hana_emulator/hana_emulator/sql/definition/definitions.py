@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hana_emulator.sql.catalog.catalog import Catalog
-from hana_emulator.sql.catalog.rights import PUBLIC, Touch, touch
+from hana_emulator.sql.catalog.rights import PUBLIC, Touch
 from hana_emulator.sql.definition import (
     accounts,
     alterations,
@@ -64,14 +64,14 @@ def _needed_for_relations(before: Catalog, after: Catalog) -> Iterable[Touch]:
         if number not in was and (relation.schema, relation.name) not in before.relations:
             yield Touch("CREATE ANY", relation.schema)
         elif number in was and was[number] != relation:
-            yield touch("ALTER", was[number])
+            yield was[number].touch("ALTER")
     dropped = [relation for number, relation in was.items() if number not in now]
     tables = [relation for relation in dropped if not relation.is_view]
     # Views dropped with a table (CASCADE) require no privilege.
-    yield from (touch("DROP", relation) for relation in tables or dropped)
+    yield from (relation.touch("DROP") for relation in tables or dropped)
     for index in set(before.indexes.values()) ^ set(after.indexes.values()):
         if index.relation in was and index.relation in now:
-            yield touch("INDEX", was[index.relation])
+            yield was[index.relation].touch("INDEX")
 
 
 def _needed_for_objects(before: Catalog, after: Catalog) -> Iterable[Touch]:

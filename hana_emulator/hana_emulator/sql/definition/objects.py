@@ -11,7 +11,7 @@ from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import schema_objects
 from hana_emulator.sql.catalog.catalog import Catalog, Index
-from hana_emulator.sql.catalog.rights import PUBLIC, touch
+from hana_emulator.sql.catalog.rights import PUBLIC
 from hana_emulator.sql.definition import constraints
 from hana_emulator.sql.definition.workbench import (
     Definition,
@@ -155,7 +155,7 @@ def _comment_on(reader: TokenReader) -> Definition:
     def run(bench: Workbench) -> None:
         place = bench.place(Name(named[0] if len(named) == 2 else "", named[-1]))
         relation = bench.catalog.relation(*place)
-        bench.touches.add(touch("ALTER", relation))
+        bench.touches.add(relation.touch("ALTER"))
         if kind == "COLUMN":
             values = (text, relation.id, relation.column(parts[-1]).name)
             bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)

@@ -12,7 +12,6 @@ from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids, schema_objects
 from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
-from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
 from hana_emulator.sql.definition import constraints, views
 from hana_emulator.sql.definition.table_drafts import ReferenceDraft, TableDraft, table_body
@@ -52,7 +51,7 @@ def _create_table(store: str, scope: str, reader: TokenReader) -> Definition:
             if creation.needless(bench):
                 return
             source = bench.table(model)
-            bench.touches.add(touch("SELECT", source))
+            bench.touches.add(source.touch("SELECT"))
             keys = [key for key in source.constraints if key.primary_key or not scope]
             created = _create(bench, creation, TableDraft(list(source.columns), keys))
             if with_data:
@@ -87,7 +86,7 @@ def _create_as(creation: _Creation, names: list[str], text: str, with_data: bool
         query = queries.bind_query(bench.binding(), dialect.parse(text), None)
         labels = names or [column.name for column in query.columns]
         if len(labels) != len(query.columns):
-            raise HanaError(426, "number of columns mismatch: the list of names and the query")
+            raise HanaError(426, "number of columns mismatch: the column list and the query differ")
         columns = [
             TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
         ]
@@ -111,7 +110,7 @@ def _create(bench: Workbench, creation: _Creation, draft: TableDraft, comment: s
     scope = creation.scope
     if table.startswith("#") is not (scope == LOCAL):
         raise HanaError(
-            397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
+            397, f"invalid object name: {hana_identifier(table)} (# starts the name of a local temporary table)"
         )
     temporary = Temporary(scope, bench.catalog.session if scope == LOCAL else 0, schema) if scope else None
     refuse_taken(bench, schema, table)
@@ -160,7 +159,7 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
 
 
 def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form. An identity
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that SQLite converts no value. An identity
     column is SQLite's rowid; keys are indexes created later."""
     pieces = []
     for column in relation.columns:
@@ -214,7 +213,7 @@ def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> R
     schema = draft.parent.schema or relation.schema
     parent = bench.catalog.table(bench.catalog.require_schema(schema), draft.parent.name)
     if parent.id != relation.id:
-        bench.touches.add(touch("REFERENCES", parent))
+        bench.touches.add(parent.touch("REFERENCES"))
     if not draft.parent_columns and not parent.key:
         raise HanaError(366, f"referenced table does not have a primary key: {hana_identifier(parent.name)}")
     reference = Reference(
@@ -261,7 +260,7 @@ def _truncate(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
-        bench.touches.add(touch("DELETE", relation))
+        bench.touches.add(relation.touch("DELETE"))
         constraints.refuse_used_rows(bench, relation)
         own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
         with constraints.lifted(bench, relation):

@@ -16,7 +16,7 @@ from sqlglot import exp
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import schema_objects
 from hana_emulator.sql.catalog.catalog import Relation
-from hana_emulator.sql.catalog.rights import Touch, touch
+from hana_emulator.sql.catalog.rights import Touch
 from hana_emulator.sql.catalog.schema_objects import Trigger
 from hana_emulator.sql.definition import trigger_bodies
 from hana_emulator.sql.definition.workbench import Definition, Workbench
@@ -130,7 +130,7 @@ def _create(bench: Workbench, label: Name, table: Name, draft: Trigger, *, repla
     relation = bench.table(table)
     if relation.temporary is not None:
         raise not_supported("triggers of temporary tables")
-    bench.touches.add(touch("TRIGGER", relation))
+    bench.touches.add(relation.touch("TRIGGER"))
     if (schema, name) in bench.catalog.objects.triggers:
         if not replacing:
             raise HanaError(446, f"cannot use duplicate trigger name: {hana_identifier(name)}")
@@ -206,7 +206,7 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> tuple[li
             raise not_supported("writing a temporary table in a trigger")
         if plan.chosen_identity:
             raise not_supported("a chosen value for an identity column in a trigger")
-        touches.add(touch(plan.function.name, plan.table))
+        touches.add(plan.table.touch(plan.function.name))
         written[plan.table.id] = written.get(plan.table.id, False) or plan.inserts
         statements.extend(step.sql for step in plan.steps)
     return statements, written, touches

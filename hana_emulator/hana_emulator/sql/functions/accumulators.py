@@ -1,6 +1,6 @@
 """Accumulators of aggregates: exact sums, variances, percentiles, joined texts, first and last values.
 
-All work as window functions too: SQLite removes rows in the order in which it added them.
+All work as window functions too. `inverse` removes the oldest row, because SQLite removes rows in the order of adding.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ class Percentile(Kept):
 
 class DiscretePercentile(Percentile):
     def at(self, values: list[float], share: float) -> float:
-        """The value of the first row that reaches the share."""
+        """Return the value of the first row at which the cumulative share is reached."""
         count = len(values)
         return float(next(value for number, value in enumerate(values, 1) if number / count >= share))
 
 
 class StringAggregate(Kept):
-    """STRING_AGG. Arguments: text, separator, flags, key...; NULLs are omitted."""
+    """STRING_AGG. Arguments: text, separator, the flags of `ordered`, sort keys. NULLs are omitted."""
 
     counted = slice(0, 1)
 
@@ -131,7 +131,7 @@ class StringAggregate(Kept):
 
 
 def ordered(rows: list[tuple[Any, ...]], flags: str, first: int) -> list[tuple[Any, ...]]:
-    """Sort `rows` by the keys from place `first` on. `flags` has three letters for each key: A or D (order),
+    """Sort `rows` by their members from index `first` on. `flags` has three letters for each key: A or D (order),
     F or L (NULLs first or last), N (decimal number) or T (any other type)."""
     for place in reversed(range(len(flags) // 3)):
         order, nulls, kind = tuple(flags[3 * place : 3 * place + 3])

@@ -75,7 +75,7 @@ _ROUNDINGS = {"round": ROUND_HALF_UP, "floor": ROUND_FLOOR, "ceil": ROUND_CEILIN
 
 
 def _rounding(mode: str) -> Callable[[str, Storage, int], Storage]:
-    """`flavour` is the kind of number of argument and result."""
+    """Return the rounding function for this mode. `flavour`: the numeric type of argument and result."""
 
     def apply(flavour: str, value: Storage, digits: int) -> Storage:
         number = _decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=_ROUNDINGS[mode], context=_WIDE)
@@ -100,7 +100,7 @@ def _converting(kind: HanaType) -> Callable[[Storage], Storage]:
     return store.converter(kind, _EXPRESSION)
 
 
-# All of them give NULL as soon as an argument is NULL
+# Each returns NULL if any argument is NULL
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_integer": (1, _converting(_BIGINT)),
     "owl_double": (1, _converting(DOUBLE)),

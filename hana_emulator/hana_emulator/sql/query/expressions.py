@@ -103,7 +103,7 @@ def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -
 def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     bound = bind(binding, scope, node)
     if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
-        raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
+        raise syntax_error(f"expected a condition, not a value of type {bound.type.name}")
     return bound.sql
 
 
@@ -119,7 +119,7 @@ def _predicate(sql: str, *parts: Bound) -> Bound:
 @BINDERS(*_COMPARISONS)
 def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
-        raise syntax_error("row values compare with IN only")
+        raise syntax_error("row values can only be compared with IN")
     if isinstance(node, exp.GT) and isinstance(node.this, Score) and node.expression == exp.Literal.number(0):
         found = _holds(binding, scope, node.this)
         if found is not None:
@@ -169,7 +169,7 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         left = bind(binding, scope, node.this)
         inner = binding.bind_query(binding, unwrapped(query), scope)
         if len(inner.columns) != 1:
-            raise HanaError(269, "too many values: the subquery of IN must give one column")
+            raise HanaError(269, "too many values: the subquery of IN must return one column")
         left = typed_parameter(binding, left, inner.columns[0].type)
         first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
         return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
@@ -206,7 +206,7 @@ def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:
     if len(lefts) != len(rights):
-        raise HanaError(268, "not enough values: both sides of IN need as many")
+        raise HanaError(268, "not enough values: both sides of IN need the same number")
     return " AND ".join(compare("=", left, right) for left, right in zip(lefts, rights, strict=True))
 
 
@@ -385,7 +385,9 @@ def number_literal(text: str) -> Bound:
         try:
             number = float(text)
         except ValueError:
-            raise HanaError(257, "sql syntax error: a number without its exponent") from None  # sqlglot accepts "1e"
+            raise HanaError(
+                257, "sql syntax error: the exponent of a number is missing"
+            ) from None  # sqlglot accepts "1e"
         if math.isinf(number):
             raise HanaError(314, "numeric overflow: a literal does not fit DOUBLE")
         return Bound(repr(number), DOUBLE, nullable=False, constant=True)
@@ -428,7 +430,7 @@ def identifier(node: exp.Expr | None) -> str:
     if node is None:
         return ""
     if not isinstance(node, exp.Identifier):
-        raise syntax_error("a name is expected")
+        raise syntax_error("expected a name")
     return str(node.this) if node.quoted else str(node.this).upper()
 
 
@@ -478,7 +480,7 @@ def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _holds(binding: Binding, scope: Scope, node: Score) -> Bound | None:
-    """SCORE(...) > 0 through the word index of a stored column; None if the index does not apply."""
+    """Return SCORE(...) > 0 as a look-up in the word index of a stored column; None if the index does not apply."""
     term, *columns = (bind(binding, scope, part, DEFAULT_PARAMETER) for part in (node.this, *node.expressions))
     if len(columns) != 1 or not term.constant:
         return None
@@ -508,10 +510,10 @@ def by_signature(name: str, arguments: Sequence[Bound]) -> Bound:
 
 
 def _argument(argument: Bound, declared: HanaType | None) -> str:
-    """The SQLite text of an argument, converted where SQLite cannot see the type."""
+    """Return the SQLite text of an argument, with a conversion where SQLite does not know the HANA type."""
     kind = argument.type
     if kind is not None and declared is not None and declared.code in BINARIES and kind.code not in _BYTES:
-        raise HanaError(266, f"inconsistent datatype: a binary is wanted, not {kind.name}; use TO_BINARY()")
+        raise HanaError(266, f"inconsistent datatype: expected a binary value, not {kind.name}; use TO_BINARY()")
     if kind is None or kind.code in BINARIES | VECTORS | LOBS:
         return argument.sql
     if declared is None:

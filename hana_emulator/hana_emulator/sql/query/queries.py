@@ -11,7 +11,6 @@ from sqlglot import exp
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import row_ids, system_views
 from hana_emulator.sql.catalog.catalog import Relation
-from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import unify
@@ -272,7 +271,7 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
         return f"({system.sql}) AS {scope.sources[-1].alias}"
     relation = found or binding.catalog.relation(schema or binding.schema, name)
     if not binding.view_depth:
-        binding.touches.add(touch("SELECT", relation))
+        binding.touches.add(relation.touch("SELECT"))
     if not alias and relation.name != name:
         alias = name  # columns can be qualified by the synonym's name
     if relation.is_view:

@@ -120,7 +120,9 @@ def _cosine(matrix: Matrix, vector: Vector) -> Scores:
         return np.zeros(len(matrix.rowids), np.float32)
     norms = np.where(matrix.norms > 0, matrix.norms, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        dots = (matrix.values @ (exact / norm).astype(np.float32)).astype(np.float64)
+        # einsum, because BLAS rounds equal rows differently by their place in the block.
+        unit = (exact / norm).astype(np.float32)
+        dots: NDArray[np.float64] = np.einsum("ij,j->i", matrix.values, unit).astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(dots) | (norms < _TINY))
     dots[broken] = matrix.values[broken].astype(np.float64) @ (exact / norm)
     return np.clip(dots / norms, -1.0, 1.0).astype(np.float32)
