@@ -11,7 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Client
 
-from app.src.api.guard import policy_for
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -131,13 +130,13 @@ def test_hsts_on_wish_and_over_https_only(synced: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/console/app.js"])
-def test_the_console_has_its_own_files_and_nothing_inline(path: str) -> None:
-    policy = policy_for(path).decode()
+def test_the_console_has_its_own_files_and_nothing_inline(client: Client, path: str) -> None:
+    policy = client.get(path).headers["content-security-policy"]
     assert "script-src 'self';" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
 
 
 @pytest.mark.parametrize("path", ["/docsx", "/v1/console", "//", "/v1/docs"])
-def test_paths_that_only_look_like_pages_get_the_strictest_policy(path: str) -> None:
-    assert policy_for(path).decode() == JSON_POLICY
+def test_paths_that_only_look_like_pages_get_the_strictest_policy(client: Client, path: str) -> None:
+    assert client.get(str(client.base_url).rstrip("/") + path).headers["content-security-policy"] == JSON_POLICY

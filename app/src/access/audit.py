@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from typing import Any
 from connector.errors import BadFilter, ConfigurationError
 from connector.model import Filter
 
-STDERR = "-"
 WAITING = 10_000  # most entries that wait for the disk; further ones are dropped and counted
 _WARN_EVERY = 60.0
 _CLOSE_SECONDS = 2.0
-_STDERR_FD = 2
 _log = logging.getLogger(__name__)
 
 
@@ -32,9 +30,8 @@ class AuditLog:
     A kill -9 loses the entries in memory."""
 
     def __init__(self, path: str, lost: Callable[[int], None]) -> None:
-        """`path`: created if absent, readable by this user only; "-": standard error. Raises ConfigurationError when it
-        cannot be opened."""
-        self._path = None if path == STDERR else Path(path)
+        """`path`: created if absent, for this user only; "-": standard error. Raises ConfigurationError."""
+        self._path = None if path == "-" else Path(path)
         self._lost = lost
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
         self._warned = -_WARN_EVERY
@@ -73,10 +70,9 @@ class AuditLog:
             self._fail(error.strerror or type(error).__name__)
 
     def _write(self, line: bytes) -> None:
-        """Write in one call, so that processes sharing the file do not mix their lines. Opens the file each time,
-        because logrotate may have renamed it."""
+        """Write in one call, so that processes do not mix their lines. Logrotate may rename the file at any time."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = _STDERR_FD if self._path is None else os.open(self._path, flags, 0o600)
+        file = 2 if self._path is None else os.open(self._path, flags, 0o600)
         try:
             if self._torn:
                 os.write(file, b"\n")
@@ -99,18 +95,15 @@ def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
     """Return a filter without its values: {"MTART": "$eq"}, {"$and": [{"MTART": "$in"}, {"?": "$gt"}]}; None for no
     filter. Fields not declared in `names` (column -> metadata name) become "?", because callers choose their names. An
     invalid filter becomes "invalid"."""
-    from connector.stores.filters import parse
+    from connector.stores.filters import Group, parse
+
+    def shape(condition: Any) -> dict[str, Any]:
+        if isinstance(condition, Group):
+            return {f"${condition.word.lower()}": [shape(part) for part in condition.parts]}
+        return {condition.field if condition.field in names.values() else "?": condition.operator}
 
     try:
         condition = parse(where, names)
     except BadFilter:
         return "invalid"
-    return None if condition is None else _shape(condition, frozenset(names.values()))
-
-
-def _shape(condition: Any, declared: Collection[str]) -> dict[str, Any]:
-    from connector.stores.filters import Group
-
-    if isinstance(condition, Group):
-        return {f"${condition.word.lower()}": [_shape(part, declared) for part in condition.parts]}
-    return {condition.field if condition.field in declared else "?": condition.operator}
+    return None if condition is None else shape(condition)

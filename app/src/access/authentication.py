@@ -31,8 +31,7 @@ class Authentication:
             self._tokens.keys.open()
 
     def check(self, *, everything: bool = False) -> str | None:
-        """Return why no caller can be authenticated, or None. With `everything`, both keys and tokens must work. May
-        wait for the issuer."""
+        """Return why no caller can be authenticated, or None. `everything`: keys and tokens must both work. Waits."""
         if self._keys is not None:
             self._keys.refresh()
             if self._keys.fault is not None or not everything:
@@ -46,14 +45,13 @@ class Authentication:
 
     def described(self) -> str:
         """Return one line for doctor."""
-        jwt = self.settings.jwt
-        tokens = None if jwt is None else f"tokens of {jwt.issuer}, whose keys are available"
-        keys = None if self._keys is None else self._keys.described()
-        return "; ".join(filter(None, (keys, tokens)))
+        parts = [] if self._keys is None else [self._keys.described()]
+        if self.settings.jwt is not None:
+            parts.append(f"tokens of {self.settings.jwt.issuer}, whose keys are available")
+        return "; ".join(parts)
 
     async def principal(self, credential: str) -> Principal:
-        """Return the principal of this credential. Waits only while the issuer's keys are fetched. Raises
-        Unauthenticated."""
+        """Return the principal of this credential; waits only for the issuer's keys. Raises Unauthenticated."""
         if self._keys is not None and (credential.startswith(PREFIX) or self._tokens is None):
             return self._keys.principal(credential)
         if self._tokens is None:

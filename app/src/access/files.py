@@ -22,8 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def edition(path: Path) -> tuple[int, ...] | None:
-    """Return a version that differs after each change, also if a file of the same age replaced it. None: missing or
-    inaccessible."""
+    """Return a version that differs after each change, also of a replaced file; None: missing or inaccessible."""
     try:
         about = path.stat()
     except OSError:

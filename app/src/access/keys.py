@@ -27,9 +27,7 @@ from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope
 from app.src.settings.access import Rate, check_rate
 
 PREFIX = "owl_"
-_LONGEST_KEY = 128
 _MOST_BYTES = 4 << 20
-_NO_DIGEST = "0" * 64
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
 # Kept by a rotation.
@@ -140,8 +138,7 @@ def _changing(path: Path) -> Iterator[list[Key]]:
 
 
 def create(path: Path, grant: Grant, now: datetime | None = None, deliver: Deliver | None = None) -> tuple[Key, str]:
-    """Create a key; return its record and the key itself, which is stored nowhere. Raises ValueError for an invalid or
-    used name, AccessUnusable."""
+    """Create a key; return its record, and itself, which is stored nowhere. Raises ValueError, AccessUnusable."""
     now = now or datetime.now(UTC)
     if not _NAME.fullmatch(grant.name):
         raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
@@ -237,10 +234,10 @@ class KeyRing(Reloaded[Mapping[str, tuple[Key, Principal]]]):
     def principal(self, given: str, now: datetime | None = None) -> Principal:
         """Return the principal of this key. Raises Unauthenticated."""
         self.refresh()
-        given = given[: _LONGEST_KEY + 1]  # limits the digest's work; a longer key is invalid anyway
+        given = given[:129]  # limits the digest's work; a longer key is invalid anyway
         identifier, _, _ = given.removeprefix(PREFIX).partition("_")
         key, principal = self.content.get(identifier, (None, ANONYMOUS))
-        stored = _NO_DIGEST if key is None else key.sha256
+        stored = "0" * 64 if key is None else key.sha256
         if not hmac.compare_digest(_digest(given), stored) or key is None:
             raise Unauthenticated("unknown API key", "unknown_key")
         state = key.state(now or datetime.now(UTC))

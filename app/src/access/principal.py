@@ -10,7 +10,6 @@ from connector.errors import ConfigurationError
 
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Credential = Literal["key", "token", "none"]  # kind of credential
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Principal:
     every_row: bool = False
     rate: str | None = None
     concurrency: int | None = None
-    credential: Credential = "none"
+    credential: Literal["key", "token", "none"] = "none"
 
     @property
     def identity(self) -> str:
@@ -49,8 +48,7 @@ ISSUER_AWAY = "issuer_away"
 
 
 class Unauthenticated(Exception):
-    """The credential is missing or invalid, or cannot be checked now (ISSUER_AWAY). `code`: a word for machines and
-    logs."""
+    """The credential is missing or invalid, or cannot be checked now (ISSUER_AWAY). `code`: a word for logs."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -8,17 +8,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from limits import RateLimitItem, parse
 
-from app.src.access.principal import ANONYMOUS, LOOPBACK, Principal
+from app.src.access.principal import ANONYMOUS, LOOPBACK, OPERATOR, Principal
 from app.src.settings.access import UNLIMITED
 
 # Most counters; beyond that the oldest window is dropped.
 MOST_COUNTED = 10_000
 _SOON = 1.0  # Retry-After when all concurrent requests are taken: their duration is unknown
-_IPV6_CUSTOMER = 64  # bits of the prefix that a provider assigns
 
 
 class RateExceeded(Exception):
@@ -31,8 +31,7 @@ class RateExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The state of a window: `remaining` of `quota` requests, `seconds` of `window`. `exceeded`: the request was over
-    the limit and not counted."""
+    """A window: `remaining` of `quota` requests, `seconds` of `window`. An `exceeded` request was not counted."""
 
     quota: int
     window: int
@@ -87,8 +86,7 @@ class Rates:
         self._at_once: dict[str, int] = {}
 
     def enter(self, principal: Principal) -> Standing | None:
-        """Begin a request; `leave` must follow. Returns None where the rate is unlimited. Raises RateExceeded without
-        beginning it."""
+        """Begin a request; `leave` must follow. Returns None where the rate is unlimited. Raises RateExceeded."""
         if _free(principal):
             return None
         most = self._concurrency if principal.concurrency is None else principal.concurrency
@@ -128,12 +126,16 @@ class Rates:
             raise RateExceeded(f"{why}: try again in {standing.seconds:.0f} s", standing.seconds)
 
     def fail(self, address: str) -> tuple[float, bool] | None:
-        """Count a failed authentication; valid keys are never refused for failures of others at their address. If there
-        are too many, return the seconds to wait, and whether to log it: once in each window, so that callers without
-        rights cannot fill the log."""
+        """Count a failed authentication of an IPv4 address, or of the IPv6 prefix that a customer has; a valid key is
+        never refused for failures of others. If there are too many, return the seconds to wait, and whether to log it:
+        once in each window, so that callers without rights cannot fill the log."""
         if self._failures == UNLIMITED:
             return None
-        item, customer = parse(self._failures), _customer(address)
+        item, customer = parse(self._failures), "unknown"
+        with suppress(ValueError):
+            found = ipaddress.ip_address(address.partition("%")[0])
+            mapped = found if found.version == 4 else found.ipv4_mapped
+            customer = str(mapped or ipaddress.ip_network((found, 64), strict=False))  # as providers assign them
         standing = self._failed.hit(item, customer)
         if not standing.exceeded:
             return None
@@ -143,15 +145,4 @@ class Rates:
 
 def _free(principal: Principal) -> bool:
     """Return whether the caller is not limited: unidentified callers get only health and, if open, metrics."""
-    return principal is LOOPBACK or principal is ANONYMOUS
-
-
-def _customer(address: str) -> str:
-    """Return an IPv4 address, or the prefix of an IPv6 address whose rest the customer chooses."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "unknown"
-    if found.version == 4:
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((found, _IPV6_CUSTOMER), strict=False))
+    return any(principal is each for each in (LOOPBACK, ANONYMOUS, OPERATOR))

@@ -108,8 +108,7 @@ def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
 
 
 class Rights:
-    """The row rights of the configured collections. `block` finds a collection by name; its UnknownCollection passes
-    through."""
+    """The row rights of the configured collections. `block` finds one by name, or raises UnknownCollection."""
 
     def __init__(self, settings: Settings, block: Callable[[str], CollectionSettings]) -> None:
         self._settings = settings

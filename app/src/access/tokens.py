@@ -14,24 +14,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
-from jwt.exceptions import (
-    ExpiredSignatureError,
-    ImmatureSignatureError,
-    InvalidAlgorithmError,
-    InvalidAudienceError,
-    InvalidIssuedAtError,
-    InvalidIssuerError,
-    InvalidKeyError,
-    InvalidSignatureError,
-    MissingRequiredClaimError,
-    PyJWTError,
-)
+from jwt import exceptions as faults
+from jwt.exceptions import PyJWTError
 
 from app.src.access import files
 from app.src.access.principal import SCOPES, AccessUnusable, Principal, Unauthenticated
@@ -47,7 +37,6 @@ LONGEST = 3600.0
 # Seconds between two fetches, so that tokens with unknown keys cannot flood the issuer with requests.
 COOLDOWN = 30.0
 RETRY = 5.0  # the same, while no valid key is cached
-_PUBLIC = ("kty", "crv", "n", "e", "x", "y", "kid")
 Keys = Mapping[tuple[str, str], jwt.PyJWK]  # by key id and algorithm
 
 
@@ -80,31 +69,27 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
         raise AccessUnusable(f'"keys" is not a list of at most {_MOST_KEYS}')
     keys: dict[tuple[str, str], jwt.PyJWK] = {}
     for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str) or entry.get("use", "sig") != "sig":
-            continue
-        operations = entry.get("key_ops", ["verify"])
+        named = isinstance(entry, dict) and isinstance(entry.get("kid"), str) and entry.get("use", "sig") == "sig"
+        operations = entry.get("key_ops", ["verify"]) if named else None
         if not isinstance(operations, list) or "verify" not in operations:
             continue
-        public = {name: entry[name] for name in _PUBLIC if name in entry}
+        public = {name: entry[name] for name in ("kty", "crv", "n", "e", "x", "y", "kid") if name in entry}
         for algorithm in algorithms:
             if entry.get("alg", algorithm) != algorithm:
                 continue
-            try:
+            with suppress(PyJWTError, ValueError, TypeError):  # a key of another type
                 keys.setdefault((entry["kid"], algorithm), jwt.PyJWK(public, algorithm))
-            except (PyJWTError, ValueError, TypeError):  # a key of another type
-                continue
     return keys
 
 
 class KeySet:
-    """The cached keys of an address or a file, and when to fetch them next. `fault`: the reason for the missing keys or
-    the failed fetch. Thread-safe."""
+    """The cached keys of an address or a file. `fault`: why there are none or the last fetch failed. Thread-safe."""
 
     def __init__(self, source: str | Path, algorithms: Sequence[str]) -> None:
         self.source = source
         self._algorithms = tuple(algorithms)
         self._keys: Keys = {}
-        self._had = self._tried = self._looked = float("-inf")
+        self._had = self._tried = float("-inf")
         self._seen: tuple[int, ...] | None = None
         self._starting = threading.Lock()
         self._refreshing: Future[None] | None = None
@@ -123,16 +108,13 @@ class KeySet:
         now = time.monotonic()
         if self._refreshing is not None and not self._refreshing.done():
             return True
-        if isinstance(self.source, Path) and now - self._looked >= files.LOOK_SECONDS:
-            self._looked = now
-            if files.edition(self.source) != self._seen:
-                return True
+        if isinstance(self.source, Path) and files.edition(self.source) != self._seen:
+            return True
         wanted = unknown or not self.believed or now - self._had >= LIFESPAN
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that an invalid one stops the start. An address is fetched when needed. Raises
-        AccessUnusable."""
+        """Read a file now, so that an invalid one stops the start. Raises AccessUnusable."""
         if isinstance(self.source, Path):
             self.fetch()
             if self.fault is not None:
@@ -149,8 +131,7 @@ class KeySet:
             return self._refreshing
 
     def fetch(self, done: Future[None] | None = None) -> None:
-        """Fetch the keys and wait for them. A failure keeps the cached keys and sets `fault`; a set without keys
-        removes them."""
+        """Fetch the keys and wait. A failure keeps the cached keys and sets `fault`; an empty set removes them."""
         fault = None
         try:
             self._keys = parse(self._read(), self._algorithms)
@@ -180,25 +161,21 @@ class KeySet:
             raise AccessUnusable(f"cannot be read ({error.strerror})") from None
 
 
-# -------------------------------------------------------------------------------------------------------------- tokens
-
 _ATTRIBUTES = "xs.user.attributes"
 # Characters. XSUAA tokens with many attributes come near 8 KiB.
 LONGEST_TOKEN = 16 << 10
-_LONGEST_KID = 256
-_LONGEST_SUBJECT = 200
 # The header typ of access tokens; without typ a token may be one.
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
 _WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
-    (ExpiredSignatureError, "the token has expired", "expired_token"),
-    (ImmatureSignatureError, "the token is not valid yet", "early_token"),
-    (InvalidIssuedAtError, "the token was issued in the future, or its iat is invalid", "early_token"),
-    (InvalidAudienceError, "the token is for another audience", "audience"),
-    (InvalidIssuerError, "the token is of another issuer", "issuer"),
-    (MissingRequiredClaimError, "the token lacks one of the claims iss, aud and exp", "incomplete_token"),
-    (InvalidAlgorithmError, "the token's algorithm does not fit its key", "algorithm"),
-    (InvalidKeyError, "the token's key is too short, or does not fit its algorithm", "algorithm"),
-    (InvalidSignatureError, "the token's signature is wrong", "signature"),
+    (faults.ExpiredSignatureError, "the token has expired", "expired_token"),
+    (faults.ImmatureSignatureError, "the token is not valid yet", "early_token"),
+    (faults.InvalidIssuedAtError, "the token was issued in the future, or its iat is invalid", "early_token"),
+    (faults.InvalidAudienceError, "the token is for another audience", "audience"),
+    (faults.InvalidIssuerError, "the token is of another issuer", "issuer"),
+    (faults.MissingRequiredClaimError, "the token lacks one of the claims iss, aud and exp", "incomplete_token"),
+    (faults.InvalidAlgorithmError, "the token's algorithm does not fit its key", "algorithm"),
+    (faults.InvalidKeyError, "the token's key is too short, or does not fit its algorithm", "algorithm"),
+    (faults.InvalidSignatureError, "the token's signature is wrong", "signature"),
 )
 _MALFORMED = ("neither an API key nor a token", "malformed_token")
 
@@ -229,11 +206,24 @@ class Tokens:
         self.keys = KeySet(settings.jwks_path or url or "", settings.algorithms)
 
     def principal(self, token: str) -> Principal | None:
-        """Return the principal of a token; None if its key is unknown, because the issuer may have published a new one.
-        Raises Unauthenticated."""
+        """Return the principal of a token; None: its key is unknown and may be new. Raises Unauthenticated."""
         if len(token) > LONGEST_TOKEN:
             raise Unauthenticated(f"the token is longer than {LONGEST_TOKEN} characters", "malformed_token")
-        kid, algorithm = self._header(token)
+        # The unverified header. Key locations in it (jku, x5u, jwk, x5c) are ignored: the address is configured.
+        try:
+            header = jwt.get_unverified_header(token)
+        except (PyJWTError, ValueError, RecursionError):
+            raise Unauthenticated(*_MALFORMED) from None
+        if "crit" in header:
+            raise Unauthenticated("the token requires unknown extensions (crit)", "malformed_token")
+        kind = header.get("typ", _KINDS[0])
+        if not isinstance(kind, str) or kind.lower() not in _KINDS:
+            raise Unauthenticated("the token is not an access token (typ)", "malformed_token")
+        kid, algorithm = header.get("kid"), header.get("alg")
+        if algorithm not in self._settings.algorithms:
+            raise Unauthenticated("the token's algorithm is not among those allowed", "algorithm")
+        if not isinstance(kid, str) or not 0 < len(kid) <= 256:
+            raise Unauthenticated("the token names no key (kid)", "malformed_token")
         key = self.keys.get(kid, algorithm)
         if key is None:
             return None
@@ -254,25 +244,6 @@ class Tokens:
             raise Unauthenticated(*_MALFORMED) from None
         return self._principal(payload)
 
-    def _header(self, token: str) -> tuple[str, str]:
-        """Return kid and alg of the unverified header. Key locations in the token (jku, x5u, jwk, x5c) are ignored: the
-        address is configured."""
-        try:
-            header = jwt.get_unverified_header(token)
-        except (PyJWTError, ValueError, RecursionError):
-            raise Unauthenticated(*_MALFORMED) from None
-        if "crit" in header:
-            raise Unauthenticated("the token requires unknown extensions (crit)", "malformed_token")
-        kind = header.get("typ", _KINDS[0])
-        if not isinstance(kind, str) or kind.lower() not in _KINDS:
-            raise Unauthenticated("the token is not an access token (typ)", "malformed_token")
-        kid, algorithm = header.get("kid"), header.get("alg")
-        if algorithm not in self._settings.algorithms:
-            raise Unauthenticated("the token's algorithm is not among those allowed", "algorithm")
-        if not isinstance(kid, str) or not 0 < len(kid) <= _LONGEST_KID:
-            raise Unauthenticated("the token names no key (kid)", "malformed_token")
-        return kid, algorithm
-
     def _principal(self, payload: Mapping[str, Any]) -> Principal:
         tenant = self._settings.tenant
         if tenant is not None:
@@ -280,7 +251,7 @@ class Tokens:
             if named != tenant:
                 raise Unauthenticated("the token is of another tenant", "tenant")
         subject = payload.get("sub")
-        if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
+        if not isinstance(subject, str) or not 0 < len(subject) <= 200 or not subject.isprintable():
             raise Unauthenticated("the token has no valid subject (sub)", "incomplete_token")
         means = {self._scopes[name] for name in _names(payload, self._scope_claim) if name in self._scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -50,13 +49,7 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         async def principal(request: Request) -> Principal:
             return caller(request)
 
-        async def run(call: Callable[[], Any], _: Principal, request: Request) -> Any:
-            return await executors.run(call, request)
-
-        def tell(request: Request, **fields: Any) -> None:
-            audit(request.scope, **fields)
-
-        tools = Agents(executors.service, principal, run, tell, (Refused,))
+        tools = Agents(executors.service, principal, executors.run, audit, (Refused,))
         manager = streamable(tools, executors.limits.max_body_bytes)
 
     class _Answer(Response):

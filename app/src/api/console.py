@@ -13,7 +13,6 @@ from app.src.api.errors import Refused
 
 _STATIC = Path(__file__).with_name("static")
 _PAGE = "index.html"
-_TO_MANUAL = re.compile(rb"\s*<footer.*</footer>")
 # Files of other kinds are not served.
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -25,7 +24,7 @@ def add(app: FastAPI, *, manual: bool) -> None:
         if path.suffix in _TYPES:
             name, content = path.relative_to(_STATIC).as_posix(), path.read_bytes()
             if name == _PAGE and not manual:
-                content = _TO_MANUAL.sub(b"", content)
+                content = re.sub(rb"\s*<footer.*</footer>", b"", content)
             headers = {
                 "Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8",
                 "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.src.api.guard import check_every_row
+from app.src.api.guard import caller
 from app.src.api.jobs import JOB_LINKS, LAST_GENERATION, JobStarted, started
 from app.src.api.requests import Body, Executors, Json, Texts, one_of_members
 from app.src.service.generations import Switched
@@ -97,7 +98,6 @@ class DropResponse(BaseModel):
 
 _GENERATIONS = "/v1/collections/{name}/generations"
 _QUARANTINE = "/v1/collections/{name}/quarantine"
-_LEASE_WAIT = 2.0  # seconds to wait for another worker before 409
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "What was found or done, for every action but build."},
     202: JOB_LINKS[202] | {"description": "build: the job that does it.", "model": JobStarted},
@@ -120,18 +120,25 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if body.queries:
             executors.check_texts(body.queries, name="queries")
         if body.action == "compare":  # it shows texts of stored rows
-            check_every_row(service, request, name)
+            service.rights.check_every_row(caller(request), name)
         if body.action == "build":
-            return started(
-                await executors.run(partial(service.background.start_sync, name, SyncRequest(owner="api"), "build"))
-            )
-        return Json(await executors.run(partial(_done, executors, name, body)))
+            build = partial(service.background.start_sync, name, SyncRequest(owner="api"), "build")
+            return started(await executors.run(build))
+        if body.action == "drop":
+            await executors.run(partial(service.generations.drop, name, cast("int", body.number)))
+            return Json({"collection": name, "dropped": body.number})
+        work: Mapping[str, Callable[[], Comparison | Switched]] = {
+            "compare": partial(service.generations.compare, name, body.number, body.queries, body.sample),
+            "switch": partial(service.generations.switch, name, body.number, force=body.force),
+            "rollback": partial(service.generations.rollback, name),
+        }
+        return Json((await executors.run(work[body.action])).as_dict())
 
     @routes.get(_QUARANTINE, response_model=list[EntryBody])
     async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
         """The rows that could not be processed, in the order of their keys, each with its reason. `GET
         /v1/collections/{name}` has their total."""
-        check_every_row(service, request, name)
+        service.rights.check_every_row(caller(request), name)
         entries = await executors.run(partial(service.quarantine.entries, name))
         return Json([entry.as_dict() for entry in entries[:limit]])
 
@@ -142,7 +149,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         collection runs."""
         keys = None if body is None else body.keys
         if keys is not None:
-            check_every_row(service, request, name)
+            service.rights.check_every_row(caller(request), name)
         return started(await executors.run(partial(service.background.start_retry, name, keys)))
 
     @routes.post(f"{_QUARANTINE}/drop", response_model=DropResponse)
@@ -150,18 +157,6 @@ def add(routes: APIRouter, executors: Executors) -> None:
         """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
         while another worker holds the collection."""
         if body.keys is not None:
-            check_every_row(service, request, name)
-        forget = partial(service.quarantine.drop, name, body.keys, _LEASE_WAIT)
+            service.rights.check_every_row(caller(request), name)
+        forget = partial(service.quarantine.drop, name, body.keys, 2.0)  # seconds to wait for another worker
         return Json({"dropped": await executors.run(forget, writes=True)})
-
-
-def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, Any]:
-    service = executors.service
-    if body.action == "compare":
-        return dict(service.generations.compare(name, body.number, body.queries, body.sample).as_dict())
-    if body.action == "switch":
-        return service.generations.switch(name, body.number, force=body.force).as_dict()
-    if body.action == "rollback":
-        return service.generations.rollback(name).as_dict()
-    service.generations.drop(name, cast("int", body.number))  # validated by the schema
-    return {"collection": name, "dropped": body.number}

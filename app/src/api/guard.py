@@ -12,11 +12,10 @@ import time
 import uuid
 from asyncio import timeouts
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -53,52 +52,29 @@ ANYBODY: Need = frozenset(SCOPES)
 _EMBED, _SEARCH, _SYNC = (frozenset[Right]((scope,)) for scope in ("embed", "search", "sync"))
 _ADMIN, _METRICS = (frozenset[Right]((scope,)) for scope in ("admin", "metrics"))
 _METRICS_ROUTE = "GET /metrics"
+_ONE = "/v1/collections/{name}"
+_TABLE = "/v1/tables/{schema}/{table:path}"
 # By method and route template. HEAD needs the scope of GET. The router answers other methods with 405.
 NEEDS: Mapping[str, Need] = {
-    "GET /health/live": OPEN,
-    "GET /health/ready": OPEN,
-    _METRICS_ROUTE: _METRICS,
-    "POST /embed": _EMBED,
-    "POST /v1/embeddings": _EMBED,
-    "GET /v1/models": _EMBED | _SEARCH,
-    "GET /v1/models/{model:path}": _EMBED | _SEARCH,
-    "POST /v1/collections/{name}/search": _SEARCH,
-    "POST /v1/collections/{name}/rows": _SEARCH,
-    "GET /v1/collections/{name}/fields": _SEARCH,
-    # Tools with further scopes check them.
-    "POST /mcp": _SEARCH,
-    "GET /v1/collections/{name}/map": _SEARCH,
-    "GET /v1/info": ANYBODY,
-    "GET /v1/gpu": _METRICS,
-    "GET /v1/collections": _SEARCH | _SYNC | _METRICS,
-    "GET /v1/collections/{name}": _SEARCH | _SYNC | _METRICS,
-    # HANA's catalogue, as visible to the technical user.
-    "GET /v1/tables": _ADMIN,
-    "GET /v1/tables/{schema}/{table:path}": _ADMIN,
-    "POST /v1/tables/{schema}/{table:path}/preview": _ADMIN,
-    "POST /v1/collections/{name}/sync": _SYNC,
-    "POST /v1/collections/{name}/verify": _SYNC,
-    "GET /v1/jobs": _SYNC,
-    "GET /v1/jobs/{job_id}": _SYNC,
-    "GET /v1/jobs/{job_id}/events": _SYNC,
+    # The console's files hold no data; it reads data over the other routes.
+    **dict.fromkeys(("GET /health/live", "GET /health/ready", "GET /", "GET /console/{path:path}"), OPEN),
+    **dict.fromkeys(("GET /v1/info", "GET /docs", "GET /docs/style.css", "GET /openapi.json"), ANYBODY),
+    **dict.fromkeys((_METRICS_ROUTE, "GET /v1/gpu"), _METRICS),
+    **dict.fromkeys(("POST /embed", "POST /v1/embeddings"), _EMBED),
+    **dict.fromkeys(("GET /v1/models", "GET /v1/models/{model:path}"), _EMBED | _SEARCH),
+    **dict.fromkeys((f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"), _SEARCH),
+    "POST /mcp": _SEARCH,  # tools with further scopes check them
+    **dict.fromkeys(("GET /v1/collections", f"GET {_ONE}"), _SEARCH | _SYNC | _METRICS),
+    **dict.fromkeys((f"POST {_ONE}/sync", f"POST {_ONE}/verify", f"GET {_ONE}/generations"), _SYNC),
+    **dict.fromkeys(("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events"), _SYNC),
     "POST /v1/jobs/{job_id}/cancel": _SYNC,
-    "GET /v1/collections/{name}/quarantine": _SYNC,
-    "POST /v1/collections/{name}/quarantine/retry": _SYNC,
-    "POST /v1/collections/{name}/quarantine/drop": _SYNC,
-    "POST /v1/collections/{name}/documents": _SYNC,
-    "POST /v1/collections/{name}/documents/delete": _SYNC,
-    "GET /v1/collections/{name}/generations": _SYNC,
-    # Switches or deletes data that all callers use.
-    "POST /v1/collections/{name}/generations": _ADMIN,
-    "GET /docs": ANYBODY,
-    "GET /docs/style.css": ANYBODY,
-    "GET /openapi.json": ANYBODY,
-    # The console's files hold no data; it reads data over the routes above.
-    "GET /": OPEN,
-    "GET /console/{path:path}": OPEN,
+    f"GET {_ONE}/quarantine": _SYNC,
+    **dict.fromkeys((f"POST {_ONE}/quarantine/retry", f"POST {_ONE}/quarantine/drop"), _SYNC),
+    **dict.fromkeys((f"POST {_ONE}/documents", f"POST {_ONE}/documents/delete"), _SYNC),
+    f"POST {_ONE}/generations": _ADMIN,  # switches or deletes data that all callers use
+    # HANA's catalogue, as visible to the technical user.
+    **dict.fromkeys(("GET /v1/tables", f"GET {_TABLE}", f"POST {_TABLE}/preview"), _ADMIN),
 }
-
-# ------------------------------------------------------------------------------------------------------------ the rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +128,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def foreign(headers: Headers) -> bool:
     """Return whether a page of another site sent the request. MCP requires rejecting it even with a credential."""
     hosts = [host.lower() for host in headers.getlist("host")]
-
-    def authority(origin: str) -> str:
-        with suppress(ValueError):
-            return urlsplit(origin).netloc.lower()
-        return ""
-
-    return any(authority(origin) not in hosts for origin in headers.getlist("origin"))
+    try:
+        return any(urlsplit(origin).netloc.lower() not in hosts for origin in headers.getlist("origin"))
+    except ValueError:
+        return True
 
 
 # Also matches an unterminated string, so that the search stays linear.
@@ -205,17 +178,7 @@ _ALWAYS = {
 _CLOSE = {"Connection": "close"}  # no more is read from a client that has not sent its whole request
 # Other methods share one label, because callers may invent any number of them.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-_NOT_AUDITED = ("/health/live", "/health/ready")  # open to all, frequent, and without side effects
 _REFUSALS = {401: "unauthenticated", 403: "forbidden", 413: "too_large", 421: "misdirected", 429: "limited"}
-
-
-def policy_for(path: str) -> bytes:
-    """Return the Content-Security-Policy of a path: the console may load its own files, data answers nothing."""
-    if path == "/" or path.startswith("/console"):
-        return _CONSOLE
-    if path == MANUAL or path.startswith(MANUAL + "/"):
-        return _NOTHING.replace(b"default-src 'none';", b"default-src 'none'; style-src 'self';")
-    return _NOTHING
 
 
 class Ending:
@@ -223,21 +186,17 @@ class Ending:
 
     def __init__(self) -> None:
         self.waiting: set[timeouts.Timeout] = set()
-        self._by: float | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self._by is not None
+        self.by: float | None = None
 
     def within(self, seconds: float) -> None:
         """Begin the shutdown; call it on the event loop."""
-        self._by = asyncio.get_running_loop().time() + seconds
+        self.by = asyncio.get_running_loop().time() + seconds
         for until in self.waiting:
             self.shorten(until)
 
     def shorten(self, until: timeouts.Timeout) -> None:
-        if self._by is not None and (until.when() or 0) > self._by:
-            until.reschedule(self._by)
+        if self.by is not None and (until.when() or 0) > self.by:
+            until.reschedule(self.by)
 
 
 class Guard:
@@ -304,10 +263,7 @@ class Guard:
             self._count(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, time.perf_counter() - start)
 
     async def _serve(self, scope: Scope, rule: _Rule | None, receive: Receive, send: Send) -> None:
-        refusal = await self._refusal(scope, rule)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
+        await self._authorize(scope, rule)
         principal: Principal = scope[PRINCIPAL]
         # Monitors call health without a key. Without authentication all callers are one.
         counted = self._authentication.configured and not scope["path"].startswith("/health/")
@@ -360,11 +316,12 @@ class Guard:
 
     def _headers(self, scope: Scope, own: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of an answer. There is no CORS header, so scripts of other sites cannot read it."""
-        added = {
-            **_ALWAYS,
-            b"content-security-policy": policy_for(scope["path"]),
-            b"x-request-id": scope[REQUEST_ID].encode(),
-        }
+        path, policy = scope["path"], _NOTHING
+        if path == "/" or path.startswith("/console"):
+            policy = _CONSOLE
+        elif path == MANUAL or path.startswith(MANUAL + "/"):
+            policy = _NOTHING.replace(b"default-src 'none';", b"default-src 'none'; style-src 'self';")
+        added = {**_ALWAYS, b"content-security-policy": policy, b"x-request-id": scope[REQUEST_ID].encode()}
         if self._api.hsts and scope.get("scheme") == "https":
             added[b"strict-transport-security"] = b"max-age=31536000"
         standing: Standing | None = scope.get(_STANDING)
@@ -380,10 +337,12 @@ class Guard:
         request = Request(scope)
         if timed_out and isinstance(error, TimeoutError):
             why = f"the request timed out after {self._api.timeout:g} s (setting api.timeout): try again later"
-            if self._ending.begun:
+            if self._ending.by is not None:
                 why = "the service is shutting down and gave up this request: try again later, or elsewhere"
             return problem(request, HTTPStatus.SERVICE_UNAVAILABLE, why, headers=_CLOSE)
         self._metrics.count_error(error)
+        if isinstance(error, RowsRefused):
+            scope[REFUSED] = "row_rights"
         known = answer_to(request, error)
         if known is not None:
             return known
@@ -393,66 +352,61 @@ class Guard:
 
     # ---------------------------------------------------------------------------------------------------- refusals
 
-    async def _refusal(self, scope: Scope, rule: _Rule | None) -> Response | None:
-        """Return the refusal, or None after putting the principal into the scope."""
+    async def _authorize(self, scope: Scope, rule: _Rule | None) -> None:
+        """Put the principal into the scope. Raises HTTPException."""
         headers = Headers(scope=scope)
         if not self._authentication.configured:
             scope[PRINCIPAL] = LOOPBACK
-            return self._misdirected(scope, headers)
+            self._check_local(scope, headers)
+            return
         try:
-            principal = await self._principal(headers, optional=rule is not None and not rule.need)
+            principal = await self._principal(headers)
         except Unauthenticated as error:
-            if error.code == ISSUER_AWAY:
-                return self._refuse(scope, HTTPStatus.SERVICE_UNAVAILABLE, str(error), error.code)
-            return self._unauthenticated(scope, str(error), error.code)
+            if rule is None or rule.need:
+                if error.code == ISSUER_AWAY:
+                    raise self._refused(scope, HTTPStatus.SERVICE_UNAVAILABLE, str(error), error.code) from None
+                raise self._unauthenticated(scope, str(error), error.code) from None
+            principal = ANONYMOUS
         scope[PRINCIPAL] = principal
         if rule is None:
-            return problem(Request(scope), HTTPStatus.NOT_FOUND, "Not Found")
+            raise HTTPException(HTTPStatus.NOT_FOUND)
 
         async def still_may() -> bool:
             try:
-                return rule.allows(await self._principal(headers, optional=not rule.need))
+                return rule.allows(await self._principal(headers))
             except Unauthenticated:
-                return False
+                return not rule.need
 
         scope[_STILL] = still_may
-        if scope["method"] not in rule.methods or rule.allows(principal):
-            return None
-        listed = sorted(rule.need)
-        header = f'{_REALM}, error="insufficient_scope", scope="{" ".join(listed)}"'
-        why = f"this needs the scope {' or '.join(listed)}"
-        return self._refuse(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
+        if scope["method"] in rule.methods and not rule.allows(principal):
+            listed = sorted(rule.need)
+            header = f'{_REALM}, error="insufficient_scope", scope="{" ".join(listed)}"'
+            why = f"this needs the scope {' or '.join(listed)}"
+            raise self._refused(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
 
-    async def _principal(self, headers: Headers, *, optional: bool) -> Principal:
-        """Return the caller by the credential from Authorization (Bearer) or X-API-Key; never from the URL, which is
-        logged. With `optional`, return ANONYMOUS for an unknown one."""
-        try:
-            found = [value.strip() for value in headers.getlist("x-api-key")]
-            for value in headers.getlist("authorization"):
-                scheme, _, credential = value.strip().partition(" ")
-                if scheme.lower() != "bearer":
-                    raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
-                found.append(credential.strip())
-            if not any(found):
-                raise Unauthenticated("send an API key or a token: Authorization: Bearer ..., or X-API-Key", "missing")
-            if len(set(found)) > 1:
-                raise Unauthenticated("two credentials were sent; send one", "ambiguous")
-            return await self._authentication.principal(found[0])
-        except Unauthenticated:
-            if optional:
-                return ANONYMOUS
-            raise
+    async def _principal(self, headers: Headers) -> Principal:
+        """Return the caller by Authorization (Bearer) or X-API-Key; URLs are logged. Raises Unauthenticated."""
+        found = [value.strip() for value in headers.getlist("x-api-key")]
+        for value in headers.getlist("authorization"):
+            scheme, _, credential = value.strip().partition(" ")
+            if scheme.lower() != "bearer":
+                raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
+            found.append(credential.strip())
+        if not any(found):
+            raise Unauthenticated("send an API key or a token: Authorization: Bearer ..., or X-API-Key", "missing")
+        if len(set(found)) > 1:
+            raise Unauthenticated("two credentials were sent; send one", "ambiguous")
+        return await self._authentication.principal(found[0])
 
-    def _refuse(
+    def _refused(
         self, scope: Scope, status: int, why: str, code: str, headers: Mapping[str, str] | None = None
-    ) -> Response:
+    ) -> HTTPException:
         scope[REFUSED] = code
         self._metrics.access_refused.labels(code).inc()
-        return problem(Request(scope), status, why, headers=headers)
+        return HTTPException(status, why, headers)
 
-    def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
-        """Return 401 as in RFC 6750: with an error code only if a credential was sent. Return 429 for an address with
-        too many failures."""
+    def _unauthenticated(self, scope: Scope, why: str, code: str) -> HTTPException:
+        """Return 401 as in RFC 6750, with an error code only for a sent credential; 429 after too many failures."""
         client = scope.get("client")
         too_many = self._rates.fail(client[0] if client else "")
         if too_many is not None:
@@ -460,12 +414,12 @@ class Guard:
             scope[_REPEATED] = not news
             why = "too many failed authentications from this address (setting access.failures); a valid key is still "
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
-            return self._refuse(scope, HTTPStatus.TOO_MANY_REQUESTS, f"{why}accepted", code, headers)
+            return self._refused(scope, HTTPStatus.TOO_MANY_REQUESTS, f"{why}accepted", code, headers)
         told = "".join(char for char in why if " " <= char <= "~" and char not in '"\\')  # RFC 6750, section 3
         header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
-        return self._refuse(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
+        return self._refused(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
 
-    def _misdirected(self, scope: Scope, headers: Headers) -> Response | None:
+    def _check_local(self, scope: Scope, headers: Headers) -> None:
         """Refuse requests of web pages while no authentication is configured; local programs may call. The Host header
         reveals DNS rebinding, Origin a page of another site."""
         hosts = headers.getlist("host")
@@ -477,10 +431,9 @@ class Guard:
         if not own:
             why = "this service has no authentication and answers on loopback only: send one Host header with its "
             why += "address or a name from the setting access.hosts"
-            return self._refuse(scope, HTTPStatus.MISDIRECTED_REQUEST, why, "host")
+            raise self._refused(scope, HTTPStatus.MISDIRECTED_REQUEST, why, "host")
         if foreign(headers):
-            return self._refuse(scope, HTTPStatus.FORBIDDEN, FOREIGN, "origin")
-        return None
+            raise self._refused(scope, HTTPStatus.FORBIDDEN, FOREIGN, "origin")
 
     # ----------------------------------------------------------------------------------------------- count and audit
 
@@ -491,7 +444,8 @@ class Guard:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_requests.labels(method, path or "none", str(status)).inc()
         self._metrics.http_seconds.labels(path or "none").observe(seconds)
-        if self._log is None or path in _NOT_AUDITED or scope.get(_REPEATED):
+        # Health is open to all, asked often, and without side effects.
+        if self._log is None or path in ("/health/live", "/health/ready") or scope.get(_REPEATED):
             return
         why = scope.get(REFUSED) or _REFUSALS.get(status)
         client, principal = scope.get("client"), scope[PRINCIPAL]
@@ -529,13 +483,9 @@ def once_more(content: bytes, receive: Receive) -> Receive:
     return again
 
 
-# ------------------------------------------------------------------------------------------------------- for the routes
-
-
 def caller(request: Request) -> Principal:
     """Return the authenticated caller of a request."""
-    principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
-    return principal
+    return cast("Principal", request.scope.get(PRINCIPAL, ANONYMOUS))
 
 
 async def still_may(scope: Scope) -> bool:
@@ -544,16 +494,7 @@ async def still_may(scope: Scope) -> bool:
     return again is None or await again()
 
 
-def audit(scope: Scope, **fields: Any) -> None:
+def audit(request: Request, **fields: Any) -> None:
     """Add fields to this request's audit entry; never a query, a value or a text."""
-    if AUDITED in scope:
-        scope[AUDITED].update(fields)
-
-
-def check_every_row(service: Service, request: Request, name: str | None = None) -> None:
-    """Check that the caller may see every row of the collection (None: of any table). Raises RowsRefused."""
-    try:
-        service.rights.check_every_row(caller(request), name)
-    except RowsRefused:
-        request.scope[REFUSED] = "row_rights"
-        raise
+    if AUDITED in request.scope:
+        request.scope[AUDITED].update(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,8 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from app.src.api.errors import Refused
 from app.src.api.guard import still_may
 from app.src.api.requests import Body, Executors, Json
-from app.src.jobs.journal import Event, Job, State
-from app.src.jobs.runner import Jobs
+from app.src.jobs.journal import Job, State
 from app.src.service.sync import SyncRequest
 
 LAST_GENERATION = 2**31 - 1  # both stores keep the number as an integer of 32 bits
@@ -105,14 +105,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
     @routes.post("/v1/collections/{name}/sync", status_code=202, response_model=JobStarted, responses=JOB_LINKS)
     async def sync(name: str, body: SyncBody | None = None) -> Response:
         """Start a sync in the background; 409 while a job of this collection runs."""
-        wanted = body or SyncBody()
-        request = SyncRequest(
-            wanted.full,
-            wanted.max_deletes,
-            owner="api",
-            retry_login=wanted.retry_login,
-            accept_schema=wanted.accept_schema,
-        )
+        request = SyncRequest(owner="api", **(body or SyncBody()).model_dump())
         return started(await executors.run(partial(service.background.start_sync, name, request)))
 
     @routes.post("/v1/collections/{name}/verify", status_code=202, response_model=JobStarted, responses=JOB_LINKS)
@@ -160,7 +153,10 @@ def add(routes: APIRouter, executors: Executors) -> None:
     ) -> Response:
         """The job's past and future events as server-sent events; ends after `result`, and when the caller's key or
         token ends. The header `Last-Event-ID` continues after that event, also after a restart of the service."""
-        after = _number(last_event_id)
+        if not re.fullmatch("[0-9]{0,15}", last_event_id or ""):
+            why = "Last-Event-ID is not the id of an event of this job: those are numbers from 1"
+            raise Refused("Unprocessable", why)
+        after = int(last_event_id or 0)
         job = await executors.look(partial(jobs.get, job_id))
         found = await executors.look(partial(jobs.events, job_id, after))
         if job.over and not found:
@@ -173,21 +169,16 @@ def add(routes: APIRouter, executors: Executors) -> None:
         return EventSourceResponse(_stream(executors, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
 
 
-def _number(last_event_id: str | None) -> int:
-    if not last_event_id:
-        return 0
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16):
-        raise Refused("Unprocessable", "Last-Event-ID is not the id of an event of this job: those are numbers from 1")
-    return int(last_event_id)
-
-
 async def _stream(
     executors: Executors, streams: anyio.CapacityLimiter, request: Request, job_id: str, after: int
 ) -> AsyncIterator[ServerSentEvent]:
     jobs, quiet = executors.service.jobs, 0
     async with streams:
         while True:
-            found, over = await executors.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
+            # The record is read before the events, so that all of them are written by then. Reading it queues the job
+            # of a dead process again, and raises UnknownJob for a deleted one.
+            over = quiet >= _SETTLE_POLLS and (await executors.look(partial(jobs.get, job_id))).over
+            found = await executors.look(partial(jobs.events, job_id, after))
             if not await still_may(request.scope):
                 return
             quiet = 0 if found or quiet >= _SETTLE_POLLS else quiet + 1
@@ -200,10 +191,3 @@ async def _stream(
             if over:
                 return  # Last-Event-ID was after `result`
             await anyio.sleep(POLL_SECONDS)
-
-
-def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> tuple[list[Event], bool]:
-    """Return the events after `after`, and whether the job is over. `settle`: also read the record, which queues the
-    job of a dead process again and raises UnknownJob for a deleted record."""
-    over = settle and jobs.get(job_id).over  # read before the events, so that all of them are written by then
-    return jobs.events(job_id, after), over

@@ -21,7 +21,6 @@ from app.src.api.guard import ANYBODY, MANUAL, NEEDS, OPEN
 from app.src.settings import AccessSettings
 
 FILE = Path(__file__).with_name("examples.json")
-STYLE = Path(__file__).with_name("static") / "docs.css"
 # The groups of operations, in the order of /docs.
 TAGS = (
     "Search",
@@ -38,6 +37,10 @@ TAGS = (
 BASE = "http://127.0.0.1:8000"
 KEY = "OWL_SAP_API_KEY"
 _JSON = "application/json"
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,19 @@ def described(make: Callable[[], dict[str, Any]], access: AccessSettings | None)
             method, _, path = example.operation.partition(" ")
             if operation := document["paths"].get(path, {}).get(method.lower()):
                 _add_example(operation, example)
-        if access is not None:
-            _add_security(document, open_metrics=access.open_metrics)
+        if access is None:
+            return document
+        document.setdefault("components", {})["securitySchemes"] = _SCHEMES
+        listed = {name.replace(":path}", "}"): need for name, need in NEEDS.items()}
+        if access.open_metrics:
+            listed["GET /metrics"] = OPEN
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                need = listed[f"{method.upper()} {path}"]
+                operation["security"] = [{scheme: []} for scheme in _SCHEMES] if need else []
+                if need and need != ANYBODY:
+                    said = operation.get("description", "")
+                    operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()
         return document
 
     return description
@@ -130,25 +144,6 @@ def _add_example(operation: dict[str, Any], example: Example) -> None:
         put(content.setdefault(kind, {}), example.answer)
 
 
-def _add_security(document: dict[str, Any], *, open_metrics: bool) -> None:
-    schemes = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
-        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
-    }
-    document.setdefault("components", {})["securitySchemes"] = schemes
-    listed = {name.replace(":path}", "}"): need for name, need in NEEDS.items()}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            need = OPEN if open_metrics and path == "/metrics" else listed[f"{method.upper()} {path}"]
-            operation["security"] = [{scheme: []} for scheme in schemes] if need else []
-            if need and need != ANYBODY:
-                said = operation.get("description", "")
-                operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()
-
-
-# --------------------------------------------------------------------------------------------------------------- /docs
-
-
 def add_docs(app: FastAPI, *, console: bool) -> None:
     """Serve /docs; `console`: link to the console."""
 
@@ -159,7 +154,7 @@ def add_docs(app: FastAPI, *, console: bool) -> None:
     async def manual(_: Request) -> Response:
         return Response(page(), media_type="text/html; charset=utf-8")
 
-    style = Response(STYLE.read_bytes(), media_type="text/css; charset=utf-8")
+    style = Response(FILE.with_name("static").joinpath("docs.css").read_bytes(), media_type="text/css; charset=utf-8")
     for path, answer in ((MANUAL, manual), (f"{MANUAL}/style.css", style)):
         app.router.routes.append(Route(path, answer, methods=["GET"], include_in_schema=False))
 

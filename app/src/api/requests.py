@@ -10,17 +10,18 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
@@ -33,8 +34,6 @@ from connector.cancellation import Cancellation, cancelled_by
 from connector.model import Vectors
 
 Result = TypeVar("Result")
-
-# -------------------------------------------------------------------------------------------------------------- bodies
 
 MOST_ITEMS = 65_536  # of one list; HANA's vectors have up to 65,000 numbers
 
@@ -76,9 +75,6 @@ def answered(kind: type[Exception], refusal: str) -> Iterator[None]:
         raise Refused(refusal, str(error)) from error
 
 
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
-
-
 class DirectRoute(APIRoute):
     """A fast route for an endpoint `(request: Request, body: SomeModel, **path_parameters: str) -> Response`. It
     validates the body in one step and resolves no dependencies. FastAPI handles an invalid body."""
@@ -89,34 +85,23 @@ class DirectRoute(APIRoute):
             return
         request = Request(scope, receive)
         content = await request.body()
-        body = self._checked(request, content)
+        body: BaseModel | None = None
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+            assert self.body_field is not None
+            model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+            with suppress(ValueError):
+                # Accepts only JSON that FastAPI's parser (the standard library) reads the same way.
+                body = model.model_validate(from_json(content))
         if body is None:
             await super().handle(scope, once_more(content, receive), send)
             return
         response = await self.endpoint(request=request, body=body, **scope["path_params"])
         await response(scope, receive, send)
 
-    def _checked(self, request: Request, content: bytes) -> BaseModel | None:
-        """Return the model; None for a body that is not JSON, has no JSON content type, or is invalid."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return None
-        assert self.body_field is not None
-        model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
-        try:
-            # Accepts only JSON that FastAPI's parser (the standard library) reads the same way.
-            return model.model_validate(from_json(content))
-        except (ValueError, ValidationError):
-            return None
 
-
-def direct(routes: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+def direct(routes: APIRouter, path: str, **options: Any) -> Callable[[Callable[..., Any]], None]:
     """Register an endpoint as a DirectRoute for POST."""
-
-    def register(endpoint: Endpoint) -> Endpoint:
-        routes.add_api_route(path, endpoint, methods=["POST"], route_class_override=DirectRoute, **options)
-        return endpoint
-
-    return register
+    return partial(routes.add_api_route, path, methods=["POST"], route_class_override=DirectRoute, **options)
 
 
 class Json(Response):
@@ -130,19 +115,12 @@ class Json(Response):
         except orjson.JSONEncodeError:
             # orjson rejects unpaired surrogates and integers beyond 64 bits. A row's metadata from another writer may
             # contain them, and one row must not hide all others.
-            text = json.dumps(content, default=_plain)
+            text = json.dumps(content, default=lambda part: asdict(part) if is_dataclass(part) else part.tolist())
             return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
-def _plain(part: Any) -> Any:
-    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part.tolist()
-
-
-# ----------------------------------------------------------------------------------------------- the queue for threads
-
 # Callers whose pace is kept; beyond that, the pace of callers without a request is dropped.
 MOST_CALLERS = 1_000
-_PACE_WEIGHT = 0.05  # weight of the last call in the mean: about twenty calls count
 
 
 @dataclass(slots=True, eq=False)
@@ -168,10 +146,9 @@ class _Caller:
 
 
 class FairQueue:
-    """Shares threads fairly among callers, on one event loop.
-
-    The next thread goes to the waiting caller with the fewest threads, then to the earliest request. The last free
-    thread is reserved for a caller without any, so no caller holds all of them.
+    """Shares threads fairly among callers, on one event loop. The next thread goes to the waiting caller with the
+    fewest threads, then to the earliest request. The last free thread is reserved for a caller without any, so no
+    caller holds all of them.
 
     A request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of the caller's
     waiting requests times its pace, or the wait of its first request while no call ends. The pace of a call is its
@@ -213,7 +190,7 @@ class FairQueue:
         assert begun is not None
         caller.calls += 1
         pace = (self._clock() - begun) / caller.busy
-        caller.pace += (pace - caller.pace) * max(_PACE_WEIGHT, 1 / caller.calls)
+        caller.pace += (pace - caller.pace) * max(0.05, 1 / caller.calls)  # about the last twenty calls count
         caller.busy -= 1
         self._free += 1
         self._start_next()
@@ -258,11 +235,7 @@ class FairQueue:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------- executors
-
 READY_WITHIN = 5.0  # seconds that probes of readiness wait, as monitors do
-# Seconds until a request's connection is watched: most calls finish earlier, and watching costs more.
-_WATCH_AFTER = 0.05
 
 
 class Executors:
@@ -276,7 +249,7 @@ class Executors:
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
         self._queue = FairQueue(self.limits.threads, self.limits.max_wait, several_callers=self._several_callers)
         # Writers wait for each other, so they get at most half of the threads.
-        self._writing = asyncio.Semaphore(max(1, self.limits.threads // 2))
+        self._writers = FairQueue(max(1, self.limits.threads // 2), self.limits.max_wait, several_callers=False)
         # Health has its own thread, because it must answer while all others wait for HANA.
         self._health = ThreadPoolExecutor(1, "owl-sap-health")
         self._probe: tuple[asyncio.Future[Readiness], Readiness] | None = None
@@ -291,11 +264,9 @@ class Executors:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], Result], request: Request | None = None, *, writes: bool = False) -> Result:
-        """Return the result of `call`, run in a thread. Raises Refused for a request that waits too long.
-
-        With `request`, raises Refused without running `call` if the client leaves before a thread is free. If the
-        client leaves later or the request times out, a reading call is interrupted; a call that `writes` continues.
-        """
+        """Return the result of `call`, run in a thread. Raises Refused for a request that waits too long, or whose
+        client leaves before a thread is free. If the client leaves later or the request times out, a reading call is
+        interrupted; a call that `writes`, or without `request`, continues."""
         cancellation = Cancellation()
         async with _unless_left(request):
             try:
@@ -310,29 +281,23 @@ class Executors:
     async def _in_thread(
         self, call: Callable[[], Result], request: Request | None, cancellation: Cancellation, writes: bool = False
     ) -> Result:
-        if writes:
-            try:
-                async with asyncio.timeout(self.limits.max_wait):
-                    await self._writing.acquire()
-            except TimeoutError:
-                limit = f"the limit of {self.limits.max_wait:g} s (setting api.max_wait)"
-                why = f"as many requests as may are writing, and none ended within {limit}: try again later"
-                raise Refused("Crowded", why, seconds=self.limits.max_wait) from None
+        held: list[tuple[FairQueue, Ticket]] = []
+
+        def ended() -> None:
+            for queue, ticket in held:
+                queue.finish(ticket)
+
         try:
-            ticket = await self._turn(request)
+            for queue in (self._writers, self._queue) if writes else (self._queue,):
+                ticket = await self._turn(queue, request)
+                held.append((queue, ticket))
         except BaseException:
-            if writes:
-                self._writing.release()
+            ended()
             raise
 
         def cancellable() -> Result:
             with cancelled_by(cancellation):
                 return call()
-
-        def ended() -> None:
-            self._queue.finish(ticket)
-            if writes:
-                self._writing.release()
 
         def tell(_: Future[Result]) -> None:
             with suppress(RuntimeError):  # the service has ended
@@ -343,27 +308,26 @@ class Executors:
         work.add_done_callback(tell)  # before the caller sees the result and sends its next request
         return await asyncio.wrap_future(work)
 
-    async def _turn(self, request: Request | None) -> Ticket:
+    async def _turn(self, queue: FairQueue, request: Request | None) -> Ticket:
         """Return the ticket once it has a thread. Raises Refused."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         identity = caller(request).identity if request is not None and self._several_callers else ""
-        ticket = self._queue.enter(identity, lambda _: None if turn.done() else turn.set_result(None))
+        ticket = queue.enter(identity, lambda _: None if turn.done() else turn.set_result(None))
         try:
             if not turn.done():
                 async with asyncio.timeout(self.limits.max_wait):
                     await turn
         except BaseException as error:
             if ticket.begun is not None:  # just before its time ran out
-                self._queue.finish(ticket)
+                queue.finish(ticket)
             elif isinstance(error, TimeoutError):
-                raise self._queue.expire(ticket) from None
-            self._queue.leave(ticket)
+                raise queue.expire(ticket) from None
+            queue.leave(ticket)
             raise
         return ticket
 
     async def probe(self) -> Readiness:
-        """Return readiness within READY_WITHIN seconds. Concurrent probes share one thread and its answer, so a probe
-        that hangs blocks only one thread."""
+        """Return readiness within READY_WITHIN seconds. Concurrent probes share one thread, which may hang."""
         if self._probe is None or self._probe[0].done():
             readiness = Readiness()
             work = asyncio.get_running_loop().run_in_executor(self._health, self.service.readiness.check, readiness)
@@ -389,12 +353,11 @@ class Executors:
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
         """Check the number, length and encoding of texts; `name` is the body's field. Raises Refused."""
+        most, limit = self.limits.max_inputs, self.limits.max_text_chars
         if not texts:
             raise Refused("Unprocessable", f"{name} is empty", param=name)
-        if len(texts) > self.limits.max_inputs:
-            limit = self.limits.max_inputs
-            raise Refused("TooMuch", f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
-        limit = self.limits.max_text_chars
+        if len(texts) > most:
+            raise Refused("TooMuch", f"{len(texts)} texts; at most {most} (setting api.max_inputs)", param=name)
         for position, text in enumerate(texts):
             if len(text) > limit:
                 what = f"{name}[{position}] has {len(text)} characters"
@@ -406,11 +369,9 @@ class Executors:
                 raise Refused("Unprocessable", what, param=name) from None
 
     async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
-        """Return the vectors of `texts`. `queue` tokenises them in a thread and queues them for the engine.
-
-        Waiting in the engine's queue takes no thread. A full queue refuses the request before it waits for a thread.
-        When the client leaves, even during tokenising, its texts leave the queue.
-        """
+        """Return the vectors of `texts`. `queue` tokenises them in a thread and queues them for the engine, where they
+        wait without a thread. A full queue refuses the request before that. When the client leaves, even during
+        tokenising, its texts leave the queue."""
         if (engine := self.service.parts.engine_if_loaded()) is not None:
             engine.check_room(texts)
         queued: list[Future[Vectors]] = []
@@ -448,7 +409,8 @@ async def _unless_left(request: Request | None) -> AsyncIterator[None]:
         left = True
         task.cancel()
 
-    timer = loop.call_later(_WATCH_AFTER, lambda: watches.append(loop.create_task(watch())))
+    # Most calls finish earlier, and watching costs more.
+    timer = loop.call_later(0.05, lambda: watches.append(loop.create_task(watch())))
     try:
         yield
     except asyncio.CancelledError:

@@ -1,5 +1,4 @@
-"""The routes of collections: search, status, rows by id, fields for filters, the map, and documents that clients
-write."""
+"""The routes of collections: search, status, rows by id, fields for filters, the map, and clients' documents."""
 
 from __future__ import annotations
 
@@ -174,7 +173,7 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
             asked = Like(body.like)
         if AUDITED in request.scope:
             shape, mode = service.rights.filter_shape(name, body.filter), mode_of(asked, body.mode)
-            audit(request.scope, filter=shape, mode=mode, k=body.k)
+            audit(request, filter=shape, mode=mode, k=body.k)
         if body.query is not None:
             executors.check_texts([body.query], name="query")
             if body.mode != "keyword":
@@ -186,7 +185,7 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
                 service.search.run, name, asked, body.k, body.filter, SearchOptions(**options), principal=who
             )
             found = await executors.run(call, request)
-        audit(request.scope, hits=len(found.hits), rows=found.rows)
+        audit(request, hits=len(found.hits), rows=found.rows)
         shown = ("hits", "took_ms", "notes", "stale_since", *(["explain"] if body.explain else []))
         return Json({part: getattr(found, part) for part in shown})
 
@@ -207,7 +206,7 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
 
     def audit_rows(request: Request, name: str, **counts: int) -> None:
         if AUDITED in request.scope:
-            audit(request.scope, rows=service.rights.extent(name, caller(request)), **counts)
+            audit(request, rows=service.rights.extent(name, caller(request)), **counts)
 
     @routes.post(f"{_COLLECTION}/rows", response_model=RowsResponse)
     async def rows(request: Request, name: str, body: RowsRequest) -> Response:
@@ -255,7 +254,7 @@ def add_documents(routes: APIRouter, executors: Executors) -> None:
         table, and while another writer holds it."""
         documents = [NewDocument(each.id, each.text, each.metadata) for each in body.documents]
         executors.check_texts([each.text for each in documents], name="documents")
-        audit(request.scope, documents=len(documents))
+        audit(request, documents=len(documents))
         counted = partial(executors.spend, request, whole=True)
         put = partial(service.documents.put, name, documents, principal=caller(request), counted=counted)
         return Json({"ids": (await executors.run(put, request, writes=True)).ids})
@@ -266,6 +265,6 @@ def add_documents(routes: APIRouter, executors: Executors) -> None:
         most = executors.limits.max_inputs
         if len(body.ids) > most:
             raise Refused("TooMuch", f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
-        audit(request.scope, documents=len(body.ids))
+        audit(request, documents=len(body.ids))
         deletion = partial(service.documents.delete, name, body.ids, principal=caller(request))
         return Json({"deleted": await executors.run(deletion, request, writes=True)})

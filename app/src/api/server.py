@@ -49,16 +49,7 @@ from app.src.service.status import version
 from app.src.settings import is_loopback
 from connector.errors import ConfigurationError
 
-_BACKLOG = 2048
-# Share of shutdown_seconds after which waiting requests are refused, while there is time to send the refusal.
-_SHARE_OF_REQUESTS = 0.8
-_LEAST_FOR_JOBS = 0.5
-# Seconds after shutdown_seconds for closing. Then the process ends, and readers of the job records repair the rest.
-_MARGIN_SECONDS = 2.0
 _STUCK_TICKS = 50  # uvicorn ticks every 0.1 s
-_OTHER_FILES = 512  # open files besides connections: HANA, store, model
-_SCRAPE_SECONDS = 3.0  # for a running scrape when a worker ends
-LAG_SECONDS = 0.5
 UNEXPECTED = 4  # the exit code of `cli.exits`, which this module must not import
 # FastAPI's own telemetry sends exception messages, which may hold row data, to an address from the environment.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -73,8 +64,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that
-    cannot be read."""
+    """Return the REST application over a service that the caller closes. Raises AccessUnusable."""
     service.access.open()
     access, api = service.settings.access, service.settings.api
     rates = Rates(access.rate, access.concurrency, access.tokens, access.failures)
@@ -124,7 +114,7 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def watch_loop_lag(observe: Callable[[float], None], every: float = LAG_SECONDS) -> None:
+async def watch_loop_lag(observe: Callable[[float], None], every: float = 0.5) -> None:
     """Report every `every` seconds how many seconds late the event loop runs. A late loop delays all requests."""
     while True:
         due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
@@ -145,8 +135,6 @@ MOST_HEADERS = 200
 # Allowed bytes of chunk sizes, extensions and trailers per byte of a body, beyond MOST_HEAD_BYTES. A client that sends
 # one byte per chunk needs 5.
 FRAMING = 8
-# SO_LINGER with zero time: closing discards unread data and sends a reset.
-_RESET = struct.pack("ii", 1, 0)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -163,8 +151,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._passed = False  # a head or a request ended in this packet
         self._beside = 0  # bytes of this part outside the body
         self._body = 0  # bytes of this request's body
-        self._head: list[int] = []  # bytes of each header
-        self._wrong = HTTPStatus.BAD_REQUEST, "not an HTTP request"
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._answering: deque[Any] = deque()  # uvicorn's cycles of requests without a complete answer, oldest first
@@ -206,23 +192,22 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
-            self._raise(HTTPStatus.BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent before their answers")
+            self._stop_parsing(400, f"more than {MOST_AHEAD} requests were sent before their answers")
         super().on_message_begin()
-        self._part, self._body, self._head = "head", 0, []
+        self._part, self._body = "head", 0
         self._start(self.read_timeout, self._too_slow)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Record a header. Trailers arrive here too and are ignored."""
         if self._part != "head":
             return
-        self._head.append(len(name) + len(value))
-        if len(self._head) > MOST_HEADERS:
-            self._raise(431, f"the request has more than {MOST_HEADERS} headers")
+        if len(self.headers) >= MOST_HEADERS:
+            self._stop_parsing(431, f"the request has more than {MOST_HEADERS} headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.url) + sum(self._head) > MOST_HEAD_BYTES:
-            self._raise(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD_BYTES:
+            self._stop_parsing(431, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
         self._part, self._passed = "rest", True
         self._stop()
         super().on_headers_complete()
@@ -241,7 +226,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._start(self.read_timeout, self._too_slow)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(*self._wrong)
+        if not self.transport.is_closing():
+            self._refuse(400, "not an HTTP request")
 
     # Called for answers.
 
@@ -250,12 +236,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end()
-        elif self._answering:
-            pass  # the next request runs; the guard waits for its body
-        elif self._part == "rest":
-            self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
-        else:
-            self._start(self.read_timeout, self._too_slow)
+        elif not self._answering:  # otherwise the next request runs; the guard waits for its body
+            if self._part == "rest":
+                self._start(LINGER_SECONDS, self._end)  # the rest of a body after its answer
+            else:
+                self._start(self.read_timeout, self._too_slow)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -273,9 +258,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     # Closing.
 
-    def _raise(self, status: int, why: str) -> None:
-        """Stop parsing; uvicorn then calls `send_400_response`."""
-        self._wrong = HTTPStatus(status), why
+    def _stop_parsing(self, status: int, why: str) -> None:
+        self._refuse(status, why)
         raise HttpParserError(why)
 
     def _too_slow(self) -> None:
@@ -314,8 +298,10 @@ class BoundedHttp(HttpToolsProtocol):
             if waiting and self.transport.get_write_buffer_size() <= waiting - SLOWEST * seconds:
                 self._watch_reading()
                 return
+            # With zero time, closing discards unread data and sends a reset.
             with contextlib.suppress(AttributeError, OSError, ValueError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                options = socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                self.transport.get_extra_info("socket").setsockopt(*options)
             self.transport.abort()
 
         waiting = self.transport.get_write_buffer_size()
@@ -334,12 +320,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._clock = None
 
 
-# --------------------------------------------------------------------------------------------------------- certificate
-
-
 class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
-    """A certificate and key from files. `context` gives new connections the newest usable pair; open connections keep
-    theirs."""
+    """A certificate and key from files. `context` gives new connections the newest usable pair."""
 
     def __init__(self, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise ConfigurationError for unreadable or unmatched files."""
@@ -425,7 +407,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     config = configuration(app, service)
     # Each connection needs an open file, and many systems allow only 1024 by default.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = api.max_connections + _OTHER_FILES
+    files = api.max_connections + 512  # for HANA, store and model
     files = files if hard == resource.RLIM_INFINITY else min(files, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
@@ -441,7 +423,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
         server = _Server(config, service, app.state.ending, functools.partial(announce, url))
         server.run(sockets=[listener])
     passed = 0.0 if server.asked is None else time.monotonic() - server.asked
-    service.jobs.close(max(_LEAST_FOR_JOBS, api.shutdown_seconds - passed))  # to finish their current batch
+    service.jobs.close(max(0.5, api.shutdown_seconds - passed))  # to finish their current batch
     if server.stuck is not None:
         raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
@@ -456,7 +438,7 @@ def bound(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 128 * 1024)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
@@ -508,7 +490,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.jobs.stop()  # jobs finish their current batch while open requests end
-        self._ending.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
+        self._ending.within(self._api.shutdown_seconds * 0.8)  # then there is time to send a refusal
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -527,16 +509,14 @@ class _Server(uvicorn.Server):
                 signal.signal(kind, handler)
 
     def _end_in_time(self, code: int) -> None:
-        """End the process after the allowed seconds, even if a thread hangs in a driver."""
+        """End the process after the allowed seconds and two for closing, even if a thread hangs in a driver. Readers of
+        the job records repair the rest."""
         if self.asked is not None:
             return
         self.asked = time.monotonic()
-        timer = threading.Timer(self._api.shutdown_seconds + _MARGIN_SECONDS, os._exit, (code,))
+        timer = threading.Timer(self._api.shutdown_seconds + 2, os._exit, (code,))
         timer.daemon = True
         timer.start()
-
-
-# ------------------------------------------------------------------------------------------------- metrics of a worker
 
 
 @contextlib.contextmanager
@@ -564,4 +544,4 @@ def metrics_served(service: Service, host: str, port: int) -> Iterator[str]:
             yield address(listener, config.ssl is not None) + "/metrics"
         finally:
             server.should_exit = True
-            thread.join(_SCRAPE_SECONDS)
+            thread.join(3)  # for a running scrape

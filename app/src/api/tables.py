@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from app.src.api.guard import audit, check_every_row
+from app.src.api.guard import audit, caller
 from app.src.api.requests import Body, Executors, Json, answered
 from connector.errors import UnknownTable
 from connector.model import TableRef
@@ -95,7 +95,7 @@ class PreviewBody(BaseModel):
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
-    discovery = executors.service.catalog
+    discovery, rights = executors.service.catalog, executors.service.rights
 
     @routes.get("/v1/tables", response_model=list[TableBody])
     async def tables(
@@ -119,7 +119,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
         if not catalog_only:  # counts rows of all clients
-            check_every_row(executors.service, request)
+            rights.check_every_row(caller(request))
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         with answered(UnknownTable, "NotFound"):
             return Json(await executors.run(look))
@@ -128,9 +128,9 @@ def add(routes: APIRouter, executors: Executors) -> None:
     async def preview(request: Request, schema: str, table: str, body: PreviewRequest) -> Response:
         """The texts of a template for the table's rows, exactly as they would be embedded, with their lengths. The
         template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
-        check_every_row(executors.service, request)  # shows rows of all owners
+        rights.check_every_row(caller(request))  # shows rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
         with answered(UnknownTable, "NotFound"):
             shown = await executors.run(look, request)
-        audit(request.scope, hits=shown["sampled"])
+        audit(request, hits=shown["sampled"])
         return Json(shown)

@@ -8,8 +8,8 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar, cast
+from contextlib import AbstractContextManager, closing, suppress
+from typing import Any, cast
 
 import anyio
 from mcp.server.stdio import stdio_server
@@ -17,15 +17,9 @@ from mcp.server.stdio import stdio_server
 from app.src.access.principal import OPERATOR, Principal, Unauthenticated
 from app.src.access.rates import Rates
 from app.src.mcp.server import Agents
-from app.src.mcp.tools import Refused
+from app.src.mcp.tools import Answer, Refused
 from app.src.service.service import Service
 from connector.errors import ConfigurationError
-
-Result = TypeVar("Result")
-_THREADS = 4
-_STDIN = 0
-_AT_ONCE = 65_536
-_LONGEST_LINE = 16 << 20  # bytes of one message
 
 
 class Parent:
@@ -41,7 +35,7 @@ class Parent:
             raise ConfigurationError("mcp.key is set, but neither access.keys nor access.jwt: no key is known here")
         limits = service.settings.access
         self._rates = Rates(limits.rate, limits.concurrency, limits.tokens)
-        self._threads = ThreadPoolExecutor(_THREADS, "owl-sap-tool")
+        self._threads = ThreadPoolExecutor(4, "owl-sap-tool")
 
     def close(self) -> None:
         """End without waiting for running calls."""
@@ -59,14 +53,13 @@ class Parent:
             raise Refused("the key of owl-sap mcp (mcp.key) needs the scope search, which it does not have")
         return principal
 
-    async def run(self, call: Callable[[], Result], principal: Principal, request: Any) -> Result:
-        if principal is not OPERATOR:
-            self._rates.enter(principal)
+    async def run(self, call: Callable[[], Answer], request: Any) -> Answer:
+        principal = await self.principal(request)
+        self._rates.enter(principal)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
-            if principal is not OPERATOR:
-                self._rates.leave(principal)
+            self._rates.leave(principal)
 
 
 Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
@@ -75,59 +68,50 @@ Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
 def serve(service: Service, cancelling: Cancelling) -> None:
     """Serve until stdin ends. `cancelling(cancel)`: a context in which a signal calls `cancel`; the signal takes effect
     at its end. Raises AccessUnusable for unreadable keys, and ConfigurationError for a rejected key."""
+
+    async def serving() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        # The SDK would report an exception that a signal raises inside its task as a defect.
+        with cancelling(lambda: loop.call_soon_threadsafe(task.cancel)):
+            try:
+                await parent.principal(None)
+            except Refused as error:  # a rejected key ends the start, not the first call
+                raise ConfigurationError(str(error)) from None
+            # Only the REST service writes an audit log: this caller has HANA's login anyway.
+            server = Agents(service, parent.principal, parent.run, lambda request, **fields: None).server
+            async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines())) as (reading, writing):
+                await server.run(reading, writing, server.create_initialization_options())
+
     service.access.open()
-    parent = Parent(service)
-    try:
-        asyncio.run(_serve(service, parent, cancelling))
-    finally:
-        parent.close()
+    with closing(Parent(service)) as parent:
+        asyncio.run(serving())
 
 
-async def _serve(service: Service, parent: Parent, cancelling: Cancelling) -> None:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    # The SDK would report an exception that a signal raises inside its task as a defect.
-    with cancelling(lambda: loop.call_soon_threadsafe(task.cancel)):
-        try:
-            await parent.principal(None)
-        except Refused as error:  # a rejected key ends the start, not the first call
-            raise ConfigurationError(str(error)) from None
-        # Only the REST service writes an audit log: this caller has HANA's login anyway.
-        server = Agents(service, parent.principal, parent.run, lambda request, **fields: None).server
-        lines = cast("anyio.AsyncFile[str]", _Lines(loop))
-        async with stdio_server(stdin=lines) as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options())
+async def _lines() -> AsyncIterator[str]:
+    """Yield the lines of stdin. The SDK's own reader waits in a thread that cannot be cancelled, which would delay
+    SIGTERM until the next line."""
+    loop, come = asyncio.get_running_loop(), asyncio.Queue[bytes]()
 
+    def read() -> None:
+        # The descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends.
+        data = b"-"
+        with suppress(RuntimeError):  # the loop has ended
+            while data:
+                try:
+                    data = os.read(0, 65_536)
+                except OSError:
+                    data = b""
+                loop.call_soon_threadsafe(come.put_nowait, data)
 
-class _Lines:
-    """Lines of stdin. The SDK's own reader waits in a thread that cannot be cancelled, which would delay SIGTERM until
-    the next line."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        come: asyncio.Queue[bytes] = asyncio.Queue()
-
-        def read() -> None:
-            # The descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends.
-            data = b"-"
-            with suppress(RuntimeError):  # the loop has ended
-                while data:
-                    try:
-                        data = os.read(_STDIN, _AT_ONCE)
-                    except OSError:
-                        data = b""
-                    loop.call_soon_threadsafe(come.put_nowait, data)
-
-        self._come = come
-        threading.Thread(target=read, name="owl-sap-stdin", daemon=True).start()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        rest = b""
-        while data := await self._come.get():
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                if line.strip():
-                    yield line.decode(errors="replace")
-            if len(rest) > _LONGEST_LINE:
-                return
-        if rest.strip():
-            yield rest.decode(errors="replace")
+    threading.Thread(target=read, name="owl-sap-stdin", daemon=True).start()
+    rest = b""
+    while data := await come.get():
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line.decode(errors="replace")
+        if len(rest) > 16 << 20:  # bytes of one message
+            return
+    if rest.strip():
+        yield rest.decode(errors="replace")

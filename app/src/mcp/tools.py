@@ -103,9 +103,6 @@ def audited(service: Service, who: Principal, tool: str, asked: Mapping[str, Any
     return told
 
 
-# --------------------------------------------------------------------------------------------------------------- tools
-
-
 @_tool("Search rows")
 def search(  # noqa: PLR0913 (the tool's arguments)
     service: Service,
@@ -163,7 +160,7 @@ def search(  # noqa: PLR0913 (the tool's arguments)
         metadata, size, missing = bounded(hit.metadata, share // 2)
         text, short = cut(hit.text, share - size)
         left -= size + len(text)
-        about = {"id": hit.id, "key": _visible(hit.key), "score": hit.score}
+        about = {"id": hit.id, "key": visible(hit.key), "score": hit.score}
         shown.append(about | {"text": text, "metadata": metadata, "cut": missing or short})
     return UNTRUSTED | {
         "collection": collection,
@@ -197,7 +194,7 @@ def get_row(
     return UNTRUSTED | {
         "collection": collection,
         "id": row.id,
-        "key": _visible(row.key),
+        "key": visible(row.key),
         "text": visible(row.text[offset:end]),
         "metadata": metadata,
         "characters": len(row.text),
@@ -222,10 +219,10 @@ def describe_collection(service: Service, who: Principal, collection: Collection
         for each in field.values:
             left -= len(str(each.value)) + _VALUE
             if left >= 0:
-                values.append({"value": _visible(each.value), "count": each.count})
+                values.append({"value": visible(each.value), "count": each.count})
         about = {"name": field.name, "type": field.type, "values": values}
         more = field.more or len(values) < len(field.values)
-        shown.append(about | {"more": more, "min": _visible(field.min), "max": _visible(field.max)})
+        shown.append(about | {"more": more, "min": visible(field.min), "max": visible(field.max)})
     return UNTRUSTED | {
         "collection": collection,
         "description": None if block is None else block.description,
@@ -310,10 +307,3 @@ def start_sync(
     request = SyncRequest(full, owner=f"agent-{who.name[:_LONGEST_NAME]}")
     job = service.background.start_sync(collection, request)
     return {"collection": collection, "job": job.id}
-
-
-def _visible(value: Any) -> Any:
-    """Return a value, or each value of a key, without invisible characters."""
-    if isinstance(value, Mapping):
-        return {name: _visible(each) for name, each in value.items()}
-    return visible(value) if isinstance(value, str) else value

@@ -22,17 +22,18 @@ _UNSEEN = re.compile(
 )
 _SHOWN = "\ufffd"
 _LONGEST_NAME = 200
-CUT = "…"
 
 
-def visible(text: str) -> str:
-    """Replace invisible characters that may carry a message for models. Joiners and marks that scripts need stay."""
-    return _UNSEEN.sub(_SHOWN, text)
+def visible(value: Any) -> Any:
+    """Replace invisible characters, which may carry messages for models. Joiners that scripts need stay."""
+    if isinstance(value, Mapping):
+        return {name: visible(each) for name, each in value.items()}
+    return _UNSEEN.sub(_SHOWN, value) if isinstance(value, str) else value
 
 
 def cut(text: str, most: int) -> tuple[str, bool]:
     """Return at most `most` characters of the `visible` text, and whether it was cut."""
-    return (visible(text), False) if len(text) <= most else (visible(text[:most]) + CUT, True)
+    return (visible(text), False) if len(text) <= most else (visible(text[:most]) + "…", True)
 
 
 def bounded(metadata: Mapping[str, Any], most: int) -> tuple[dict[str, Any], int, bool]:
@@ -41,7 +42,10 @@ def bounded(metadata: Mapping[str, Any], most: int) -> tuple[dict[str, Any], int
     kept: dict[str, Any] = {}
     left, missing = most, False
     for name, value in metadata.items():
-        shown, short = _value(value, max(0, left - len(name) - 6))
+        shown, short = value, False
+        if not (value is None or isinstance(value, bool | int | float)):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            shown, short = cut(text, max(0, left - len(name) - 6))
         size = len(name) + 6 + len(json.dumps(shown, ensure_ascii=False))
         if size > left + 6 or len(name) > _LONGEST_NAME:
             missing = True
@@ -50,14 +54,6 @@ def bounded(metadata: Mapping[str, Any], most: int) -> tuple[dict[str, Any], int
         left -= size
         missing = missing or short
     return kept, most - left, missing
-
-
-def _value(value: Any, most: int) -> tuple[Any, bool]:
-    if value is None or isinstance(value, bool | int | float):
-        return value, False
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, default=str)
-    return cut(value, most)
 
 
 def fenced(document: str, what: str) -> str:
