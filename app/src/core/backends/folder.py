@@ -208,7 +208,7 @@ def check_files(folder: Folder, expected: str | None = None) -> str:
         if found != wanted:
             raise WeightsMismatch(
                 f"model {folder.name!r}: {name} is not the file that was pinned (SHA-256 {found}, expected {wanted}):"
-                f" reinstall the package {PACKAGED[folder.name].package}"
+                f" reinstall {PACKAGED[folder.name].package.replace('_', '-')}"
             )
     if expected and expected.lower().removeprefix("sha256:") != weights:
         raise WeightsMismatch(f"model {folder.name!r}: the weights' SHA-256 is {weights}, expected {expected}")
