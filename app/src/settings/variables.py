@@ -77,7 +77,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     _sets("T4_GPU_OPTIMIZATION_LEVEL", "tensorrt.optimization_level"),
     *_nothing("T4_GPU_DYNAMIC_BATCH_SIZE T4_GPU_MAX_BATCH_SIZE", _BY_TOKENS),
-    _sets("T4_GPU_ENABLE_PROFILING", "embedding.profiling", "sets embedding.profiling: NVTX ranges for a profiler"),
+    *_nothing("T4_GPU_ENABLE_PROFILING", "does nothing: Nsight Systems and torch's profiler need no switch"),
     _sets("T4_GPU_ENABLE_TENSOR_CORES", _PRECISION, f"{_FP32}: they follow from the precision", _fp32_if_off),
     *_nothing("T4_GPU_ENABLE_SPARSE", "does nothing: 2:4 sparsity needs compute capability 8.0 and pruned weights"),
     _sets("T4_GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
@@ -99,7 +99,7 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     _sets("GPU_MEMORY_FRACTION", "embedding.memory_fraction"),
     _sets("RESERVE_MEMORY", "embedding.reserve_mb", "sets embedding.reserve_mb (MB)"),
     *_nothing("ENABLE_AMP", "does nothing: weights are held in the chosen precision, which is faster than autocast"),
-    _sets("CUDNN_BENCHMARK", "embedding.cudnn_benchmark", "tunes convolutions, and text encoders have none"),
+    *_nothing("CUDNN_BENCHMARK", "does nothing: it tunes convolutions, and text encoders have none"),
     *_nothing(
         "CUDNN_FRONTEND_ENABLE_TENSOR_CORE_MATH_FP32 CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP16 "
         "CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP32",
