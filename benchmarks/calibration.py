@@ -111,11 +111,11 @@ def minmax(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     graphs = build_graph(folder()), made
     plain, int8 = (make_session(each.SerializeToString(), [CPU], given.threads) for each in graphs)
     near = {name: agreement(vectors(int8, each), vectors(plain, each)) for name, each in judged.items()}
-    kinds: dict[str, Any] = {name: [each.mean_cosine, each.overlap] for name, each in near.items()}
-    mean = sum(each.mean_cosine for each in near.values()) / len(near)
+    kinds: dict[str, Any] = {name: [each[0], each[2]] for name, each in near.items()}
+    mean = sum(each[0] for each in near.values()) / len(near)
     yield Figure("minmax cosine", [mean], "", COSINE, more={"by_kind": kinds, "report": dict(found)})
-    yield Figure("minmax worst cosine", [min(each.least_cosine for each in near.values())], "")
-    yield Figure("minmax overlap", [min(each.overlap for each in near.values())], "", OVERLAP)
+    yield Figure("minmax worst cosine", [min(each[1] for each in near.values())], "")
+    yield Figure("minmax overlap", [min(each[2] for each in near.values())], "", OVERLAP)
     yield Figure("minmax INT8 share", [found["int8_share"]], "", SHARE)
     some = RustTokenizer.load(folder()).ids(
         list(chain.from_iterable(each[: SPEED_TEXTS // len(judged)] for each in judged.values()))

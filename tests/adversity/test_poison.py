@@ -247,8 +247,8 @@ def test_a_database_that_may_not_grow_rolls_the_change_set_back_whole(scene: Sce
     ("damage", "said"),
     [
         (lambda data: b"", "empty"),
-        (lambda data: data[:7], "no SQLite file"),
-        (lambda data: b"\0" * len(data), "no SQLite file"),
+        (lambda data: data[:7], "not a SQLite file"),
+        (lambda data: b"\0" * len(data), "not a SQLite file"),
         (lambda data: data[: len(data) // 2], "SQLite says"),
         (lambda data: data[:100], "SQLite says"),
         (lambda data: data[:16] + b"\xff" * 4080 + data[4096:], "SQLite says"),

@@ -29,7 +29,7 @@ from app.src.api import errors
 from app.src.api.requests import DirectRoute, Executors, direct
 from app.src.api.search import SearchRequest
 from app.src.core.backends.hashing import words_of
-from app.src.core.queue import Speed
+from app.src.core.queue import EmbeddingQueue
 from app.src.core.tokens import TokenBatch
 from app.src.service.service import Service
 from connector.model import Vectors
@@ -450,13 +450,13 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
     with connected(client) as first:
         first.sendall(request_bytes("the first"))
         until(lambda: seen == ["the first"])
-        monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
+        monkeypatch.setattr(EmbeddingQueue, "expected_wait", lambda *_: 41.2)
         refused = client.post("/embed", json={"inputs": "steel"})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "42")
         assert "embedding.max_wait" in refused.json()["detail"]
         assert client.post("/v1/embeddings", json={"input": "steel"}).status_code == 429
         assert seen == ["the first"]
-        monkeypatch.setattr(Speed, "wait", lambda *_: 0.0)
+        monkeypatch.setattr(EmbeddingQueue, "expected_wait", lambda *_: 0.0)
         go.set()
         assert first.recv(20).startswith(b"HTTP/1.1 200 ")
 
@@ -465,7 +465,7 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
+    monkeypatch.setattr(EmbeddingQueue, "expected_wait", lambda *_: 41.2)
     refused = client.post("/embed", json={"inputs": "steel"})
     assert (refused.status_code, refused.headers.get_list("retry-after")) == (429, ["42"]), "as measured"
     assert "embedding.max_wait" in refused.json()["detail"]

@@ -80,11 +80,6 @@ def test_rounds_that_scatter_are_disturbed() -> None:
     assert not Figure("wide", [1.0, 1.4], scatter=2.0).disturbed
 
 
-def test_a_figure_without_rounds_is_none() -> None:
-    with pytest.raises(ValueError, match="either rounds or an error"):
-        Figure("f", [])
-
-
 def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def speed(given: object, report: Report) -> Iterator[Figure]:
         report.notes.append("noted")

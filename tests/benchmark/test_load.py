@@ -141,10 +141,10 @@ def test_a_crowd_sees_wrong_answers(service: Service, address: Address, known: l
 def test_a_crowd_is_refused_where_its_requests_would_wait_too_long(
     service: Service, address: Address, known: load.Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.src.core.queue import Speed
+    from app.src.core.queue import EmbeddingQueue
 
     asked = questions(service, known)[:10]
-    monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
+    monkeypatch.setattr(EmbeddingQueue, "expected_wait", lambda *_: 41.2)
     tally = ask(address, asked, 5)
     assert tally.refused
     assert (tally.seconds, tally.failures) == ([], [])

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
-from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
-from app.src.core.backends.torch.encoders import Target, with_card_graphs
+from app.src.core.backends.torch import encoders
+from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
+from app.src.core.backends.torch.encoders import Target, load_encoder
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
-from app.src.core.backends.torch.packed import Layout
+from app.src.core.backends.torch.packed import Layout, PackedEncoder
 from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
-from app.src.core.backends.torch.staging import Arriving, CardUploads, CudaCard, Downloads, HostUploads
+from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions
-from app.src.core.memory import HEADROOM, MemoryLimits, TokenCost
+from app.src.core.memory import HEADROOM, MemoryLimits
 from tests.core.conftest import MINILM, ScriptedBackend
 
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
@@ -68,9 +68,9 @@ class HereAndNow(CudaCard):
 
 def by_way_of_a_card(packed: bool) -> tuple[TorchBackend, HereAndNow]:
     """The packaged model on the CPU, as if its numbers went to a card and back."""
-    backend = TorchBackend.load(TorchOptions(MINILM, precision="fp32", device="cpu", packed=packed))
+    backend = TorchBackend.load(EngineOptions(MINILM, precision="fp32", device="cpu", packed=packed))
     card = HereAndNow()
-    encoder: Any = backend._loaded()
+    encoder: Any = backend._encoder_for(False)
     encoder._uploads = CardUploads(card)
     backend._downloads = Downloads(card)
     backend.ahead, backend.pauses = 1, 0
@@ -98,7 +98,7 @@ def test_on_a_cpu_nothing_is_overlapped(minilm: EmbeddingEngine) -> None:
     assert backend.ahead == 0
     assert isinstance(backend, TorchBackend)
     assert backend._downloads is None
-    assert isinstance(backend._loaded()._uploads, HostUploads)  # type: ignore[attr-defined]
+    assert isinstance(backend._encoder_for(False)._uploads, HostUploads)  # type: ignore[attr-defined]
     assert (backend.token_cost(), backend.used_bytes()) == (None, 0)
 
 
@@ -178,16 +178,6 @@ def test_memory_that_runs_out_beside_torchs_allocator_is_the_engines_error(words
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_what_comes_late_is_the_engines_error() -> None:
-    class Late:
-        def synchronize(self) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    arriving = Arriving(torch.zeros(2), torch.zeros(2), Late())
-    with pytest.raises(OutOfMemory):
-        arriving.result()
-
-
 # ----------------------------------------------------------------------------------------------------- a token's cost
 
 
@@ -225,7 +215,7 @@ class FakeMemory:
 
 @pytest.fixture
 def on_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchBackend]:
-    backend = TorchBackend.load(TorchOptions(MINILM, precision="fp32", device="cpu"))
+    backend = TorchBackend.load(EngineOptions(MINILM, precision="fp32", device="cpu"))
     backend.profile = DeviceProfile.cuda("Tesla T4", (7, 5), 16 << 30, index=1)
     yield backend
     backend.profile = DeviceProfile.cpu()
@@ -235,7 +225,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchBackend]:
 def test_a_tokens_cost_is_measured_by_two_batches(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
     memory = FakeMemory(monkeypatch, per_token=20_000, per_batch=3 << 20, fixed=64 << 20)
     monkeypatch.setattr(on_card, "forward", memory.forward)
-    assert on_card.token_cost() == TokenCost(20_000 * HEADROOM, 3 << 20)
+    assert on_card.token_cost() == (20_000 * HEADROOM, 3 << 20)
     assert [call for call in memory.calls if "forward" in call] == ["forward 8192", "forward 8192", "forward 24576"]
     assert on_card.used_bytes() == (1 << 30) + (64 << 20)
 
@@ -272,7 +262,7 @@ def test_closing_lets_go_of_the_buffers_and_leaves_what_is_on_its_way() -> None:
     assert isinstance(backend._downloads, Downloads)
     buffers = [weakref.ref(buffer) for buffer in backend._downloads._buffers]
     backend.close()
-    np.testing.assert_array_equal(pending.result(), wanted)
+    np.testing.assert_array_equal(pending(), wanted)
     del pending
     assert [buffer() for buffer in buffers] == [None] * len(buffers)
 
@@ -392,9 +382,11 @@ def test_a_torch_that_has_ended_it_itself_is_no_trouble(monkeypatch: pytest.Monk
 def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine) -> None:
     backend = minilm._backend
     assert isinstance(backend, TorchBackend)
-    encoder: Any = backend._loaded()
+    encoder: Any = backend._encoder_for(False)
     target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs=False)
-    chosen, reason = with_card_graphs(target, encoder, "because", 1000)
+    monkeypatch.setattr(PackedEncoder, "load", lambda *_given, **_named: encoder)
+    monkeypatch.setattr(encoders, "_compared", lambda *_: (encoder, "because"))
+    chosen, reason = load_encoder(backend._folder, target)
     assert chosen is encoder
     assert reason.endswith("CUDA graphs are switched off")
 
@@ -402,17 +394,17 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
 def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     from app.src.core import loading as engine_module
 
-    given: list[TorchOptions] = []
+    given: list[EngineOptions] = []
 
-    def load(options: TorchOptions) -> Any:
+    def load(options: EngineOptions) -> Any:
         given.append(options)
         raise OutOfMemory("far enough")
 
     monkeypatch.setattr(TorchBackend, "load", load)
-    for overlap, graphs in ((True, True), (False, True), (True, False)):
+    for graphs in (True, False):
         with pytest.raises(OutOfMemory):
-            engine_module.load_engine(EngineOptions(overlap=overlap, graphs=graphs))
-        assert (given[-1].overlap, given[-1].graphs) == (overlap, graphs)
+            engine_module.load_engine(EngineOptions(graphs=graphs))
+        assert given[-1].graphs is graphs
 
 
 def test_graphs_are_tried_within_a_small_vocabulary() -> None:
@@ -487,8 +479,8 @@ def test_the_measured_cost_is_near_what_batches_take() -> None:
         cost = backend.token_cost()
         assert cost is not None
         found = backend._peak_bytes(16_384)
-        assert found == pytest.approx(cost.fixed_bytes + 16_384 * cost.token_bytes / HEADROOM, rel=0.15)
-        assert cost.token_bytes < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)
+        assert found == pytest.approx(cost.fixed_bytes + 16_384 * cost[0] / HEADROOM, rel=0.15)
+        assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)
 
 
 @pytest.mark.gpu
@@ -564,8 +556,8 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
 
     best, reason = with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, 1000)
     assert "up to 512 tokens" in reason
-    assert best.recorded == [32, 128, 512]
+    assert list(best.rungs) == [32, 128, 512]
     best(TokenBatch.of([[1] * 300]))
-    assert best.recorded == [32, 128, 512, 384]
+    assert list(best.rungs) == [32, 128, 512, 384]
     best(TokenBatch.of([[1] * 400, [1] * 300]))
-    assert best.recorded == [32, 128, 512, 384], "larger ones are computed"
+    assert list(best.rungs) == [32, 128, 512, 384], "larger ones are computed"

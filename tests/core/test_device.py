@@ -9,8 +9,8 @@ import pytest
 from app.src.core import device
 from app.src.core.device import (
     CARDS,
-    DeviceError,
     DeviceProfile,
+    DeviceUnavailable,
     choose_precision,
     detect,
     kernels_exist,
@@ -74,7 +74,7 @@ def test_tensor_cores(profile: DeviceProfile, cores: set[str]) -> None:
     ],
 )
 def test_impossible_precision_is_refused_with_the_way_out(profile: DeviceProfile, precision: str, says: str) -> None:
-    with pytest.raises(DeviceError, match=says):
+    with pytest.raises(DeviceUnavailable, match=says):
         choose_precision(profile, precision)
 
 
@@ -102,11 +102,11 @@ def test_padding_is_a_matter_of_tensor_cores(profile: DeviceProfile, precision: 
 
 
 def test_rates_of_a_card_are_found_by_its_driver_name() -> None:
-    assert DeviceProfile.cuda("Tesla T4", (7, 5)).peak("fp16") == 65
-    assert DeviceProfile.cuda("NVIDIA A100-SXM4-40GB", (8, 0)).peak("bf16") == 312
+    assert DeviceProfile.cuda("Tesla T4", (7, 5)).peaks.get("fp16") == 65
+    assert DeviceProfile.cuda("NVIDIA A100-SXM4-40GB", (8, 0)).peaks.get("bf16") == 312
     assert DeviceProfile.cuda("NVIDIA A10", (8, 6)).bandwidth == 600
-    assert DeviceProfile.cuda("NVIDIA H200", (9, 0)).peak("fp16") == 990
-    assert DeviceProfile.cuda("Tesla V100-SXM2-16GB", (7, 0)).peak("bf16") is None
+    assert DeviceProfile.cuda("NVIDIA H200", (9, 0)).peaks.get("fp16") == 990
+    assert DeviceProfile.cuda("Tesla V100-SXM2-16GB", (7, 0)).peaks.get("bf16") is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_kernels_of_a_build(built_for: list[str], capability: tuple[int, int], r
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", "cuda:-1", "auto:1", ""])
 def test_unknown_device(device: str) -> None:
-    with pytest.raises(DeviceError, match="is not auto, cpu, cuda or cuda:N"):
+    with pytest.raises(DeviceUnavailable, match="is not auto, cpu, cuda or cuda:N"):
         detect(device)
 
 
@@ -161,7 +161,7 @@ def test_cuda_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="use device cpu"):
+    with pytest.raises(DeviceUnavailable, match="use device cpu"):
         detect("cuda")
     assert detect("auto").kind == "cpu"
 

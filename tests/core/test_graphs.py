@@ -144,7 +144,7 @@ def test_every_token_of_a_rung_is_in_some_sequence(lengths: list[int]) -> None:
         return
     found = graphed(texts(*lengths))
     assert found[:, 0].tolist() == [sum(lengths[: place + 1]) for place in range(len(lengths))]
-    (rung,) = graphed._rungs.values()
+    (rung,) = graphed.rungs.values()
     borders = rung.numbers[2 * rung.tokens :]
     sizes = (borders[1:] - borders[:-1]).tolist()
     assert sizes[: len(lengths)] == lengths
@@ -159,13 +159,13 @@ def test_what_cannot_be_recorded_is_computed_for_good() -> None:
     encoder: Any = stub
     graphed = GraphedEncoder(encoder, recorder, HostUploads())
     graphed(texts(5))
-    assert (graphed.recorded, stub.batches) == ([16], 0)
+    assert (list(graphed.rungs), stub.batches) == ([16], 0)
     recorder.fail = RuntimeError("operation not permitted when stream is capturing")
     graphed(texts(20))
     recorder.fail = None
     graphed(texts(20))
     graphed(texts(5))
-    assert (graphed.recorded, stub.batches) == ([], 3)
+    assert (list(graphed.rungs), stub.batches) == ([], 3)
 
 
 def test_a_large_batch_is_computed_and_running_out_of_memory_gives_recordings_back() -> None:
@@ -173,11 +173,11 @@ def test_a_large_batch_is_computed_and_running_out_of_memory_gives_recordings_ba
     graphed = GraphedEncoder(stub, Recorder(), HostUploads())
     graphed(texts(5))
     graphed(texts(*[40] * 110))
-    assert (graphed.recorded, stub.batches) == ([16], 1)
+    assert (list(graphed.rungs), stub.batches) == ([16], 1)
     stub.fail = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(torch.OutOfMemoryError):
         graphed(texts(*[40] * 110))
-    assert graphed.recorded == []
+    assert not graphed.rungs
 
 
 # ---------------------------------------------------------------------------------------------- used only where it pays
@@ -284,5 +284,5 @@ def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
         for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):
             cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())
             assert float(cosines.min()) > 0.9999
-    assert graphed.recorded
+    assert graphed.rungs
     assert Layout.of([1], device).cumulative.is_cuda

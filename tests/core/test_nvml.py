@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -53,8 +54,8 @@ class Driver(ModuleType):
     def nvmlShutdown(self) -> None:
         self.opened -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.95.05"
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
 
     def nvmlSystemGetCudaDriverVersion(self) -> int:
         return 13010
@@ -140,7 +141,7 @@ def test_everything_told(driver: Driver) -> None:
     found = nvml.snapshot()
     assert (found.driver_version, found.cuda_version, found.reason) == ("580.95.05", "13.1", None)
     assert "DCGM" in found.note
-    (device,) = found.as_dict()["devices"]
+    (device,) = dataclasses.asdict(found)["devices"]
     assert [each["normal"] for each in device.pop("throttle")] == [True, False]
     assert device == {
         "index": 0,
@@ -235,7 +236,7 @@ def test_what_a_card_does_not_tell_is_none(driver: Driver) -> None:
     questions = [name for name in vars(Driver) if name.startswith("nvmlDeviceGet")]
     known = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"}
     driver.fails = dict.fromkeys(set(questions) - known, Driver.NOT_SUPPORTED)
-    (device,) = nvml.snapshot().as_dict()["devices"]
+    (device,) = dataclasses.asdict(nvml.snapshot())["devices"]
     assert {name for name, value in device.items() if value is not None} == {"index", "name"}
     assert driver.opened == 0
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.core import queue as queue_module
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, TokenBatch, Vectors
+from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, Running, TokenBatch, Vectors
 from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, BatchRunner, Lane, WorkerDied
@@ -43,14 +43,14 @@ class Remote(ScriptedBackend):
         self.launched: queue.Queue[int] = queue.Queue()
         self._permits = threading.Semaphore(0)
 
-    def launch(self, batch: TokenBatch) -> Awaited:
+    def launch(self, batch: TokenBatch) -> Running:
         number = len(self.sizes)
         self.sizes.append(len(batch))
         self.events.append(("launch", number))
         self.launched.put(len(batch))
         if error := self.fail_launch(words_of(batch)):
             raise error
-        return Awaited(self, number, batch)
+        return Awaited(self, number, batch).result
 
     def end(self, number: int, batch: TokenBatch) -> Vectors:
         if not self.open:

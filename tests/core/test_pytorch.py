@@ -16,11 +16,11 @@ import pytest
 from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
 from app.src.core.backends.folder import sha256_of
-from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
+from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.loading import load_engine
 from app.src.core.tokens import rectangle, width_of
 
 MINILM = "all-MiniLM-L6-v2"
@@ -134,7 +134,7 @@ def test_bf16_is_close(minilm: EmbeddingEngine) -> None:
 
 
 def test_half_precision_rows_that_are_not_finite_are_saved_by_fp32(minilm: EmbeddingEngine) -> None:
-    backend = TorchBackend.load(TorchOptions(MINILM, device="cpu", precision="bf16"))
+    backend = TorchBackend.load(EngineOptions(MINILM, device="cpu", precision="bf16"))
     encoder: Any = backend._encoder
     backend._encoder = Spoiled(encoder)
     engine = EmbeddingEngine(backend)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core.queue import WINDOW, LaneQueue, Piece, Request, Speed
+from app.src.core.queue import WINDOW, LaneQueue, Piece, Request
 from app.src.core.tokens import TokenBatch, plan_batches
 
 BUDGET = 32
@@ -117,16 +115,3 @@ def test_drained_is_whoever_waits() -> None:
     queue.forget(over)
     assert set(queue.drain()) == {waiting, planned}
     assert queue.take(plan, BUDGET, BUDGET) == []
-
-
-def test_speed_follows_the_last_large_batches() -> None:
-    speed = Speed()
-    assert (speed.wait(1000), speed.tokens_in(1)) == (0, math.inf)
-    speed.count(10, 1.0)  # too small to show it
-    assert speed.tokens_in(1) == math.inf
-    speed.count(100, 1.0)
-    assert speed.wait(1000) == 10
-    for _ in range(100):
-        speed.count(1000, 1.0)
-    assert speed.tokens_in(0.5) == pytest.approx(500, rel=0.01)
-    assert speed.wait(2000) == pytest.approx(2, rel=0.01)

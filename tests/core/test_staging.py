@@ -16,9 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import Vectors
+from app.src.core.backends import OutOfMemory, Running, Vectors
 from app.src.core.backends.torch.staging import (
-    Arriving,
     CardUploads,
     CudaCard,
     Downloads,
@@ -173,12 +172,12 @@ def test_everybody_gets_his_own_numbers_back(shapes: list[tuple[int, int]], seed
     card = SimulatedCard(seed)
     uploads = CardUploads(card, slots=slots)
     downloads = Downloads(card, slots=slots)
-    pending: deque[tuple[int, Arriving]] = deque()
+    pending: deque[tuple[int, Running]] = deque()
 
     def ask() -> None:
         number, one = pending.popleft()
         if number % 3 < 2:
-            found = one.result()
+            found = one()
             card.dawdle()
             np.testing.assert_array_equal(found, 2.0 * numbers_of(number, *shapes[number]))
 
@@ -209,7 +208,7 @@ def test_numbers_that_a_recording_reads_are_written_when_it_has_read_the_last_on
         pending.append(downloads.fetch(card.compute(numbers, (2, 3))))
         card.dawdle()
     for number, one in enumerate(pending):
-        np.testing.assert_array_equal(one.result(), 2.0 * numbers_of(number, 2, 3))
+        np.testing.assert_array_equal(one(), 2.0 * numbers_of(number, 2, 3))
 
 
 def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
@@ -226,38 +225,46 @@ def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
         pass
     assert second.tolist() == [5, 5, 5, 5]
     blocked.reached = True
-    np.testing.assert_array_equal(first.result(), 2.0 * numbers_of(0, 2, 2))
+    np.testing.assert_array_equal(first(), 2.0 * numbers_of(0, 2, 2))
 
 
 def test_buffers_are_used_again_and_grow_seldom() -> None:
     card = SimulatedCard()
     uploads, downloads = CardUploads(card), Downloads(card)
     for number in range(50):
-        downloads.fetch(computed(card, uploads, number, (1 + number % 7, 3))).result()
+        downloads.fetch(computed(card, uploads, number, (1 + number % 7, 3)))()
     made = card.made
     for number in range(50):
-        downloads.fetch(computed(card, uploads, number, (7, 3))).result()
+        downloads.fetch(computed(card, uploads, number, (7, 3)))()
     assert made <= 6 + 18  # six empty ones, each grown at most three times
     assert card.made == made
 
 
-def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks() -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("an illegal memory access was encountered"), RuntimeError),
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+    ],
+)
+def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks(error: Exception, kind: type[Exception]) -> None:
     card = SimulatedCard()
     uploads, downloads = CardUploads(card), Downloads(card, slots=1)
     first = downloads.fetch(computed(card, uploads, 0, (2, 2)))
-    card.broken = RuntimeError("an illegal memory access was encountered")
-    first.read()  # as who needs the buffer again does; it is not his error
+    card.broken = error
+    with pytest.raises(kind):
+        first()
     card.broken = None
     second = downloads.fetch(computed(card, uploads, 1, (2, 2)))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        first.result()
-    np.testing.assert_array_equal(second.result(), 2.0 * numbers_of(1, 2, 2))
+    with pytest.raises(kind):
+        first()
+    np.testing.assert_array_equal(second(), 2.0 * numbers_of(1, 2, 2))
 
 
 def test_a_result_may_be_asked_for_again() -> None:
     card = SimulatedCard()
     pending = Downloads(card).fetch(computed(card, CardUploads(card), 3, (2, 2)))
-    np.testing.assert_array_equal(pending.result(), pending.result())
+    np.testing.assert_array_equal(pending(), pending())
 
 
 def test_where_the_device_is_the_host_nothing_is_copied() -> None:
@@ -286,7 +293,7 @@ def device() -> torch.device:
 @pytest.mark.gpu
 def test_numbers_come_back_from_a_card(device: torch.device) -> None:
     uploads, downloads = uploads_for(device), Downloads(CudaCard(device))
-    pending: deque[tuple[Vectors, Arriving]] = deque()
+    pending: deque[tuple[Vectors, Running]] = deque()
     generator = np.random.default_rng(4)
     with torch.inference_mode():
         for number in range(200):
@@ -298,17 +305,17 @@ def test_numbers_come_back_from_a_card(device: torch.device) -> None:
             pending.append((values.astype(np.float32), downloads.fetch(found.view(-1, 1))))
             if len(pending) > 4:
                 wanted, one = pending.popleft()
-                np.testing.assert_allclose(one.result()[:, 0], wanted, rtol=1e-5)
+                np.testing.assert_allclose(one()[:, 0], wanted, rtol=1e-5)
         for wanted, one in pending:
-            np.testing.assert_allclose(one.result()[:, 0], wanted, rtol=1e-5)
+            np.testing.assert_allclose(one()[:, 0], wanted, rtol=1e-5)
 
 
 @pytest.mark.gpu
 def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
     card, downloads = CudaCard(device), Downloads(CudaCard(device))
     with torch.inference_mode():
-        downloads.fetch(torch.ones(8, 8, device=device)).result()
+        downloads.fetch(torch.ones(8, 8, device=device))()
         torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second
         pending = downloads.fetch(torch.ones(8, 8, device=device))
         assert not card.computing().query(), "the device had time to come to its end"
-    assert pending.result().sum() == 64
+    assert pending().sum() == 64

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import ModelUnsupported, OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.backends.torch import backend as pytorch
 from app.src.core.backends.torch.process import TF32, Tf32Switch
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
-from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions, load_engine, preallocate
+from app.src.core.loading import EngineOptions, load_engine
 
 T4, A100 = DeviceProfile.of_card("Tesla T4"), DeviceProfile.of_card("NVIDIA A100")
 CPU = DeviceProfile.cpu()
@@ -90,66 +89,6 @@ def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyP
     assert switch.hold(A100, "tf32") is True
 
 
-def test_a_cpu_engine_with_every_switch_gives_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    def never() -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", never)
-    texts = ["pump leaks oil", "valve " * 40]
-    with load_engine(EngineOptions(device="cpu", precision="fp32")) as plain:
-        wanted = plain.embed(texts)
-    switched = EngineOptions(device="cpu", precision="fp32", preallocate=True, cudnn_benchmark=True)
-    with load_engine(switched) as engine:
-        assert engine.stats().batches == 0  # nothing was computed in advance
-        assert (engine.embed(texts) == wanted).all()
-    assert not torch.backends.cudnn.benchmark
-
-
-class Cards(HashingBackend):
-    """The hashing backend as if on a T4: what is planned is a card's, what is computed is not. Counts tokens."""
-
-    def __init__(self, most_tokens: int) -> None:
-        super().__init__("hash:8")
-        self.profile = T4
-        self.most_tokens = most_tokens
-        self.batches: list[int] = []
-
-    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        self.batches.append(batch.tokens)
-        if self.batches[-1] > self.most_tokens:
-            raise OutOfMemory("more than fits")
-        return super().forward(batch, exact=exact)
-
-
-def test_one_largest_batch_is_computed_at_loading() -> None:
-    backend = Cards(1 << 30)
-    with EmbeddingEngine(backend) as engine:
-        tokens = preallocate(engine)
-        assert engine.token_budget - engine.max_tokens <= max(backend.batches) <= engine.token_budget
-        assert tokens == sum(backend.batches)
-
-
-def test_a_budget_that_does_not_fit_shrinks_at_loading() -> None:
-    backend = Cards(20_000)
-    with EmbeddingEngine(backend) as engine:
-        planned = engine.token_budget
-        assert planned > 20_000
-        preallocate(engine)
-        assert engine.token_budget <= 20_000
-        assert engine.stats().out_of_memory > 0
-        backend.batches.clear()
-        engine.embed([f"text {number}" for number in range(20_000)])
-        assert max(backend.batches) <= 20_000
-
-
-def test_a_cpu_preallocates_nothing() -> None:
-    with EmbeddingEngine(HashingBackend("hash:8")) as engine:
-        assert preallocate(engine) == 0
-        assert engine.stats().batches == 0
-
-
 @pytest.mark.gpu
 def test_true_fp32_beside_tf32_on_a_card() -> None:
     """The same product three times: TF32 rounds it, fp32 beside it does not."""
@@ -175,18 +114,17 @@ def test_true_fp32_beside_tf32_on_a_card() -> None:
     assert rounded > 20 * plain
 
 
-def test_an_engine_that_fails_while_it_preallocates_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_cannot_be_made_closes_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
     class Backend(HashingBackend):
+        def used_bytes(self) -> int:
+            raise OutOfMemory("planted")
+
         def close(self) -> None:
             closed.append(True)
 
-    def fails(engine: EmbeddingEngine) -> int:
-        raise OutOfMemory("planted")
-
-    monkeypatch.setattr("app.src.core.loading._backend", lambda options, limits: Backend("hash:8"))
-    monkeypatch.setattr("app.src.core.loading.preallocate", fails)
+    monkeypatch.setattr("app.src.core.loading._backend", lambda *_: Backend("hash:8"))
     with pytest.raises(OutOfMemory, match="planted"):
-        load_engine(EngineOptions("any", preallocate=True))
+        load_engine(EngineOptions("any"))
     assert closed == [True]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,17 +20,7 @@ import torch
 
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS, DeviceProfile, Setting, settings_of
-from app.src.core.t4_gpu_optimizer import (
-    LEAST_SAMPLES,
-    Product,
-    clock_of,
-    in_turns,
-    measure_embedding,
-    measure_products,
-    model_shape,
-    shapes_of,
-    unavailable,
-)
+from app.src.core.t4_gpu_optimizer import measure_embedding, measure_products, model_shape, multiplied, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "app.src.core.t4_gpu_optimizer"
@@ -179,77 +169,38 @@ def test_the_names_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------- the products
 
 
-def test_events_stand_around_launches_back_to_back_on_the_right_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            log.append("record")
-
-        def synchronize(self) -> None:
-            log.append("wait")
-
-        def elapsed_time(self, _end: Any) -> float:
-            assert log[-1] == "wait", "an event is read only when it has come"
-            return 6.0
-
-    @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
-        log.append(f"on {index}")
-        yield
-        log.append("off")
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", device)
-    seconds = clock_of(dataclasses.replace(T4, index=1))(lambda: log.append("launch"), 3)
-    assert log == ["on 1", "record", "launch", "launch", "launch", "record", "off", "wait"]
-    assert seconds == pytest.approx(0.002)
+FIGURES = ([1e-3] * 98 + [9.0] * 2, 1e-7)
 
 
-def test_work_is_sampled_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, log = 0.0, []
-
-    def work(name: str, seconds: float) -> Any:
-        def sampled(launches: int) -> float:
-            nonlocal now
-            now += seconds
-            log.append((name, launches))
-            return seconds
-
-        return sampled
-
-    monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=lambda: now))
-    found = in_turns([(work("a", 0.25), 4), (work("b", 0.5), 2)], 10.0)
-    assert found == [[0.25] * 13, [0.5] * 13], "ten seconds after a warm-up of a quarter"
-    assert log == [("a", 4), ("b", 2)] * 17
-    assert in_turns([(work("slow", 60.0), 1)], 0.1) == [[60.0] * LEAST_SAMPLES]
+def only(monkeypatch: pytest.MonkeyPatch, *precisions: str) -> None:
+    monkeypatch.setattr(optimizer, "unavailable", lambda _profile, each: None if each in precisions else "no")
 
 
 @pytest.mark.parametrize(
-    ("edges", "aligned"),
-    [
-        ((64, 64, 64), "fp32 tf32 fp16 bf16 int8"),
-        ((1023, 1023, 1023), ""),
-        ((8, 8, 8), "fp32 tf32 fp16 bf16"),
-        ((4, 4, 12), "fp32 tf32"),
-    ],
+    ("edge", "aligned"),
+    [(64, "fp32 tf32 fp16 bf16 int8"), (1023, ""), (8, "fp32 tf32 fp16 bf16"), (4, "fp32 tf32")],
 )
-def test_alignment(monkeypatch: pytest.MonkeyPatch, edges: tuple[int, int, int], aligned: str) -> None:
-    monkeypatch.setattr(optimizer, "unavailable", lambda _profile, each: None if each == "fp32" else "no")
-    found = [each for each in measure_products(CPU, [[("square", *edges)]], 0.001) if isinstance(each, dict)]
-    assert {row["dtype"] for row in found if row["aligned"]} == set(aligned.split())
+def test_alignment(monkeypatch: pytest.MonkeyPatch, edge: int, aligned: str) -> None:
+    only(monkeypatch, "fp32")
+    monkeypatch.setattr(optimizer, "multiplied", lambda *_: FIGURES)
+    found = [each for each in measure_products(CPU, [edge], None, 0.001) if isinstance(each, dict)]
+    assert {row["dtype"] for row in found if row["aligned"] and row["m"] == edge} == set(aligned.split())
 
 
-def test_the_largest_square_and_the_models_layer_stand_beside_what_is_not_aligned() -> None:
-    assert shapes_of(CPU, (256, 128), model_shape("all-MiniLM-L6-v2")) == [
-        [("square", 128, 128, 128)],
-        [("square", 256, 256, 256), ("square", 255, 255, 255)],
-        [("feed-forward", 1024, 1536, 384), ("feed-forward", 1023, 1536, 384)],
-    ]
-    assert {shape[1] for group in shapes_of(A100, None, None) for shape in group} == {1024, 4096, 8191, 8192}
+def test_the_largest_square_and_the_models_layer_stand_beside_what_is_not_aligned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only(monkeypatch, "fp32")
+    monkeypatch.setattr(optimizer, "multiplied", lambda *_: FIGURES)
+
+    def shapes(*given: Any) -> list[Any]:
+        rows = [each for each in measure_products(*given, 0.1) if isinstance(each, dict)]
+        return [(row["role"], row["m"], row["n"], row["k"]) for row in rows if row["dtype"] == "fp32"]
+
+    squares = [("square", edge, edge, edge) for edge in (128, 256, 255)]
+    layers = [("feed-forward", tokens, 1536, 384) for tokens in (1024, 1023)]
+    assert shapes(CPU, (256, 128), model_shape("all-MiniLM-L6-v2")) == squares + layers
+    assert {shape[1] for shape in shapes(A100, None, None)} == {1024, 4096, 8191, 8192}
 
 
 @pytest.mark.parametrize(
@@ -257,34 +208,41 @@ def test_the_largest_square_and_the_models_layer_stand_beside_what_is_not_aligne
     [("fp32", 0, 1e-6), ("bf16", 1e-3, 1e-2), ("fp16", 1e-4, 2e-3), ("int8", 3e-3, 5e-2)],
 )
 def test_relative_error_is_that_of_the_precision(precision: Any, least: float, most: float) -> None:
-    assert least < Product(CPU, ("square", 64, 64, 96), precision).relative_error < most
+    times, error = multiplied(CPU, ("square", 64, 64, 96), precision, 0.001)
+    assert least < error < most
+    assert min(times) > 0
 
 
-def test_the_right_matrix_lies_as_a_layers_weight_does() -> None:
+def test_the_right_matrix_lies_as_a_layers_weight_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS has fast 8-bit products for that layout alone."""
-    for precision in PRECISIONS:
-        right = Product(CPU, ("square", 64, 48, 96), precision)._right
-        assert (right.shape, right.stride()) == ((96, 48), (1, 96))
+    seen = []
+
+    def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        seen.append((right.shape, right.stride()))
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    multiplied(CPU, ("square", 64, 48, 96), "fp32", 0.001)
+    assert set(seen) == {((96, 48), (1, 96))}
 
 
 def test_fp32_and_tf32_are_told_apart_by_torchs_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceProfile, "torch_name", property(lambda _self: "cpu"))
-    monkeypatch.setattr(optimizer, "clock_of", lambda _profile: lambda work, _launches: 1.0)
     switched: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
-    for precision in PRECISIONS:
+    monkeypatch.setattr(DeviceProfile, "torch_name", property(lambda _self: "cpu"))
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: contextlib.nullcontext())
+    for precision in ("fp32", "tf32"):
         for profile in (A100, T4):
-            Product(profile, SQUARE, precision)(1)
+            multiplied(profile, SQUARE, precision, 0.001)
     assert switched == ["highest", "high"]
 
 
 @pytest.mark.parametrize(("seconds", "tflops"), [(1.0, 5.243e-07), (1e-6, 0.5243), (4.11e-9, 127.6)])
 def test_rate_and_spread_come_from_the_median(monkeypatch: pytest.MonkeyPatch, seconds: float, tflops: float) -> None:
     """One slow outlier among the samples changes neither much; slow rates are not rounded to nothing."""
-    monkeypatch.setattr(optimizer, "in_turns", lambda works, *_: [[seconds] * 98 + [9.0] * 2 for _ in works])
-    monkeypatch.setattr(optimizer, "unavailable", lambda _profile, each: None if each == "fp32" else "no")
-    row = list(measure_products(dataclasses.replace(CPU, peaks={"fp32": 8.1}), [[SQUARE]], 1.0))[-1]
-    assert isinstance(row, dict)
+    only(monkeypatch, "fp32")
+    monkeypatch.setattr(optimizer, "multiplied", lambda *_: ([seconds] * 98 + [9.0] * 2, 0.0))
+    rows = measure_products(dataclasses.replace(CPU, peaks={"fp32": 8.1}), [64], None, 1.0)
+    row = next(each for each in rows if isinstance(each, dict) and each["dtype"] == "fp32")
     assert row["tflops"] == pytest.approx(tflops, rel=1e-3)
     assert row["share_of_peak"] == pytest.approx(tflops / 8.1, rel=1e-3)
     assert row["spread"] == 0
@@ -294,26 +252,23 @@ def test_rate_and_spread_come_from_the_median(monkeypatch: pytest.MonkeyPatch, s
 def test_a_refused_product_is_a_row_of_nulls_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    run = Product.__call__
-
-    def refuse(self: Product, launches: int) -> float:
-        if self._precision == "int8":
+    def refuse(_profile: object, _shape: object, precision: str, _seconds: float) -> Any:
+        if precision == "int8":
             raise error("k must be a multiple of 8\nat line 3")
-        return run(self, launches)
+        return FIGURES
 
-    monkeypatch.setattr(Product, "__call__", refuse)
-    monkeypatch.setattr(optimizer, "unavailable", lambda _profile, each: None if each in ("fp32", "int8") else "no")
-    *_, row, setting, fp32 = measure_products(CPU, [[("square", 31, 31, 31)]], 0.01)
-    assert setting == Setting("matmul int8 31x31x31", None, "torch refuses: k must be a multiple of 8")
-    assert isinstance(row, dict)
-    assert isinstance(fp32, dict)
-    assert (row["dtype"], row["tflops"]) == ("int8", None)
-    assert fp32["tflops"]
+    monkeypatch.setattr(optimizer, "multiplied", refuse)
+    only(monkeypatch, "fp32", "int8")
+    found = list(measure_products(CPU, [31], None, 0.01))
+    assert Setting("matmul int8 31x31x31", None, "torch refuses: k must be a multiple of 8") in found
+    rows = {each["dtype"]: each["tflops"] for each in found if isinstance(each, dict) and each["m"] == 31}
+    assert rows["int8"] is None
+    assert rows["fp32"]
 
 
 def test_emulated_precisions_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     took = {"fp16": 1.0, "bf16": 0.01, "fp32": 0.01}
-    monkeypatch.setattr(optimizer, "Product", lambda _profile, _shape, precision: lambda _launches: took[precision])
+    monkeypatch.setattr(optimizer, "multiplied", lambda _profile, _shape, precision, _seconds: ([took[precision]], 0.0))
     assert unavailable(CPU, "fp16") == "no gain here: 100.0 times slower than fp32 on a small product"
     assert unavailable(CPU, "bf16") is None
     assert unavailable(T4, "tf32") == "not available: compute capability 7.5; TF32 starts at compute capability 8.0"
@@ -321,12 +276,11 @@ def test_emulated_precisions_are_not_measured(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_precision_has_a_row_for_every_shape_and_every_null_a_reason() -> None:
-    groups = shapes_of(CPU, (64, 96), None)
-    found = list(measure_products(CPU, groups, 0.2))
+    found = list(measure_products(CPU, (64, 96), None, 0.2))
     rows = [each for each in found if isinstance(each, dict)]
     reasons = {each.name for each in found if isinstance(each, Setting) and each.value is None and each.reason}
     cells = [(row["dtype"], row["m"]) for row in rows]
-    assert sorted(cells) == sorted((each, shape[1]) for each in PRECISIONS for group in groups for shape in group)
+    assert sorted(cells) == sorted((each, edge) for each in PRECISIONS for edge in (64, 95, 96))
     for row in rows:
         if row["tflops"] is None:
             assert {f"matmul {row['dtype']}", f"matmul {row['dtype']} {row['m']}x{row['n']}x{row['k']}"} & reasons

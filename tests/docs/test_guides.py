@@ -15,7 +15,7 @@ from tests.docs.sections import ROOT
 from tests.docs.variables_by_card import guides_variables
 
 PAGE = (ROOT / "docs/guides.md").read_text(encoding="utf-8")
-ANSWERS = ("done", "switch", "measured", "declined", "not ours")
+ANSWERS = ("done", "measured", "declined", "not ours")
 GUIDES = 5
 
 
@@ -44,12 +44,10 @@ def test_every_guide_has_its_part() -> None:
 def test_a_recommendation_has_an_answer_and_a_reason(row: tuple[str, str, str]) -> None:
     recommendation, answer, reason = row
     assert answer in ANSWERS
-    if answer in ("declined", "measured", "switch"):
+    if answer in ("declined", "measured"):
         assert len(reason) >= 8, recommendation
     if answer == "measured":
         assert re.search(r"\d|benchmarks\.md", reason), "a measurement has a figure"
-    if answer == "switch":
-        assert re.search(r"`embedding\.\w+`|as above", reason)
 
 
 def test_the_answers_are_explained() -> None:
@@ -65,7 +63,7 @@ def test_every_variable_is_answered(name: str) -> None:
 def test_settings_that_it_names_exist() -> None:
     known = set(_settings(Settings))
     named = set(re.findall(r"`((?:embedding|tensorrt|store|sync|api|worker|state)\.[a-z_]+)`", PAGE))
-    assert len(named) >= 10
+    assert len(named) >= 8
     assert named <= known
 
 
@@ -87,8 +85,3 @@ def test_files_that_it_names_exist() -> None:
     assert len(linked) >= 8
     assert {name for name in named if not (ROOT / name).exists()} == set()
     assert {link for link in linked if not (ROOT / "docs" / link).exists()} == set()
-
-
-def test_switches_are_off_by_default() -> None:
-    for name in set(re.findall(r"`embedding\.(\w+)`", "".join(row[2] for row in ROWS if row[1] == "switch"))):
-        assert getattr(Settings().embedding, name) is False, name

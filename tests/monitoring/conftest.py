@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -75,7 +75,7 @@ def fake_card() -> dict[str, Any]:
         ecc_uncorrected_errors=0,
         throttled_abnormally=False,
     )
-    return nvml.GpuSnapshot((state,), "580.95.05", "13.0").as_dict()
+    return asdict(nvml.GpuSnapshot((state,), "580.95.05", "13.0"))
 
 
 @contextmanager

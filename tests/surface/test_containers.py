@@ -24,7 +24,7 @@ from ruamel.yaml import YAML
 
 from app.src.cli.processes import until_over
 from app.src.core import first_look
-from app.src.core.device import DeviceError, DeviceProfile
+from app.src.core.device import DeviceProfile, DeviceUnavailable
 from app.src.core.nvml import GpuSnapshot
 from app.src.jobs.journal import JobOptions
 from app.src.jobs.runner import Jobs
@@ -207,7 +207,7 @@ def test_a_card_that_is_listed_and_does_not_compute(monkeypatch: pytest.MonkeyPa
     """`meta` stands for a card without kernels: nothing on it can be read."""
     monkeypatch.setattr(first_look, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
     monkeypatch.setattr(DeviceProfile, "torch_name", property(lambda _self: "meta"))
-    with pytest.raises(DeviceError, match="does not compute"):
+    with pytest.raises(DeviceUnavailable, match="does not compute"):
         first_look.look()
 
 

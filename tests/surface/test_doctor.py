@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 
 from app.src.core import device
-from app.src.core.device import TorchBuild
 from app.src.core.nvml import GpuSnapshot, GpuState, throttles
 from app.src.observe import Fault, checks, gpu
 from app.src.observe.checks import Checks
@@ -168,14 +167,14 @@ def card(name: str = "Tesla T4", driver: str = "580.95", **more: Any) -> GpuSnap
     return GpuSnapshot((GpuState(**unknown | known | more),), driver, "13")
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, found: GpuSnapshot, build: TorchBuild | None) -> None:
+def seen(monkeypatch: pytest.MonkeyPatch, found: GpuSnapshot, build: tuple[str, str | None] | None) -> None:
     monkeypatch.setattr(gpu, "snapshot_within", lambda seconds: found)
     monkeypatch.setattr(gpu, "torch_build", lambda: build)
 
 
 NONE = GpuSnapshot(reason="there is no NVIDIA driver here")
-CUDA_13, CUDA_12, CPU = TorchBuild("2.13.0", "13.0"), TorchBuild("2.10.0", "12.8"), TorchBuild("2.13.0+cpu", None)
-CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
+CUDA_13, CUDA_12, CPU = ("2.13.0", "13.0"), ("2.10.0", "12.8"), ("2.13.0+cpu", None)
+CUDA_12_6 = ("2.13.0+cu126", "12.6")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
     ],
 )
 def test_a_driver_too_old_for_this_torch(
-    monkeypatch: pytest.MonkeyPatch, driver: str, build: TorchBuild, words: list[str], fixes: list[str]
+    monkeypatch: pytest.MonkeyPatch, driver: str, build: tuple[str, str | None], words: list[str], fixes: list[str]
 ) -> None:
     seen(monkeypatch, card(driver=driver), build)
     with pytest.raises(Fault) as caught:
@@ -277,16 +276,16 @@ PLAIN = "pip install 'torch==2.13.*' (built for CUDA 13.0"
     ],
 )
 def test_kernels_for_each_card(
-    monkeypatch: pytest.MonkeyPatch, name: str, capability: str, build: TorchBuild, fix: str | None
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: str, build: tuple[str, str | None], fix: str | None
 ) -> None:
     seen(monkeypatch, card(name, compute_capability=capability), build)
     if fix is None:
         told = gpu.kernels(EmbeddingSettings())
-        assert told == f"torch {build.version} (CUDA {build.cuda}) supports {name} ({capability})"
+        assert told == f"torch {build[0]} (CUDA {build[1]}) supports {name} ({capability})"
         return
     with pytest.raises(Fault) as caught:
         gpu.kernels(EmbeddingSettings())
-    assert f"{name} has compute capability {capability}, and torch {build.version}" in str(caught.value)
+    assert f"{name} has compute capability {capability}, and torch {build[0]}" in str(caught.value)
     assert "has kernels for sm_" in str(caught.value)
     assert caught.value.fix.startswith(fix)
     if fix == CU126:
@@ -301,7 +300,7 @@ def test_kernels_where_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) 
     assert CU126 in gpu.kernels(EmbeddingSettings()), "what would use the card"
     seen(monkeypatch, card(compute_capability=None), CUDA_13)
     assert "does not report" in gpu.kernels(EmbeddingSettings())
-    seen(monkeypatch, card(), TorchBuild("2.99", "15.1"))
+    seen(monkeypatch, card(), ("2.99", "15.1"))
     assert "unknown for torch" in gpu.kernels(EmbeddingSettings())
     seen(monkeypatch, NONE, CUDA_13)
     assert gpu.kernels(EmbeddingSettings()) == "no GPU found"
@@ -332,7 +331,7 @@ def test_why_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     cards: GpuSnapshot,
-    build: TorchBuild | None,
+    build: tuple[str, str | None] | None,
     reason: str | None,
     fix: str | None,
 ) -> None:
@@ -362,9 +361,9 @@ def test_torch_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp
     version.write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
     assert device.torch_build() == CPU
     version.write_text("(")
-    assert device.torch_build() == TorchBuild("unknown", None)
+    assert device.torch_build() == ("unknown", None)
     version.unlink()
-    assert device.torch_build() == TorchBuild("unknown", None)
+    assert device.torch_build() == ("unknown", None)
 
 
 # ----------------------------------------------------------------------------------- what is asked of HANA, with fakes

@@ -11,7 +11,6 @@ from app.src.api import errors as api_errors
 from app.src.benchmark import harness
 from app.src.cli import exits
 from app.src.core import backends
-from app.src.core.device import DeviceError
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
 from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
@@ -140,7 +139,6 @@ def test_a_class_that_comes_later_inherits_both(kind: type[Any]) -> None:
         (api_errors.Refused("TooManyStreams", "x"), 4, 429),
         (api_errors.Refused("Unprocessable", "x"), 4, 422),
         (api_errors.Refused("TooMuch", "x"), 4, 413),
-        (DeviceError("x"), 4, 500),
         (ValueError("x"), 4, 500),
         (MemoryError(), 4, 500),
         (OSError("x"), 4, 500),

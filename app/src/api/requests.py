@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -115,7 +115,7 @@ class Json(Response):
         except orjson.JSONEncodeError:
             # orjson rejects unpaired surrogates and integers beyond 64 bits. A row's metadata from another writer may
             # contain them, and one row must not hide all others.
-            text = json.dumps(content, default=lambda part: asdict(part) if is_dataclass(part) else part.tolist())
+            text = json.dumps(content, default=lambda part: part.tolist() if hasattr(part, "tolist") else asdict(part))
             return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 

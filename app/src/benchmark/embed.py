@@ -89,7 +89,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
             for name, process in processes.items():
                 out = place / f"{load}.npy"
                 process.ask("embed", texts=str(file), out=str(out))
-                near = agreement(np.load(out), vectors)
+                mean, least, overlap = agreement(np.load(out), vectors)
                 report.figures.append(
                     done.ratio(
                         f"{load}: {name} / {OURS}",
@@ -100,9 +100,9 @@ def measure(  # noqa: PLR0913 - the options of the verb
                         tokens=tokens,
                         tokens_per_second=significant(tokens / done.median(OURS)),
                         their_tokens_per_second=significant(tokens / done.median(name)),
-                        least_cosine=significant(near.least_cosine, 7),
-                        mean_cosine=significant(near.mean_cosine, 7),
-                        top_10_overlap=significant(near.overlap),
+                        least_cosine=significant(least, 7),
+                        mean_cosine=significant(mean, 7),
+                        top_10_overlap=significant(overlap),
                     )
                 )
     return report

@@ -80,10 +80,6 @@ class Figure:
     more: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
-    def __post_init__(self) -> None:
-        if bool(self.rounds) == (self.error is not None):
-            raise ValueError(f"figure {self.name!r} needs either rounds or an error")
-
     @property
     def median(self) -> float:
         """Return the median; NaN for a failed figure."""
@@ -223,10 +219,6 @@ def commit(root: Path = ROOT) -> str | None:
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-def _load_average() -> float:
-    return round(os.getloadavg()[0], 2)
-
-
 @dataclass(slots=True)
 class Report:
     """The figures of a benchmark, collected while it runs. `options`: how it ran. `peers`: versions of other engines.
@@ -239,7 +231,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     peers: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    load_before: float = field(default_factory=_load_average)
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -254,9 +246,10 @@ class Report:
         return any(figure.disturbed for figure in self.figures)
 
     def as_dict(self) -> dict[str, Any]:
+        loads = self.load_before, os.getloadavg()[0]
         return {
             "benchmark": self.benchmark,
-            "machine": self.machine | {"load_average": [self.load_before, _load_average()]},
+            "machine": self.machine | {"load_average": [round(load, 2) for load in loads]},
             "options": self.options,
             "peers": self.peers,
             "figures": [figure.as_dict() for figure in self.figures],

@@ -46,10 +46,6 @@ RECIPES: dict[str, Sequence[str]] = {
     "lancedb": ("install lancedb pyarrow numpy",),
     "faiss": ("install faiss-cpu numpy",),
 }
-_HERE = {
-    "sentence-transformers": "sentence_transformers",
-    "numpy": "numpy",
-}  # modules that our own environment may have
 # Name -> kind and environment.
 PEERS: dict[str, tuple[Kind, str]] = {
     "sentence-transformers": ("embed", "sentence-transformers"),
@@ -149,10 +145,10 @@ class PeerProcess:
                 raise PeerUnavailable(f'--against {name}: unknown peer of "benchmark {kind}"; {known}')
             self._worker = WORKERS / ("embedding.py" if kind == "embed" else "searching.py")
             self.name, self.environment = name, PEERS[name][1]
-            here = _HERE.get(self.environment)
+            here = self.environment.replace("-", "_")  # our own environment may have it, too
             if is_made(self.environment, folder):
                 self._python = str(folder.absolute() / self.environment / "bin/python")
-            elif here is not None and importlib.util.find_spec(here) is not None:
+            elif here in ("sentence_transformers", "numpy") and importlib.util.find_spec(here) is not None:
                 self._python = sys.executable
             else:
                 where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"

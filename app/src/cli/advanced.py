@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -83,7 +84,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     if json or (before is not None and after is not None):
         figures = ("recall_at_10", "mrr", "queries", "texts")
         rows = [{"": each, "before": (before or {}).get(each), "after": (after or {}).get(each)} for each in figures]
-        output.data(report.as_dict(), f"{name}: {report.folder}", ("", "before", "after"), json=json, rows=rows)
+        output.data(asdict(report), f"{name}: {report.folder}", ("", "before", "after"), json=json, rows=rows)
     if report.stopped:
         resume_ = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
         output.say(f"stopped on request; continue with: {resume_}" if report.unfinished else "stopped before training")
@@ -99,7 +100,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     return FAILED if report.worse else OK
 
 
-_GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
+_GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap")
 _CALIBRATION_COLUMNS = ("accepted", "calibrated_on", "judged_on", *_GATE_FIGURES)
 
 

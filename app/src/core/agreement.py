@@ -16,17 +16,9 @@ _TIE = 1e-6  # exact scores closer than this are equal: either neighbour is righ
 _BLOCK = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """`overlap`: mean share of a text's nearest other texts that are found, too."""
-
-    mean_cosine: float
-    least_cosine: float
-    overlap: float
-
-
-def agreement(found: Vectors, exact: Vectors) -> Agreement:
-    """Compare (n, d) arrays row by row; lengths are ignored. A row that is zero or not finite in either has cosine -1.
+def agreement(found: Vectors, exact: Vectors) -> tuple[float, float, float]:
+    """Compare (n, d) arrays row by row; lengths are ignored. Return the mean cosine, the least, and the mean share of a
+    text's nearest other texts that are found, too. A row that is zero or not finite in either has cosine -1.
 
     A found neighbour is right if its reference score is at least that of the last true neighbour. With fewer than
     NEIGHBOURS other texts all of them count; with none the overlap is 1.
@@ -51,7 +43,7 @@ def agreement(found: Vectors, exact: Vectors) -> Agreement:
         last = np.partition(truth, -count, axis=1)[:, -count] - _TIE
         best = np.argpartition(scores, -count, axis=1)[:, -count:]
         shares += (np.take_along_axis(truth, best, axis=1) >= last[:, None]).mean(axis=1).tolist()
-    return Agreement(float(cosines.mean()), float(cosines.min()), float(np.mean(shares)) if shares else 1.0)
+    return float(cosines.mean()), float(cosines.min()), float(np.mean(shares)) if shares else 1.0
 
 
 def squares(vectors: Vectors) -> NDArray[np.float64]:
@@ -70,12 +62,11 @@ def usable(vectors: Vectors) -> NDArray[np.bool_]:
 LEAST_TEXTS = 32  # with fewer texts a share of neighbours means little
 LEAST_COSINE = 0.99  # on average, to fp32
 LEAST_OVERLAP = 0.90  # share of fp32's nearest neighbours that are found too
-LEAST_INT8_SHARE = 0.5  # of the linear layers' products in 8 bits; with less, a model is not worth its own index
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a comparison. `overlap`: see `Agreement`. `reason`: for people, with every bar that was missed."""
+    """The result of a comparison. `overlap`: see `agreement`. `reason`: for people, with every bar that was missed."""
 
     accepted: bool
     reason: str
@@ -83,37 +74,24 @@ class Verdict:
     mean_cosine: float | None = None
     worst_cosine: float | None = None
     overlap: float | None = None
-    int8_share: float | None = None
 
 
-def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None) -> Verdict:
-    """Compare (n, d) arrays of distinct texts row by row. `int8_share` None: not checked.
-
-    Refuses a candidate with any row that is zero or not finite.
-    """
+def judge(exact: Vectors, candidate: Vectors) -> Verdict:
+    """Compare (n, d) arrays of distinct texts row by row. Refuses any row that is zero or not finite."""
     if exact.shape != candidate.shape or exact.ndim != 2:
         raise ValueError(f"vectors must have one shape, not {exact.shape} and {candidate.shape}")
     texts = len(exact)
     if texts < LEAST_TEXTS:
-        reason = f"refused: {texts} different texts to judge by, at least {LEAST_TEXTS} are needed"
-        return Verdict(False, reason, texts, int8_share=int8_share)
+        return Verdict(False, f"refused: {texts} different texts, at least {LEAST_TEXTS} are needed to judge", texts)
     spoilt = int(np.count_nonzero(~usable(candidate) | ~usable(exact)))
     if spoilt:
-        reason = f"refused: {spoilt} of {texts} texts have no finite vector"
-        return Verdict(False, reason, texts, int8_share=int8_share)
-    near = agreement(candidate, exact)
+        return Verdict(False, f"refused: {spoilt} of {texts} texts have no finite vector", texts)
+    mean, least, overlap = agreement(candidate, exact)
     missed = []
-    if near.mean_cosine < LEAST_COSINE:
-        missed.append(f"mean cosine {near.mean_cosine:.4f} is below {LEAST_COSINE:g}")
-    if near.overlap < LEAST_OVERLAP:
-        missed.append(f"overlap of neighbours {near.overlap:.3f} is below {LEAST_OVERLAP:g}")
-    if int8_share is not None and int8_share < LEAST_INT8_SHARE:
-        missed.append(
-            f"only {int8_share:.0%} of the linear layers' products are in 8 bits; {LEAST_INT8_SHARE:.0%} are required"
-        )
-    figures = (
-        f"cosine to fp32 {near.mean_cosine:.4f} on average, {near.least_cosine:.4f} at the least,"
-        f" {near.overlap:.3f} of the first {NEIGHBOURS}"
-    )
+    if mean < LEAST_COSINE:
+        missed.append(f"mean cosine {mean:.4f} is below {LEAST_COSINE:g}")
+    if overlap < LEAST_OVERLAP:
+        missed.append(f"overlap of neighbours {overlap:.3f} is below {LEAST_OVERLAP:g}")
+    figures = f"cosine to fp32 {mean:.4f} on average, {least:.4f} at the least, {overlap:.3f} of the first {NEIGHBOURS}"
     reason = f"refused: {'; '.join(missed)} ({figures})" if missed else f"accepted: {figures}"
-    return Verdict(not missed, reason, texts, near.mean_cosine, near.least_cosine, near.overlap, int8_share)
+    return Verdict(not missed, reason, texts, mean, least, overlap)

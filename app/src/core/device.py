@@ -57,13 +57,19 @@ CARDS: Mapping[str, tuple[Capability, int, float, Mapping[Format, float]]] = {
 _OTHER_RATES = ("pcie", "nvl", "a10g", "mig")
 
 
-class DeviceError(ValueError):
-    """The requested device or precision is not available; the message says why, and what to request instead."""
+class EngineError(Exception):
+    """Base of the engine's errors. `retryable`: the same call may succeed later."""
+
+    retryable = False
+
+
+class DeviceUnavailable(EngineError):
+    """This machine does not have the requested device or precision. The message says what to request instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes`: total (0: unknown); `peaks`: empty for an unlisted device."""
+    """One device. `memory_bytes`: total (0: unknown); `peaks`: dense TFLOP/s (INT8: TOPS), as far as published."""
 
     kind: Kind
     name: str
@@ -125,10 +131,6 @@ class DeviceProfile:
             return 1
         return {"tf32": 4, "int8": 16}.get(precision, 8)
 
-    def peak(self, precision: Format) -> float | None:
-        """Return the dense peak in TFLOP/s (INT8: TOPS); None without a published figure."""
-        return self.peaks.get(precision)
-
 
 # ---------------------------------------------------------------------------------------------------------- precision
 
@@ -139,7 +141,7 @@ BF16_PAYS = 1.3  # gain from which a CPU uses bf16; with bf16 instructions it is
 def choose_precision(
     profile: DeviceProfile, requested: str = "auto", bf16_gain: Callable[[], float] | None = None
 ) -> tuple[Precision, str]:
-    """Return the precision to compute in, and the reason. Raises DeviceError for an unsupported precision.
+    """Return the precision to compute in, and the reason. Raises DeviceUnavailable for an unsupported precision.
 
     `bf16_gain` measures a CPU's speed in bf16 relative to fp32 (`backends/torch/linears.py`). It is called only if
     needed; without it a CPU uses fp32.
@@ -148,10 +150,8 @@ def choose_precision(
         if "fp16" not in profile.tensor_cores:
             return "fp32", f"compute capability {profile.dotted_capability} has no tensor cores"
         if not profile.tf32:
-            return (
-                "fp16",
-                f"compute capability {profile.dotted_capability} has tensor cores for fp16, none for bf16 or tf32",
-            )
+            dotted = profile.dotted_capability
+            return "fp16", f"compute capability {dotted} has tensor cores for fp16, none for bf16 or tf32"
         return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
     if requested == "auto":
         if bf16_gain is None:
@@ -163,9 +163,9 @@ def choose_precision(
             return "fp32", "this torch cannot compute bf16 on this CPU"
         return "fp32", f"bf16 is only {gain:.2f}x as fast as fp32 here (used from {BF16_PAYS}x)"
     if requested not in PRECISIONS:
-        raise DeviceError(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
+        raise DeviceUnavailable(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
     if refusal := _refusal(profile, requested):
-        raise DeviceError(f"precision {requested} cannot be used on {profile.name}: {refusal}")
+        raise DeviceUnavailable(f"precision {requested} cannot be used on {profile.name}: {refusal}")
     return requested, "asked for"
 
 
@@ -202,7 +202,7 @@ def settings_of(
     requested: str = "auto",
     chosen: tuple[Precision, str] | None = None,
 ) -> list[Setting]:
-    """Return the engine's choices on this device, with reasons. Raises DeviceError for an unsupported precision.
+    """Return the engine's choices on this device, with reasons. Raises DeviceUnavailable for an unsupported precision.
 
     `requested`: `embedding.precision`; `bf16_gain`: see `choose_precision`. `chosen`: precision and reason of a loaded
     engine; with it nothing is measured.
@@ -322,40 +322,30 @@ def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """The installed torch. `cuda`: the version it was built for; None for a build without CUDA."""
-
-    version: str
-    cuda: str | None
-
-
-def torch_build() -> TorchBuild | None:
-    """Return the installed torch, or None. Importing it takes seconds, and fails if a CUDA library is missing."""
-    try:
-        spec = importlib.util.find_spec("torch")
-    except ImportError:
-        return None
+def torch_build() -> tuple[str, str | None] | None:
+    """Return the version of the installed torch, and of the CUDA that it was built for, None for none. Return None
+    without torch. Does not import it, which takes seconds, and fails if a CUDA library is missing."""
+    spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     try:
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
-        return TorchBuild("unknown", None)
+        return "unknown", None
     found = dict(re.findall(r"""^(__version__|cuda)\b[^=\n]*=\s*['"]([^'"\n]+)""", text, re.MULTILINE))
-    return TorchBuild(found.get("__version__", "unknown"), found.get("cuda"))
+    return found.get("__version__", "unknown"), found.get("cuda")
 
 
 # ------------------------------------------------------------------------------------------------------------ detection
 
 
 def detect(device: str = "auto") -> DeviceProfile:
-    """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. Raises DeviceError."""
+    """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
     if device == "cpu":
         return _cpu()
     kind, colon, number = device.partition(":")
     if kind not in ("auto", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise DeviceError(f"device {device!r} is not auto, cpu, cuda or cuda:N")
+        raise DeviceUnavailable(f"device {device!r} is not auto, cpu, cuda or cuda:N")
     import torch
 
     if not torch.cuda.is_available():
@@ -364,15 +354,17 @@ def detect(device: str = "auto") -> DeviceProfile:
         fix = f"check nvidia-smi and the driver (CUDA {torch.version.cuda} builds), or use device cpu"
         if torch.version.cuda is None:
             fix = "this is a CPU build of torch: install the CUDA build, or use device cpu"
-        raise DeviceError(f"device {device!r}: torch {torch.__version__} sees no CUDA device; {fix}")
+        raise DeviceUnavailable(f"device {device!r}: torch {torch.__version__} sees no CUDA device; {fix}")
     index = int(number or 0)
     if index >= torch.cuda.device_count():
-        raise DeviceError(f"device {device!r}: there are only {torch.cuda.device_count()} CUDA devices, counted from 0")
+        raise DeviceUnavailable(
+            f"device {device!r}: there are only {torch.cuda.device_count()} CUDA devices, counted from 0"
+        )
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     built_for = torch.cuda.get_arch_list()
     if not kernels_exist(built_for, capability):
-        raise DeviceError(
+        raise DeviceUnavailable(
             f"{properties.name} has compute capability {capability[0]}.{capability[1]}, but this torch"
             f" {torch.__version__} was built for {', '.join(built_for)} only: {what_to_install(capability)}"
         )
@@ -385,10 +377,7 @@ def _cpu() -> DeviceProfile:
         cpuinfo = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:  # exists on Linux only
         cpuinfo = ""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        memory = 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     named = re.search(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE)
     name = named[1] if named else platform.processor() or platform.machine() or "CPU"
     return DeviceProfile.cpu(name, memory)

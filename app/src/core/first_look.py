@@ -8,35 +8,29 @@ from __future__ import annotations
 import json
 import sys
 
-from .device import DeviceError, detect, settings_of
+from .device import DeviceUnavailable, choose_precision, detect
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError, also for a card that torch
-    lists and that does not compute: it may lack kernels, or fail to create a context."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceUnavailable, also for a card that
+    torch lists and that does not compute: it may lack kernels, or fail to create a context."""
     import torch
 
     profile = detect(device)
-    chosen = next(each for each in settings_of(profile, requested=precision) if each.name == "precision")
+    chosen, reason = choose_precision(profile, precision)
     try:
         ones = torch.ones(16, 16, device=profile.torch_name)
         total = float((ones @ ones).sum())
     except RuntimeError as error:
-        raise DeviceError(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
+        raise DeviceUnavailable(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
     if total != 16.0**3:
-        raise DeviceError(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
+        raise DeviceUnavailable(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
     named = {"kind": profile.kind, "name": profile.name, "capability": profile.dotted_capability}
-    return {**named, "precision": chosen.value, "reason": chosen.reason}
-
-
-def main(arguments: list[str]) -> int:
-    try:
-        sys.stdout.write(json.dumps(look(*arguments)) + "\n")
-    except DeviceError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    return {**named, "precision": chosen, "reason": reason}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.stdout.write(json.dumps(look(*sys.argv[1:])) + "\n")
+    except DeviceUnavailable as refused:
+        sys.exit(str(refused))

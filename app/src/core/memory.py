@@ -44,17 +44,8 @@ class ModelShape:
         return element * (8 * self.hidden + 2 * self.intermediate + self.heads * self.max_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
-    """Peak memory of a batch on a card: `fixed_bytes`, and `token_bytes` for each token."""
-
-    token_bytes: float
-    fixed_bytes: int = 0
-
-    def tokens_in(self, size: int) -> int:
-        return max(0, int((size - self.fixed_bytes) / self.token_bytes))
-
-
+# Peak memory of a batch on a card: bytes for each token, and fixed bytes.
+TokenCost = tuple[float, int]
 # Sizes of the two trial batches. Both exceed those in CUDA graphs, whose memory is allocated when they are recorded.
 PROBE_TOKENS = (8192, 24_576)
 
@@ -67,7 +58,7 @@ def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> T
     slope = (peaks[1] - peaks[0]) / (large - small)
     if slope < least_token_bytes:
         return None
-    return TokenCost(slope * HEADROOM, max(0, int(peaks[0] - slope * small)))
+    return slope * HEADROOM, max(0, int(peaks[0] - slope * small))
 
 
 def full_tokens(profile: DeviceProfile, hidden: int) -> int:
@@ -110,8 +101,8 @@ class T4MemoryManager:
         self._free = free_bytes or self._profile.memory_bytes
         self._used = used_bytes
         self._lock = threading.RLock()  # a finalizer may call `release` at any point
-        self._most = CPU_TOKENS
-        self._budget = CPU_TOKENS
+        self.token_budget = CPU_TOKENS
+        self.planned_tokens = CPU_TOKENS  # the budget without reductions after OutOfMemory
         self._shrunk: int | None = None  # the reduced budget, until it has recovered
         self._good_batches = 0
         self.out_of_memory_count = 0
@@ -132,8 +123,6 @@ class T4MemoryManager:
     def book(self, size: int, times: float = 1.0) -> bool:
         """Reserve `size` bytes of the device, such as for a matrix to search, and plan batches for the rest. Return
         False and book nothing if all bookings would exceed `times` x BOOKABLE_SHARE."""
-        if size < 0:
-            raise ValueError(f"cannot book {size} bytes")
         with self._lock:
             if self.booked_bytes + size > self._unbooked_bytes * BOOKABLE_SHARE * times:
                 return False
@@ -144,28 +133,19 @@ class T4MemoryManager:
     def release(self, size: int) -> None:
         """Release booked bytes."""
         with self._lock:
-            if not 0 <= size <= self.booked_bytes:
-                raise ValueError(f"cannot release {size} bytes of {self.booked_bytes} that are booked")
             self.booked_bytes -= size
             self._plan_again()
 
     def _plan_again(self) -> None:
         """Plan the budget for the current bookings; a reduced budget stays reduced."""
-        if self._cost:
-            self._most = self._affordable(self._cost)
-            self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
+        self.planned_tokens = self._affordable()
+        self.token_budget = self.planned_tokens if self._shrunk is None else min(self._shrunk, self.planned_tokens)
 
-    def _affordable(self, cost: TokenCost) -> int:
-        return max(LEAST_TOKENS, min(self._full, cost.tokens_in(self.usable_bytes)))
-
-    @property
-    def token_budget(self) -> int:
-        return self._budget
-
-    @property
-    def planned_tokens(self) -> int:
-        """Return the budget without reductions after OutOfMemory."""
-        return self._most
+    def _affordable(self) -> int:
+        if self._cost is None:
+            return CPU_TOKENS
+        token_bytes, fixed_bytes = self._cost
+        return max(LEAST_TOKENS, min(self._full, int((self.usable_bytes - fixed_bytes) / token_bytes)))
 
     def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
         """Set and return the budget for a model: the tokens that fit, up to those that fill the card. Without
@@ -173,11 +153,11 @@ class T4MemoryManager:
         with self._lock:
             self._cost = None
             if self._profile.kind == "cuda":
-                self._cost = measured or TokenCost(shape.bytes_per_token(precision))
+                self._cost = measured or (shape.bytes_per_token(precision), 0)
                 self._full = full_tokens(self._profile, shape.hidden)
-            self._most = self._budget = self._affordable(self._cost) if self._cost else CPU_TOKENS
+            self.planned_tokens = self.token_budget = self._affordable()
             self._shrunk = None
-            return self._budget
+            return self.token_budget
 
     def shrink(self, failed_tokens: int) -> int:
         """Halve the budget after a batch of `failed_tokens` ran out of memory, and return the new budget. Of several
@@ -185,19 +165,20 @@ class T4MemoryManager:
         with self._lock:
             self.out_of_memory_count += 1
             self._good_batches = 0
-            self._budget = self._shrunk = max(LEAST_TOKENS, min(self._budget, failed_tokens // 2))
-            return self._budget
+            self.token_budget = self._shrunk = max(LEAST_TOKENS, min(self.token_budget, failed_tokens // 2))
+            return self.token_budget
 
     def succeeded(self, tokens: int) -> None:
         """Count a successful batch. After RECOVER_AFTER full ones a reduced budget grows by an eighth."""
         with self._lock:
-            if self._shrunk is None or self._budget >= self._most or tokens < self._budget * FULL_SHARE:
+            most, budget = self.planned_tokens, self.token_budget
+            if self._shrunk is None or budget >= most or tokens < budget * FULL_SHARE:
                 return
             self._good_batches += 1
             if self._good_batches >= RECOVER_AFTER:
                 self._good_batches = 0
-                grown = self._budget + max(1, self._budget // 8)
-                self._budget, self._shrunk = min(grown, self._most), grown if grown < self._most else None
+                grown = budget + max(1, budget // 8)
+                self.token_budget, self._shrunk = min(grown, most), grown if grown < most else None
 
     def calculate_optimal_batch_size(
         self,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 # CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
@@ -111,9 +111,6 @@ class GpuSnapshot:
     note: str = NOTE
     answered: bool = field(default=True, metadata={"description": "False: the driver hangs (`snapshot_within`)."})
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
-
 
 def snapshot() -> GpuSnapshot:
     """Return the state of all cards, in about 50 ms each. Never raises: unknown values are None, and `reason` says
@@ -126,13 +123,12 @@ def snapshot() -> GpuSnapshot:
         try:
             nvml.nvmlInit()
             try:
+                cuda = _told(nvml.nvmlSystemGetCudaDriverVersion)
                 devices = tuple(_state(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
                 return GpuSnapshot(
                     devices,
-                    driver_version=_told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-                    cuda_version=_told(
-                        lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
-                    ),
+                    driver_version=_told(nvml.nvmlSystemGetDriverVersion),
+                    cuda_version=cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
                     reason=None if devices else "the NVIDIA driver sees no card",
                 )
             finally:
@@ -151,15 +147,10 @@ def _why(error: Exception) -> str:
     return known.get(getattr(error, "value", None) or 0, f"NVML: {error}")
 
 
-def _text(value: Any) -> Any:
-    """Decode bytes, which older versions of the package return."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 # Field -> what it makes of the answer (None: the answer), and the query nvmlDeviceGet... with its arguments, values of
 # enumerations in nvml.h (the sensor of the GPU 0; clock: SM 1; uncorrected errors 1 since the driver was loaded 0).
 _QUERIES: Mapping[str, tuple[Any, ...]] = {
-    "uuid": (_text, "UUID"),
+    "uuid": (None, "UUID"),
     "compute_capability": (lambda version: ".".join(map(str, version)), "CudaComputeCapability"),
     "memory_total_bytes": (lambda memory: memory.total, "MemoryInfo"),
     "memory_used_bytes": (lambda memory: memory.used, "MemoryInfo"),
@@ -193,17 +184,16 @@ def _state(nvml: Any, index: int) -> GpuState:
         """Return the result of nvmlDeviceGet`name`; None if card, driver or package does not support it."""
         return _told(lambda: getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more))
 
-    found["name"] = _text(ask("Name")) or "unknown"
+    found["name"] = ask("Name") or "unknown"
     for place, (convert, name, *more) in _QUERIES.items():
         answer = ask(name, *more)
         found[place] = answer if answer is None or convert is None else convert(answer)
-    # Older drivers and packages know these two by older names.
+    # Older drivers know this by an older name.
     bits = ask("CurrentClocksEventReasons")
     found["throttle"] = held = throttles(ask("CurrentClocksThrottleReasons") if bits is None else bits)
     if held is not None:
         found["throttled_abnormally"] = any(each.normal is False for each in held)
     running = ask("ComputeRunningProcesses")
-    running = ask("ComputeRunningProcesses_v2") if running is None else running
     if running is not None:
         found["processes"] = [{"pid": each.pid, "memory_bytes": each.usedGpuMemory} for each in running]
     return GpuState(**found)

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from .agreement import usable
-from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Pending, TokenBatch, Vectors
+from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from .memory import MemoryLimits, T4MemoryManager
 from .tokens import padded, plan_batches
 
@@ -95,11 +95,6 @@ class EngineStats:
     compute_seconds: float = 0.0
     out_of_memory: int = 0
     recomputed: int = 0
-
-
-# Waits for float32 (n, dimension), not normalised; rows may be non-finite. Call it once. It raises all errors of the
-# batch (OutOfMemory, EngineClosed, the backend's), also those from its start.
-Running = Callable[[], Vectors]
 
 
 class BatchRunner:
@@ -179,9 +174,9 @@ class BatchRunner:
         self._count_batch(batch, seconds, recomputed)
         return vectors
 
-    def _land(self, batch: TokenBatch, started: float, pending: Pending) -> Vectors:
+    def _land(self, batch: TokenBatch, started: float, running: Running) -> Vectors:
         """Wait without the lock, so that the next batch can be launched meanwhile."""
-        vectors, recomputed = pending.result(), 0
+        vectors, recomputed = running(), 0
         if not usable(vectors).all():
             with self._device:
                 self.check_open()
@@ -355,26 +350,6 @@ class LaneQueue:
         return bool(pieces)
 
 
-class Speed:
-    """Average tokens per second of recent batches that were large enough to measure."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-
-    def count(self, tokens: int, seconds: float) -> None:
-        if tokens >= LEAST_MEASURED_TOKENS and seconds > 0:
-            latest = tokens / seconds
-            self._rate = self._rate * _DECAY + latest * (1 - _DECAY) if self._rate else latest
-
-    def wait(self, tokens: int) -> float:
-        """Return the seconds that the device needs for so many tokens; 0 if unknown."""
-        return tokens / self._rate if self._rate else 0.0
-
-    def tokens_in(self, seconds: float) -> float:
-        """Return how many tokens the device computes in this time; infinite if unknown."""
-        return seconds * self._rate if self._rate else math.inf
-
-
 # ----------------------------------------------------------------------------------------------------------- the queue
 
 
@@ -401,7 +376,7 @@ class EmbeddingQueue:
         self._runner = runner
         self._changed = threading.Condition()
         self._lanes = {lane: LaneQueue() for lane in LANES}
-        self._speed = Speed()
+        self._rate = 0.0  # average tokens per second of recent batches; 0: unknown
         self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
         self._thread: threading.Thread | None = None
         # Batches in progress: one, and either the next one launched ahead or an interactive one within a bulk one.
@@ -449,16 +424,18 @@ class EmbeddingQueue:
 
     def refuse_if_crowded(self, lane: Lane) -> None:
         """Raise EngineOverloaded if a bounded request of this lane would wait too long now."""
-        if self.max_wait is None:
-            return
-        seconds = self._speed.wait(self._lanes[lane].bounded_tokens)
-        if seconds > self.max_wait:
+        seconds = self.expected_wait(lane)
+        if self.max_wait is not None and seconds > self.max_wait:
             self.watcher.refused()
             raise EngineOverloaded(
                 f"the embedding engine is busy for another {seconds:.0f} s, and {self.max_wait:g} s is the longest "
                 "wait allowed (setting embedding.max_wait): try again later",
                 seconds=seconds,
             )
+
+    def expected_wait(self, lane: Lane) -> float:
+        """Return the seconds that the device needs for the bounded requests of this lane; 0 if unknown."""
+        return self._lanes[lane].bounded_tokens / self._rate if self._rate else 0.0
 
     def queued(self, lane: Lane) -> tuple[int, int]:
         """Return the number of waiting texts and tokens, without those being computed."""
@@ -581,7 +558,7 @@ class EmbeddingQueue:
         runner, budget = self._runner, self._runner.memory.token_budget
         most = budget
         if lane == "bulk" and self.clock() - self._interactive_at < RECENT_SECONDS:
-            step = self._speed.tokens_in(STEP_SECONDS) * runner.steps
+            step = (STEP_SECONDS * self._rate or math.inf) * runner.steps
             most = int(min(budget, max(step, runner.memory.planned_tokens * LEAST_SHARE) / (1 + runner.ahead)))
         try:
             batch = self._lanes[lane].take(runner.plan, budget, most)
@@ -635,7 +612,9 @@ class EmbeddingQueue:
                 self._passed_seconds += now - batch.begun
             else:
                 self._landed = now
-            self._speed.count(sum(piece.length for piece in batch.pieces), own)
+            tokens = sum(piece.length for piece in batch.pieces)
+            if tokens >= LEAST_MEASURED_TOKENS and own > 0:
+                self._rate = self._rate * _DECAY + tokens / own * (1 - _DECAY) if self._rate else tokens / own
             in_a_row = batch.lane == "interactive" and (nested or self._lanes["bulk"].texts > 0)
             self._run_seconds = self._run_seconds + own if in_a_row else 0.0
 

@@ -1,26 +1,27 @@
 """`python -m app.src.core.t4_gpu_optimizer`: describe the device, and measure matrix products and the embedding model.
 
 Without a GPU it measures the CPU. Every figure is measured in this run, or null with a reason in the settings.
-Precisions are measured in turns, because clocks drift with heat and load.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 from .backends import EngineError
 from .backends.folder import display_name, find_folder, read_folder
 from .backends.hashing import PREFIX as HASHING
-from .device import PRECISIONS, DeviceError, DeviceProfile, Precision, Setting, detect, settings_of
+from .device import PRECISIONS, DeviceProfile, DeviceUnavailable, Precision, Setting, detect, settings_of
 from .loading import EngineOptions, load_engine
 from .memory import CPU_TOKENS, ModelShape, T4MemoryManager
 from .nvml import snapshot
@@ -36,19 +37,12 @@ __all__ = [
 
 Row = dict[str, Any]
 Shape = tuple[str, int, int, int]  # role, and the edges m, n, k of a product (m, k) x (k, n)
-Clock = Callable[[Callable[[], object], int], float]  # device seconds per call of so many calls, made back to back
 
 MODEL = "all-MiniLM-L6-v2"  # the default model to measure
 SECONDS = {"cpu": 4.0, "cuda": 8.0}  # for the table of products
-LONGEST_RUN = 3600.0
 
 # ------------------------------------------------------------------------------------------------------ matrix products
 
-LEAST_SAMPLES, MOST_SAMPLES = 3, 200
-# Least seconds of a sample: with that many launches back to back, the first one's start and the clock's resolution
-# (half a microsecond for events) are negligible.
-LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
-MOST_LAUNCHES = 1000
 CARD_TOKENS = 16_384  # rows of the layer's product on a card: a batch that fills it; a CPU uses those of its batches
 SQUARES = {"cpu": (512, 1024), "cuda": (1024, 4096, 8192)}
 # Numbers in 16 bytes, to whose multiples edges are aligned: NVIDIA, Matrix Multiplication Background guide.
@@ -60,31 +54,6 @@ SLOWEST = 0.5
 PROBE: Shape = ("square", 256, 1536, 384)
 
 
-def clock_of(profile: DeviceProfile) -> Clock:
-    """Return CUDA events on the stream of this device, which may not be the current one, or the host's clock."""
-
-    def host(work: Callable[[], object], launches: int) -> float:
-        started = time.perf_counter()
-        for _ in range(launches):
-            work()
-        return (time.perf_counter() - started) / launches
-
-    def events(work: Callable[[], object], launches: int) -> float:
-        import torch
-
-        event: Any = torch.cuda.Event
-        begin, end = event(enable_timing=True), event(enable_timing=True)
-        with torch.cuda.device(profile.index):
-            begin.record()
-            for _ in range(launches):
-                work()
-            end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000 / launches
-
-    return events if profile.kind == "cuda" else host
-
-
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
     """Set torch's process-wide switch. Switch it off before loading an engine, which sets it itself."""
     if profile.tf32:
@@ -93,45 +62,37 @@ def set_tf32(profile: DeviceProfile, on: bool) -> None:
         torch.set_float32_matmul_precision("high" if on else "highest")
 
 
-class Product:
-    """A product of random numbers in one precision: zeros would need less power, and power limits the clocks.
+def multiplied(profile: DeviceProfile, shape: Shape, precision: Precision, seconds: float) -> tuple[list[float], float]:
+    """Multiply for about `seconds`; return samples of the seconds of one product, and the relative error. Raises
+    RuntimeError and AttributeError where torch has no such product.
 
-    The right matrix is laid out (n, k) like a layer's weight: cuBLAS has no fast 8-bit product for the other layout.
+    Numbers are random: zeros would need less power, and power limits the clocks. The right matrix is laid out (n, k)
+    like a layer's weight: cuBLAS has no fast 8-bit product for the other layout. The error is against fp64 (Frobenius
+    norm), including the rounding of inputs.
     """
+    import torch
+    from torch.utils.benchmark import Timer
 
-    def __init__(self, profile: DeviceProfile, shape: Shape, precision: Precision) -> None:
-        import torch
-
-        _, m, n, k = shape
-        device = profile.torch_name
-        generator = torch.Generator(device).manual_seed(7)
-        left, weight = (torch.randn(rows, k, generator=generator, device=device) for rows in (m, n))
-        self._profile, self._precision, self._clock = profile, precision, clock_of(profile)
-        self._reference = left[:ERROR_ROWS].double() @ weight.double().t()
-        self._scale = 1.0
-        if precision == "int8":
-            steps = [float(each.abs().max()) / 127 for each in (left, weight)]
-            self._scale = math.prod(steps)
-            left, weight = ((each / step).round().char() for each, step in zip((left, weight), steps, strict=True))
-        else:
-            dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-            left, weight = left.to(dtype), weight.to(dtype)
-        self._multiply = torch._int_mm if precision == "int8" else torch.mm
-        self._left, self._right = left, weight.t()
-        self._out = torch.empty(m, n, dtype=torch.int32 if precision == "int8" else left.dtype, device=device)
-
-    def __call__(self, launches: int) -> float:
-        """Return the seconds of one product."""
-        if self._precision in ("fp32", "tf32"):  # the same call, distinguished by torch's switch
-            set_tf32(self._profile, self._precision == "tf32")
-        return self._clock(lambda: self._multiply(self._left, self._right, out=self._out), launches)
-
-    @property
-    def relative_error(self) -> float:
-        """Compare with fp64 (Frobenius norm), including the rounding of inputs."""
-        self(1)
-        rows = self._out[:ERROR_ROWS].double() * self._scale
-        return float((rows - self._reference).norm() / self._reference.norm())
+    _, m, n, k = shape
+    device, scale = profile.torch_name, 1.0
+    generator = torch.Generator(device).manual_seed(7)
+    left, weight = (torch.randn(rows, k, generator=generator, device=device) for rows in (m, n))
+    exact = left[:ERROR_ROWS].double() @ weight.double().t()
+    if precision == "int8":
+        steps = [float(each.abs().max()) / 127 for each in (left, weight)]
+        scale = math.prod(steps)
+        left, weight = ((each / step).round().char() for each, step in zip((left, weight), steps, strict=True))
+    else:
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+        left, weight = left.to(dtype), weight.to(dtype)
+    out = torch.empty(m, n, dtype=torch.int32 if precision == "int8" else left.dtype, device=device)
+    given: Row = {"left": left, "right": weight.t(), "out": out}
+    given["multiply"] = torch._int_mm if precision == "int8" else torch.mm
+    timer = Timer("multiply(left, right, out=out)", globals=given, num_threads=torch.get_num_threads())
+    set_tf32(profile, precision == "tf32")  # fp32 and tf32 are the same call
+    with torch.cuda.device(profile.index) if profile.kind == "cuda" else contextlib.nullcontext():
+        times = timer.blocked_autorange(min_run_time=seconds).times
+    return times, float((out[:ERROR_ROWS].double() * scale - exact).norm() / exact.norm())
 
 
 def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
@@ -144,85 +105,47 @@ def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
     if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
         return "emulated below compute capability 8.0"
     try:
-        pair = [Product(profile, PROBE, each) for each in (precision, "fp32")]
-        own, fp32 = (min(times) for times in zip(*([each(1) for each in pair] for _ in range(8)), strict=True))
+        own, fp32 = (min(multiplied(profile, PROBE, each, 0.01)[0]) for each in (precision, "fp32"))
     except (RuntimeError, AttributeError) as error:
         return f"torch refuses: {_first_line(error)}"
     return f"no gain here: {own / fp32:.1f} times slower than fp32 on a small product" if fp32 < own * SLOWEST else None
 
 
-def shapes_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelShape | None) -> list[list[Shape]]:
-    """Return the shapes to measure in turns: squares, the largest with one of edges one shorter, and the model's widest
-    layer with one token less. The shorter ones show what alignment gives."""
+def measure_products(
+    profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelShape | None, seconds: float
+) -> Iterator[Row | Setting]:
+    """Measure squares and the model's widest layer in every precision, in about `seconds` plus warm-up. The largest
+    square and the layer are also measured one shorter, which shows what alignment gives. A product that cannot be
+    measured is a row of nulls, and a setting with the reason."""
     *smaller, largest = sorted(set(sizes or SQUARES[profile.kind]))
-    groups: list[list[Shape]] = [[("square", edge, edge, edge)] for edge in smaller]
-    groups.append([("square", edge, edge, edge) for edge in (largest, largest - 1)])
+    shapes: list[Shape] = [("square", edge, edge, edge) for edge in (*smaller, largest, largest - 1)]
     if model:
         tokens = CARD_TOKENS if profile.kind == "cuda" else CPU_TOKENS
-        groups.append([("feed-forward", m, model.intermediate, model.hidden) for m in (tokens, tokens - 1)])
-    return groups
-
-
-def measure_products(
-    profile: DeviceProfile, groups: Sequence[Sequence[Shape]], seconds: float
-) -> Iterator[Row | Setting]:
-    """Measure every precision and shape in about `seconds`, plus warm-up. A product that cannot be measured is a row of
-    nulls, and a setting with the reason."""
-
-    def row(precision: Precision, shape: Shape, **figures: float | None) -> Row:
-        """Tensor cores reach full speed if every edge is aligned."""
-        role, *edges = shape
-        named = {"dtype": precision, "role": role, **dict(zip("mnk", edges, strict=True))}
-        named["aligned"] = all(edge % MULTIPLES[precision] == 0 for edge in edges)
-        named["tensor_cores"] = precision in profile.tensor_cores
-        return named | dict.fromkeys(("tflops", "spread", "share_of_peak", "relative_error")) | figures
-
+        shapes += [("feed-forward", m, model.intermediate, model.hidden) for m in (tokens, tokens - 1)]
     reasons = {precision: unavailable(profile, precision) for precision in PRECISIONS}
-    usable = [precision for precision, reason in reasons.items() if reason is None]
-    for precision, reason in reasons.items():
-        if reason:
-            yield Setting(f"matmul {precision}", None, reason)
-            yield from (row(precision, shape) for group in groups for shape in group)
-    each = seconds / (sum(map(len, groups)) * len(usable))
-    for group in groups:
-        products: dict[tuple[Precision, Shape], tuple[Product, int]] = {}
-        for precision in usable:
-            for shape in group:
+    yield from (Setting(f"matmul {precision}", None, reason) for precision, reason in reasons.items() if reason)
+    each = seconds / (len(shapes) * list(reasons.values()).count(None))
+    for shape in shapes:
+        role, *edges = shape
+        for precision, reason in reasons.items():
+            row: Row = {"dtype": precision, "role": role, **dict(zip("mnk", edges, strict=True))}
+            # Tensor cores reach full speed if every edge is aligned.
+            row["aligned"] = all(edge % MULTIPLES[precision] == 0 for edge in edges)
+            row["tensor_cores"] = precision in profile.tensor_cores
+            row |= dict.fromkeys(("tflops", "spread", "share_of_peak", "relative_error"))
+            if reason is None:
                 try:
-                    product = Product(profile, shape, precision)
-                    product(1)  # creates handles
-                    launches = math.ceil(LEAST_SAMPLE[profile.kind] / max(product(1), 1e-9))
-                    products[precision, shape] = product, min(MOST_LAUNCHES, launches)
+                    times, row["relative_error"] = multiplied(profile, shape, precision, each)
                 except RuntimeError as error:  # such as out of memory
-                    yield row(precision, shape)
-                    name = f"matmul {precision} " + "x".join(map(str, shape[1:]))
+                    name = f"matmul {precision} " + "x".join(map(str, edges))
                     yield Setting(name, None, f"torch refuses: {_first_line(error)}")
-        samples = in_turns(list(products.values()), each * len(products))
-        for ((precision, shape), (product, _)), times in zip(products.items(), samples, strict=True):
-            middle, tenths = statistics.median(times), statistics.quantiles(times, n=10)
-            rate, peak = 2 * math.prod(shape[1:]) / middle / 1e12, profile.peak(precision)
-            yield row(
-                precision,
-                shape,
-                tflops=float(f"{rate:.4g}"),  # fixed decimals would round slow rates to 0
-                spread=round((tenths[-1] - tenths[0]) / middle, 4),
-                share_of_peak=float(f"{rate / peak:.4g}") if peak else None,
-                relative_error=product.relative_error,
-            )
-
-
-def in_turns(works: Sequence[tuple[Callable[[int], float], int]], seconds: float) -> list[list[float]]:
-    """Return samples of each work, given with its launches, after a warm-up of a quarter of `seconds`."""
-    started = time.perf_counter()
-    rounds: list[list[float]] = []
-    while len(rounds) < MOST_SAMPLES:
-        spent = time.perf_counter() - started
-        if spent >= 1.25 * seconds and len(rounds) >= LEAST_SAMPLES:
-            break
-        taken = [work(launches) for work, launches in works]
-        if spent >= seconds / 4:
-            rounds.append(taken)
-    return [list(times) for times in zip(*rounds, strict=True)]
+                else:
+                    least, middle, most = np.percentile(times, (10, 50, 90)).tolist()
+                    rate, peak = 2 * math.prod(edges) / middle / 1e12, profile.peaks.get(precision)
+                    row["tflops"] = float(f"{rate:.4g}")  # fixed decimals would round slow rates to 0
+                    row["spread"] = round((most - least) / middle, 4)
+                    row["share_of_peak"] = float(f"{rate / peak:.4g}") if peak else None
+            yield row
 
 
 def _first_line(error: BaseException) -> str:
@@ -237,7 +160,6 @@ WORDS = (
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
 TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}  # tokens of one measurement, if at least a second is given
-LEAST_SHARE = 0.25  # of the tokens to embed if less than a second is given
 
 
 def measure_embedding(
@@ -284,7 +206,7 @@ def __getattr__(name: str) -> object:
 
 
 def get_gpu_info(device: str = "auto") -> Row:
-    """Describe the device as JSON without measuring; unknown values are null. Raises DeviceError."""
+    """Describe the device as JSON without measuring; unknown values are null. Raises DeviceUnavailable."""
     import torch
 
     profile = detect(device)
@@ -307,8 +229,8 @@ def get_gpu_info(device: str = "auto") -> Row:
 def make_report(
     device: str = "auto", model: str = MODEL, sizes: Sequence[int] | None = None, seconds: float | None = None
 ) -> Row:
-    """Measure everything. `sizes`: edges of square products; `seconds`: for the table of products. Raises DeviceError
-    for a missing device."""
+    """Measure everything. `sizes`: edges of square products; `seconds`: for the table of products. Raises
+    DeviceUnavailable for a missing device."""
     import torch
 
     from .backends.torch.linears import bf16_gain
@@ -330,14 +252,14 @@ def make_report(
     try:
         seconds = seconds or SECONDS[profile.kind]
         _say(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:g} s")
-        collect(measure_products(profile, shapes_of(profile, sizes, shape), seconds), matmul)
+        collect(measure_products(profile, sizes, shape, seconds), matmul)
         refused = {each.name for each in settings if each.value is None}
         measured = {row["dtype"] for row in matmul if row["tflops"] is not None}
         usable = [each for each in PRECISIONS if each in measured and f"embedding {each}" not in refused]
         if profile.kind == "cuda":
             torch.cuda.empty_cache()  # an engine plans its batches by the driver's figure of free memory
         _say(f"measuring the embedding model in {', '.join(usable)}")
-        collect(measure_embedding(profile, model, usable, max(LEAST_SHARE, min(1.0, seconds))), embedding)
+        collect(measure_embedding(profile, model, usable, max(0.25, min(1.0, seconds))), embedding)
     finally:
         set_tf32(profile, False)
     return {
@@ -391,7 +313,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _seconds(text: str) -> float:
-    if not 0 < float(text) <= LONGEST_RUN:
+    if not 0 < float(text) <= 3600:
         raise ValueError
     return float(text)
 
@@ -423,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         report = make_report(given.device, given.model or MODEL, given.sizes, given.duration)
-    except DeviceError as error:
+    except DeviceUnavailable as error:
         _say(str(error))
         return 2
     sys.stdout.write((json.dumps(report, indent=2) if given.json else as_text(report)) + "\n")

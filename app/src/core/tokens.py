@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ TokenIds = NDArray[np.int32]  # of one text
 Vectors = NDArray[np.float32]
 
 
-class TokenBatch(Sequence[TokenIds]):
+class TokenBatch:
     """Token ids of several texts in one int32 array. Text i has `ids[offsets[i]:offsets[i + 1]]`.
 
     `lengths`: tokens of each text, which differ from the number of ids only if a token has several (`hash:N`).
@@ -48,18 +47,7 @@ class TokenBatch(Sequence[TokenIds]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @overload
-    def __getitem__(self, place: int) -> TokenIds: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> TokenBatch: ...
-
-    def __getitem__(self, place: int | slice) -> TokenIds | TokenBatch:
-        if isinstance(place, slice):
-            return self.select(range(*place.indices(len(self))))
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"text {place} of {len(self)}")
-        place %= len(self)
+    def __getitem__(self, place: int) -> TokenIds:
         return self.ids[self.offsets[place] : self.offsets[place + 1]]
 
     def __iter__(self) -> Iterator[TokenIds]:
@@ -72,7 +60,7 @@ def _joined(parts: Sequence[TokenIds]) -> tuple[TokenIds, NDArray[np.intp]]:
 
 
 def rectangle(
-    batch: Sequence[TokenIds], *, width: int | None = None, pad_id: int = 0
+    batch: TokenBatch, *, width: int | None = None, pad_id: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return ids and mask, both (texts, width), padded with `pad_id` to the longest text or to `width`."""
     shape = (len(batch), max(map(len, batch)) if width is None else width)

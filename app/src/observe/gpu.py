@@ -32,19 +32,20 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
         if embedding.hashing:
             return f"not installed; {embedding.model} needs none"
         raise Fault("torch is not installed", install_command("engine"))
-    if build.cuda is None:
-        return f"torch {build.version}, a build for the CPU"
+    version, cuda = build
+    if cuda is None:
+        return f"torch {version}, a build for the CPU"
     found = found or snapshot_within(_DRIVER_SECONDS)
     driver = found.driver_version
-    floor = driver_too_old(driver, build.cuda) if driver and not _cpu_only(embedding) else None
+    floor = driver_too_old(driver, cuda) if driver and not _cpu_only(embedding) else None
     if floor is not None:
         raise Fault(
-            f"driver {driver} is too old for this torch {build.version} (built for CUDA {build.cuda}, which needs "
+            f"driver {driver} is too old for this torch {version} (built for CUDA {cuda}, which needs "
             f"driver {floor} or newer): the GPU would not be used",
             f"install NVIDIA driver {floor} or newer; or {what_to_install(_first_capability(found), _branch(found))}; "
             'or [embedding] device = "cpu"',
         )
-    return f"torch {build.version}, built for CUDA {build.cuda}"
+    return f"torch {version}, built for CUDA {cuda}"
 
 
 def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
@@ -67,7 +68,7 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
         warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
         cards.append(device.name + (f" ({told})" if told else "") + warning)
     described, build = f"{'; '.join(cards)}; driver {found.driver_version}", torch_build()
-    if build is None or build.cuda is not None or embedding.hashing:
+    if build is None or build[1] is not None or embedding.hashing:
         return described
     if not wanted:
         return f"{described}; not used, torch is a build for the CPU"
@@ -77,7 +78,7 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
         # Forced, because pip keeps a CPU build whose version fits; from an index without CPU builds.
         index = builds[0].index or f"{_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
         fix = f"pip install --force-reinstall 'torch=={builds[0].torch}.*' --index-url {index}"
-    raise Fault(f"torch {build.version} is a build for the CPU and cannot use {described}", fix)
+    raise Fault(f"torch {build[0]} is a build for the CPU and cannot use {described}", fix)
 
 
 def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
@@ -94,19 +95,20 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
     if capability is None:
         return f"{card.name} does not report its compute capability; loading the model will show"
     to_do = what_to_install(capability, _branch(found))
-    if build.cuda is None:
+    version, cuda = build
+    if cuda is None:
         return f"torch is a build for the CPU; for {card.name} (compute capability {card.compute_capability}): {to_do}"
-    cuda = ".".join(build.cuda.split(".")[:2])
-    built_for = next((each.architectures for each in BUILDS if each.cuda == cuda), ())
+    release = ".".join(cuda.split(".")[:2])
+    built_for = next((each.architectures for each in BUILDS if each.cuda == release), ())
     if not built_for:
-        return f"unknown for torch {build.version} (CUDA {build.cuda}); loading the model will show"
+        return f"unknown for torch {version} (CUDA {cuda}); loading the model will show"
     if not kernels_exist(built_for, capability):
         raise Fault(
-            f"{card.name} has compute capability {card.compute_capability}, and torch {build.version} (CUDA "
-            f"{build.cuda}) has kernels for {', '.join(built_for)} only",
+            f"{card.name} has compute capability {card.compute_capability}, and torch {version} (CUDA "
+            f"{cuda}) has kernels for {', '.join(built_for)} only",
             to_do,
         )
-    return f"torch {build.version} (CUDA {build.cuda}) supports {card.name} ({card.compute_capability})"
+    return f"torch {version} (CUDA {cuda}) supports {card.name} ({card.compute_capability})"
 
 
 def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:

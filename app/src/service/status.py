@@ -202,7 +202,7 @@ class Status:
 
     def gpu(self) -> dict[str, Any]:
         """Return what NVIDIA's driver reports now, within GPU_WITHIN. Loads no engine."""
-        return snapshot_within(GPU_WITHIN).as_dict()
+        return asdict(snapshot_within(GPU_WITHIN))
 
     # -------------------------------------------------------------------------------------------------------- metrics
 

@@ -35,12 +35,12 @@ class Tuning:
         embedding = parts.settings.embedding_of(name)
         found = sample_texts(spec, parts.source, parts.embedder_for(name), int(texts * HELD_BACK_TOO))
         try:
-            from app.src.core.backends.torch.backend import TorchOptions
+            from app.src.core.backends.torch.backend import EngineOptions
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
             same = ("model", "revision", "weights_sha256", "device", "threads")
-            wanted = TorchOptions(**{key: getattr(embedding, key) for key in same})
+            wanted = EngineOptions(**{key: getattr(embedding, key) for key in same})
             limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
             done = calibrate(wanted, parts.graph_options(), limits, name, found)
         except ImportError as error:

@@ -274,7 +274,7 @@ class Parts:
                 if wanted.scan != "cpu":
                     embedding, build = self.settings.embedding, torch_build()
                     # Decided without loading a model, which a search by a vector does not need.
-                    may_have = build is not None and build.cuda is not None and embedding.device != "cpu"
+                    may_have = build is not None and build[1] is not None and embedding.device != "cpu"
                     if wanted.scan == "gpu" or (may_have and not embedding.hashing):
                         scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
                 return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
@@ -370,18 +370,16 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads", "preallocate", "cudnn_benchmark")
+        same = ("device", "memory_fraction", "reserve_mb", "threads")
         options = EngineOptions(
             model=model.name,
             precision=model.precision,
             weights_sha256=model.weights_sha256,
             revision=model.revision,
-            onnx=self.graph_options(),
-            profiling=wanted.profiling,
             **{name: getattr(wanted, name) for name in same},
         )
         try:
-            engine = load_engine(options)
+            engine = load_engine(options, self.graph_options())
         except ImportError as error:
             raise ConfigurationError(
                 f'the model "{model.name}" needs the package {error.name or "torch"}, which cannot be imported: '

@@ -82,9 +82,6 @@ class EmbeddingSettings(Section):
     threads: int | None = setting(None, "CPU threads; default: torch's choice", ge=1)
     max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
-    preallocate: bool = setting(False, "compute one largest batch at loading, to allocate the card's memory then")
-    cudnn_benchmark: bool = setting(False, "tune cuDNN's convolutions; no effect: text encoders have none")
-    profiling: bool = setting(False, "NVTX ranges around the engine's steps, for a profiler")
 
     @property
     def hashing(self) -> bool:

@@ -14,18 +14,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
-from app.src.core.device import DeviceError, DeviceProfile, detect
-from app.src.core.finetune.recipe import TrainingJob, TrainingObserver, missing_packages, precision_of
+from app.src.core.device import DeviceProfile, detect
+from app.src.core.finetune.recipe import TrainingJob, TrainingObserver, precision_of
 from app.src.training import card
 from app.src.training.held_out import measured, split
 from app.src.training.pairs import Pairs, read_file, read_rows
@@ -60,9 +60,6 @@ class Report:
     generation: int | None = None
     seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class _Stopped(Exception):
     """The observer stopped the training or an evaluation."""
@@ -89,19 +86,15 @@ class Finetuning:
         Raises ConfigurationError for invalid input, TrainingFailed, and the errors of the engine and of the source.
         """
         started, model = time.monotonic(), self.model
-        if missing := missing_packages():
-            raise _not_importable(" and ".join(missing))
+        if missing := [name for name in ("accelerate", "datasets", "torch") if find_spec(name) is None]:
+            needed = " and ".join(missing)
+            raise ConfigurationError(f"training needs {needed}, which is not installed: {install_command('train')}")
         if model.name.startswith("hash:"):
             raise ConfigurationError(f'"{model.name}" is the test embedder and cannot be trained: set another model')
         path = find_folder(model.name, model.revision)
         base = read_folder(path, display_name(model.name, path))
         facts = {"model": base.name, "weights_sha256": check_files(base, model.weights_sha256)}
-        try:
-            profile = detect(self.device)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
-        except ImportError as error:
-            raise _not_importable(error.name or "torch") from error
+        profile = detect(self.device)
         with self._unfinished(resume=resume) as begun:
             if resume and options:
                 raise ConfigurationError(
@@ -252,10 +245,6 @@ class Finetuning:
                         folder.rmdir()
         finally:
             os.close(lock)
-
-
-def _not_importable(packages: str) -> ConfigurationError:
-    return ConfigurationError(f"training needs {packages}, which cannot be imported: {install_command('train')}")
 
 
 def next_folder(models: Path, name: str) -> Path:

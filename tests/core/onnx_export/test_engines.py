@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable
-from app.src.core.backends.torch.backend import TorchOptions
+from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export import serving
@@ -74,7 +74,7 @@ def start(
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ALL)
         tensorrt.ran.clear()
         tensorrt.asked.clear()
-        graphs = GraphServing(TorchOptions(folder), GraphOptions(tmp_path / "cache", **options), MemoryLimits())
+        graphs = GraphServing(EngineOptions(folder), GraphOptions(tmp_path / "cache", **options), MemoryLimits())
         return graphs.float_backend(precision, "for a test").info.path_reason
 
     return load
@@ -96,9 +96,8 @@ def test_an_engine_is_built_once(start: Start, tensorrt: FakeTensorRT) -> None:
         {"versions": "10.16.2"},
         {"workspace_mb": 1024},
         {"optimization_level": 5},
-        {"precision": "fp32"},
     ],
-    ids=["card", "versions", "workspace", "level", "precision"],
+    ids=["card", "versions", "workspace", "level"],
 )
 def test_anything_else_builds_another(start: Start, tensorrt: FakeTensorRT, changed: dict[str, Any]) -> None:
     start()
@@ -144,14 +143,12 @@ def test_the_options_letter_by_letter(start: Start, tensorrt: FakeTensorRT, tmp_
         },
         CPU: {},
     }
-    start("fp32")
-    assert tensorrt.asked[0][TENSORRT]["trt_fp16_enable"] is False
 
 
 @pytest.mark.parametrize(
     ("card", "precision", "through_tensorrt"),
     [
-        ("Tesla T4", "fp32", True),
+        ("Tesla T4", "fp32", False),
         ("Tesla T4", "fp16", True),
         ("NVIDIA A100", "fp16", True),
         ("NVIDIA A100", "fp32", False),
@@ -161,9 +158,8 @@ def test_fp32_does_not_become_tf32(
     start: Start, tensorrt: FakeTensorRT, card: str, precision: str, through_tensorrt: bool
 ) -> None:
     """TensorRT takes TF32 where a card has it, and ONNX Runtime has no option against it, as it has for CUDA."""
-    reason = start(precision, DeviceProfile.of_card(card))
+    start(precision, DeviceProfile.of_card(card))
     assert [list(each) for each in tensorrt.asked] == [[TENSORRT, CUDA, CPU] if through_tensorrt else [CUDA, CPU]]
-    assert ("TF32" in reason) is not through_tensorrt
 
 
 @pytest.mark.parametrize(
@@ -174,7 +170,7 @@ def test_fp32_does_not_become_tf32(
         (None, (CPU,), T4, "cpu", "the build for CPUs: uninstall it"),
         (None, ALL, T4, "cuda", "TensorRT, which is not installed"),
         ("10.16", (CUDA, CPU), T4, "cuda", "TensorRT, which is not installed"),
-        ("11.4.0.106", ALL, T4, "cuda", "11.4.0.106 is installed; pip install 'tensorrt-cu13==10.16"),
+        ("11.4.0.106", ALL, T4, "cuda", "11.4.0.106 is installed; pip install "),
         (
             "10.16",
             ALL,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
+from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export.optimizer import calibrate, embedded
 from app.src.core.onnx_export.serving import CUDA, TENSORRT, GraphOptions, GraphServing
@@ -25,7 +25,7 @@ TEXTS = [text for text in dict.fromkeys([*ODD, *mixed_lengths(200)]) if text.str
 @pytest.fixture
 def found(tmp_path: Path) -> GraphServing:
     pytest.importorskip("onnxruntime", reason="needs the extra tensorrt")
-    found = GraphServing(TorchOptions(MINILM, device="cuda"), GraphOptions(tmp_path), MemoryLimits())
+    found = GraphServing(EngineOptions(MINILM, device="cuda"), GraphOptions(tmp_path), MemoryLimits())
     if found.runtime == "cpu":
         pytest.skip(found.reason)
     return found
@@ -45,7 +45,7 @@ def _least_cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.fixture
 def exact(found: GraphServing) -> np.ndarray:
-    return embedded(TorchBackend.load(TorchOptions(MINILM, "fp32", "cuda")), TEXTS)
+    return embedded(TorchBackend.load(EngineOptions(MINILM, "fp32", "cuda")), TEXTS)
 
 
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 0.9999), ("fp16", 0.999)])
@@ -68,11 +68,11 @@ def test_the_second_start_takes_the_engine_from_the_cache(with_tensorrt: GraphSe
 @pytest.mark.usefixtures("with_tensorrt")
 def test_int8_is_judged_on_the_card_and_serves_if_it_passes(tmp_path: Path) -> None:
     graphs = GraphOptions(tmp_path)
-    done = calibrate(TorchOptions(MINILM, device="cuda"), graphs, MemoryLimits(), "texts", TEXTS)
+    done = calibrate(EngineOptions(MINILM, device="cuda"), graphs, MemoryLimits(), "texts", TEXTS)
     assert done["runtime"] == "tensorrt"
     assert done["engine"] is not None
     assert done["verdict"]["mean_cosine"] is not None
-    with load_engine(EngineOptions(MINILM, precision="int8", device="cuda", onnx=graphs)) as engine:
+    with load_engine(EngineOptions(MINILM, precision="int8", device="cuda"), graphs) as engine:
         assert (engine.precision == "int8") is done["accepted"]
         assert engine.path == ("onnx-runtime" if done["accepted"] else "packed")
         assert isinstance(engine, EmbeddingEngine)

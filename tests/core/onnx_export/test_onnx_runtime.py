@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, OutOfMemory
-from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, make_session
-from app.src.core.backends.torch.backend import TorchOptions
+from app.src.core.backends.onnx import OnnxRuntimeBackend, make_session
+from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export.cache import GRAPH
 from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing
@@ -34,7 +34,7 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def serving(folder: Path, tmp_path: Path) -> GraphServing:
-    return GraphServing(TorchOptions(str(folder), device="cpu"), GraphOptions(tmp_path / "cache"), MemoryLimits())
+    return GraphServing(EngineOptions(str(folder), device="cpu"), GraphOptions(tmp_path / "cache"), MemoryLimits())
 
 
 @pytest.fixture
@@ -79,33 +79,35 @@ class Recording:
 
 
 @pytest.fixture
-def plain(serving: GraphServing, tmp_path: Path) -> Loaded:
+def plain(serving: GraphServing, tmp_path: Path) -> OnnxRuntimeBackend:
     serving.float_backend("fp32")
     (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
     session = make_session(graph, [(CPU, {})], 1)
-    return Loaded(serving.folder, "0" * 64, DeviceProfile.cpu(), "fp32", "for a test", session, lambda: session)
+    return OnnxRuntimeBackend(
+        serving.folder, "0" * 64, DeviceProfile.cpu(), "fp32", "for a test", session, lambda: session
+    )
 
 
-def test_more_texts_than_a_session_was_built_for_go_in_parts(plain: Loaded) -> None:
+def test_more_texts_than_a_session_was_built_for_go_in_parts(plain: OnnxRuntimeBackend) -> None:
     recording = Recording(plain.usual)
-    backend = OnnxRuntimeBackend(replace(plain, usual=recording, most_texts=4))
+    backend = replace(plain, usual=recording, most_texts=4)
     tokens = backend.tokenize(ODD[:10])
     recording.shapes.clear()
-    np.testing.assert_allclose(backend.forward(tokens), OnnxRuntimeBackend(plain).forward(tokens), atol=2e-6)
+    np.testing.assert_allclose(backend.forward(tokens), replace(plain).forward(tokens), atol=2e-6)
     assert [shape[0] for shape in recording.shapes] == [4, 4, 2]
 
 
-def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain: Loaded) -> None:
+def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain: OnnxRuntimeBackend) -> None:
     recording = Recording(plain.usual)
     card = replace(plain, profile=DeviceProfile.of_card("Tesla T4"), precision="int8", usual=recording)
-    backend = OnnxRuntimeBackend(card)
+    backend = card
     for words, width in ((3, 16), (40, 48), (200, 48)):
         recording.shapes.clear()
         backend.forward(backend.tokenize([" ".join(["pump"] * words)]))
         assert recording.shapes == [(1, width)]
 
 
-def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: Loaded) -> None:
+def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: OnnxRuntimeBackend) -> None:
     made: list[Any] = []
 
     def exact() -> Any:
@@ -116,8 +118,8 @@ def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: Loaded) -> N
         vectors[0] = np.nan
         return vectors
 
-    backend = OnnxRuntimeBackend(replace(plain, usual=Recording(plain.usual, spoil), exact=exact))
-    with EmbeddingEngine(backend) as engine, EmbeddingEngine(OnnxRuntimeBackend(plain)) as right:
+    backend = replace(plain, usual=Recording(plain.usual, spoil), exact=exact)
+    with EmbeddingEngine(backend) as engine, EmbeddingEngine(replace(plain)) as right:
         np.testing.assert_allclose(engine.embed(ODD), right.embed(ODD), atol=2e-6)
         engine.embed(["again"])
         assert engine.stats().recomputed >= 2
@@ -144,10 +146,10 @@ def _greedy() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_exhausted_memory_is_known(plain: Loaded) -> None:
+def test_exhausted_memory_is_known(plain: OnnxRuntimeBackend) -> None:
     recording = Recording(plain.usual)
     greedy = replace(plain, usual=recording, exact=lambda: make_session(_greedy(), [(CPU, {})]))
-    backend = OnnxRuntimeBackend(greedy)
+    backend = greedy
     with pytest.raises(OutOfMemory):
         backend.forward(TokenBatch.of([[101, 102]]), exact=True)
     for error in (MemoryError(), RuntimeError("CUDA failure 2: out of memory"), RuntimeError("std::bad_alloc")):
@@ -165,7 +167,7 @@ def test_a_closed_backend_computes_nothing(backend: OnnxRuntimeBackend) -> None:
         backend.forward(TokenBatch.of([[101, 102]]))
 
 
-def test_a_session_without_the_provider_asked_for_is_refused(plain: Loaded, tmp_path: Path) -> None:
+def test_a_session_without_the_provider_asked_for_is_refused(plain: OnnxRuntimeBackend, tmp_path: Path) -> None:
     """ONNX Runtime itself only warns and goes on with the CPU."""
     (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
     for provider in (CUDA, TENSORRT):

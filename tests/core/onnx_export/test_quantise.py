@@ -43,7 +43,7 @@ def test_the_packaged_model_passes_the_gate(minilm_folder: Path) -> None:
     made, report = quantise(folder, learnt)
     assert report["int8_share"] == pytest.approx(71 / 72)
     assert json.loads(json.dumps(report))["texts"] == 32
-    verdict = judge(vectors(exact), vectors(made), report["int8_share"])
+    verdict = judge(vectors(exact), vectors(made))
     assert verdict.accepted
     assert verdict.mean_cosine is not None
     assert verdict.mean_cosine > 0.995

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..device import DeviceProfile, Precision
+from ..device import DeviceUnavailable as DeviceUnavailable
+from ..device import EngineError as EngineError
 from ..memory import ModelShape, TokenCost
 from ..tokens import TokenBatch as TokenBatch
 from ..tokens import TokenIds as TokenIds
 from ..tokens import Vectors as Vectors
 
 Pause = Callable[[], None]
-
-
-class EngineError(Exception):
-    """Base of the engine's errors. `retryable`: the same call may succeed later."""
-
-    retryable = False
+# Waits for the vectors of a batch, float32 (n, dimension), not normalised; rows may be non-finite. Call it once,
+# from any thread. It raises the batch's errors (OutOfMemory, EngineClosed, the backend's), also those reported late.
+Running = Callable[[], Vectors]
 
 
 class ModelNotFound(EngineError):
@@ -34,10 +33,6 @@ class ModelUnsupported(EngineError):
 
 class WeightsMismatch(EngineError):
     """A file of the model does not have the pinned SHA-256."""
-
-
-class DeviceUnavailable(EngineError):
-    """This machine does not have the requested device or precision."""
 
 
 class OutOfMemory(EngineError):
@@ -77,17 +72,6 @@ class ModelInfo:
     variant: str = ""  # family of its vectors, if other than the precision's
 
 
-class Pending(Protocol):
-    """A batch in progress."""
-
-    def result(self) -> Vectors:
-        """Wait for the vectors of `Backend.forward`. Call at most once, from any thread.
-
-        Raises the batch's error, such as OutOfMemory, also one that the device reports late.
-        """
-        ...
-
-
 class Backend(Protocol):
     """One loaded model. Methods may be called from several threads, but `forward` and `launch` never at once."""
 
@@ -115,7 +99,7 @@ class Backend(Protocol):
         """
         ...
 
-    def launch(self, batch: TokenBatch) -> Pending:
+    def launch(self, batch: TokenBatch) -> Running:
         """Start `forward` without waiting. Batches end in the order in which they were launched."""
         raise RuntimeError(f"the backend of {self.info.name} computes at once")
 

@@ -27,10 +27,6 @@ class PackagedModel:
     folder: str
     sha256: Mapping[str, str]
 
-    @property
-    def distribution(self) -> str:
-        return self.package.replace("_", "-")
-
 
 PACKAGED = {
     "all-MiniLM-L6-v2": PackagedModel(
@@ -56,7 +52,7 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if packaged := PACKAGED.get(model):
         spec = importlib.util.find_spec(packaged.package)  # without importing it: its __init__ imports a lot
         if spec is None or spec.origin is None:
-            name = packaged.distribution
+            name = packaged.package.replace("_", "-")
             raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
         return Path(spec.origin).parent / packaged.folder
     folder = Path(model).expanduser()
@@ -146,13 +142,20 @@ def read_folder(path: Path, name: str) -> Folder:
     pooling = ""
     if kinds in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         pooling = _pooling(_read_json(path / modules[1].get("path", "") / "config.json", name, dict))
+    limits = [settings.get("max_seq_length")]  # as sentence-transformers uses them; with special tokens
+    if limits[0] is None:
+        tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
+        limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
+    known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
+    if not known:
+        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
     return Folder(
         path=path,
         encoder=encoder,
         name=name,
         config=config,
         pooling=pooling,
-        max_length=_max_length(encoder, config, settings, name),
+        max_length=min(known),
         lower_case=bool(settings.get("do_lower_case", False)),
         weights=tuple(weights),
     )
@@ -181,18 +184,6 @@ def _pooling(config: Mapping[str, Any]) -> str:
     return mode if mode in ("mean", "cls") else ""
 
 
-def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any], name: str) -> int:
-    """Return the longest input with special tokens, as sentence-transformers uses it."""
-    limits = [settings.get("max_seq_length")]
-    if limits[0] is None:
-        tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
-        limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
-    known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
-    if not known:
-        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
-    return min(known)
-
-
 # ---------------------------------------------------------------------------------------------------- compare checksums
 
 
@@ -217,7 +208,7 @@ def check_files(folder: Folder, expected: str | None = None) -> str:
         if found != wanted:
             raise WeightsMismatch(
                 f"model {folder.name!r}: {name} is not the file that was pinned (SHA-256 {found}, expected {wanted}):"
-                f" reinstall {PACKAGED[folder.name].distribution}"
+                f" reinstall {PACKAGED[folder.name].package.replace('_', '-')}"
             )
     if expected and expected.lower().removeprefix("sha256:") != weights:
         raise WeightsMismatch(f"model {folder.name!r}: the weights' SHA-256 is {weights}, expected {expected}")

@@ -76,8 +76,19 @@ class HashingBackend(Backend):
         unknown = [word for word in needed if word not in self._known]
         if len(self._known) + len(unknown) > _REMEMBERED:
             self._known, unknown = {}, list(needed)
-        self._known |= zip(unknown, _word_features(unknown, dimension), strict=True)
+        # The features of a word are the word and its letter trigrams, which words of the same stem share.
+        names: list[str] = []
+        features: list[float] = []
+        ends = [0]
+        for word in unknown:
+            edged = f"<{word}>"
+            grams = [edged[start : start + 3] for start in range(len(edged) - 2)]
+            names += (f"={word}", *grams)
+            features += (_WORD_WEIGHT, *[_TRIGRAM_WEIGHT / max(1, len(grams)) ** 0.5] * len(grams))
+            ends.append(len(names) * _PLACES)
+        drawn, signs = _features(names, features, dimension)
         known = self._known
+        known |= zip(unknown, ((drawn[start:end], signs[start:end]) for start, end in pairwise(ends)), strict=True)
         vectors = np.empty((len(batch), dimension), dtype=np.float32)
         for start in range(0, len(batch), _BLOCK):
             texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
@@ -100,21 +111,6 @@ def words_of(batch: TokenBatch) -> list[list[str]]:
     """Return the tokens of each text; NUL becomes an empty token."""
     texts = (ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass").replace("\0", "") for ids in batch)
     return [text.split(" ") if length else [] for text, length in zip(texts, batch.lengths.tolist(), strict=True)]
-
-
-def _word_features(words: Sequence[str], dimension: int) -> list[_Features]:
-    """Return each word's features: the word and its letter trigrams, which words of the same stem share."""
-    names: list[str] = []
-    weights: list[float] = []
-    ends = [0]
-    for word in words:
-        edged = f"<{word}>"
-        grams = [edged[start : start + 3] for start in range(len(edged) - 2)]
-        names += (f"={word}", *grams)
-        weights += (_WORD_WEIGHT, *[_TRIGRAM_WEIGHT / max(1, len(grams)) ** 0.5] * len(grams))
-        ends.append(len(names) * _PLACES)
-    places, signs = _features(names, weights, dimension)
-    return [(places[start:end], signs[start:end]) for start, end in pairwise(ends)]
 
 
 def _features(names: Sequence[str], weights: Sequence[float], dimension: int) -> _Features:

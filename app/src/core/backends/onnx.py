@@ -21,12 +21,13 @@ OUTPUT = "sentence_embedding"
 _NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model with verified files (`weights`: their SHA-256), device and precision, and its onnxruntime sessions.
+@dataclass(eq=False)
+class OnnxRuntimeBackend(TokenizingBackend):
+    """One graph on one device, of a model with verified files (`weights`: their SHA-256).
 
-    `usual` computes batches; `exact` returns a session of the fp32 graph, which may be `usual`. `note`: where they run,
-    for people; `most_texts`: largest batch, if the session has a limit; `variant`: see ModelInfo.
+    The onnxruntime session `usual` computes batches; `exact` returns one of the fp32 graph, which may be `usual`.
+    `note`: where they run, for people; `most_texts`: largest batch, if the session has a limit; `variant`: see
+    ModelInfo.
     """
 
     folder: Folder
@@ -40,48 +41,41 @@ class Loaded:
     most_texts: int | None = None
     variant: str = ""
 
-
-class OnnxRuntimeBackend(TokenizingBackend):
-    """One graph on one device."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.profile = loaded.profile
-        self._tokenizer = RustTokenizer.load(loaded.folder)
-        self._multiple = loaded.profile.padding_multiple(loaded.precision)
-        self._loaded: Loaded | None = loaded
+    def __post_init__(self) -> None:
+        self._tokenizer = RustTokenizer.load(self.folder)
         self._exact: Any = None
         special = self._tokenizer.special_tokens
         with loading_errors_mapped():
             dimension = self.forward(self._tokenizer.ids([""])).shape[1]
         self.info = ModelInfo(
-            name=loaded.folder.name,
+            name=self.folder.name,
             dimension=dimension,
-            max_tokens=loaded.folder.max_length - special,
+            max_tokens=self.folder.max_length - special,
             special_tokens=special,
-            pooling=loaded.folder.pooling or "own",
-            weights_sha256=loaded.weights,
-            tokenizer_sha256=sha256_of([loaded.folder.encoder / "tokenizer.json"]),
-            precision=loaded.precision,
-            precision_reason=loaded.precision_reason,
-            shape=loaded.folder.shape,
+            pooling=self.folder.pooling or "own",
+            weights_sha256=self.weights,
+            tokenizer_sha256=sha256_of([self.folder.encoder / "tokenizer.json"]),
+            precision=self.precision,
+            precision_reason=self.precision_reason,
+            shape=self.folder.shape,
             path=PATH,
-            path_reason=loaded.note,
-            matryoshka=loaded.folder.matryoshka,
-            variant=loaded.variant,
+            path_reason=self.note,
+            matryoshka=self.folder.matryoshka,
+            variant=self.variant,
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         """Compute in parts if the batch has more texts than the session allows."""
-        loaded = self._loaded
-        if loaded is None:
+        if self.usual is None:
             raise RuntimeError("the backend is closed")
         if exact and self._exact is None:
-            self._exact = loaded.exact()
-        session, most = self._exact if exact else loaded.usual, loaded.most_texts or len(batch)
-        pad_id, parts = int(loaded.folder.config.get("pad_token_id") or 0), []
+            self._exact = self.exact()
+        session, most = self._exact if exact else self.usual, self.most_texts or len(batch)
+        pad_id, parts = int(self.folder.config.get("pad_token_id") or 0), []
+        multiple = self.profile.padding_multiple(self.precision)
         for start in range(0, len(batch), most):
-            part = batch[start : start + most]
-            width = width_of(part, self._multiple, loaded.folder.max_length)
+            part = batch.select(range(start, min(start + most, len(batch))))
+            width = width_of(part, multiple, self.folder.max_length)
             ids, mask = rectangle(part, width=width, pad_id=pad_id)
             try:
                 (vectors,) = session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
@@ -92,16 +86,9 @@ class OnnxRuntimeBackend(TokenizingBackend):
             parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def free_bytes(self) -> int:
-        if self.profile.kind == "cpu":
-            return 0
-        import torch
-
-        free, _total = torch.cuda.mem_get_info(self.profile.index)
-        return int(free)
-
     def close(self) -> None:
-        self._loaded = self._exact = None
+        self.usual = self._exact = None
+        self.exact = lambda: None  # it may hold the session, too
 
 
 def make_session(

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ranges import ranged
 from . import Backend, ModelUnsupported, TokenBatch
 from .folder import PACKAGED, Folder
 
@@ -63,11 +62,10 @@ class RustTokenizer:
 
 
 class TokenizingBackend(Backend):
-    """A backend with the model's own tokenizer."""
+    """A backend with the model's own tokenizer, on a CPU or a card."""
 
     _tokenizer: RustTokenizer
 
-    @ranged("tokenise")
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         return self._tokenizer.ids(texts)
 
@@ -76,6 +74,15 @@ class TokenizingBackend(Backend):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return self._tokenizer.offsets(text)
+
+    def free_bytes(self) -> int:
+        if self.profile.kind == "cpu":
+            return 0
+        import torch
+
+        torch.cuda.empty_cache()  # so that the driver counts memory that torch has cached as free
+        free, _total = torch.cuda.mem_get_info(self.profile.index)
+        return int(free)
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:

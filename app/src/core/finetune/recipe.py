@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -19,11 +18,6 @@ Precision = Literal["fp32", "fp16", "bf16"]
 
 class TrainingFailed(EngineError):
     """The training cannot continue; the message says why and what to change."""
-
-
-def missing_packages() -> list[str]:
-    """Return the packages of the extra `train` that cannot be imported."""
-    return [name for name in ("accelerate", "datasets") if importlib.util.find_spec(name) is None]
 
 
 def precision_of(profile: DeviceProfile) -> Precision:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import ModelUnsupported, TokenIds
+from ..backends import ModelUnsupported, TokenBatch
 from ..backends.folder import Folder
 from ..tokens import rectangle
 from . import needs
@@ -68,7 +68,13 @@ def build_graph(
     if (why_not := refusal(folder)) is not None:
         raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
     try:
-        weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32))
+        tensors = load_tensors(folder, torch.device("cpu"), torch.float32)
+        if sum(map(torch.numel, tensors.values())) * (2 if precision == "fp16" else 4) > MOST_BYTES:
+            raise ModelUnsupported(
+                f"model {folder.name!r} has no ONNX graph in {precision}: its weights take more than the 2 GB"
+                " that one ONNX file holds" + ("; use fp16" if precision == "fp32" else "")
+            )
+        weights = read(folder, tensors)
     except KeyError as error:
         raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
     writer = _Writer(folder.name, precision, plans or {})
@@ -85,7 +91,7 @@ def build_graph(
     return helper.make_model(graph, producer_name="owl-sap-connector", ir_version=IR_VERSION, opset_imports=opsets)
 
 
-def feeds(batch: Sequence[TokenIds]) -> dict[str, Numbers]:
+def feeds(batch: TokenBatch) -> dict[str, Numbers]:
     """Return the graph's inputs for these token ids, padded to a rectangle."""
     ids, mask = rectangle(batch)
     return {INPUT_IDS: ids, ATTENTION_MASK: mask}
@@ -104,7 +110,6 @@ class _Writer:
         self.dtype = np.dtype(np.float16 if precision == "fp16" else np.float32)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
-        self._bytes = 0
 
     def node(self, kind: str, name: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
         """Add a node; `outputs`: if it has several."""
@@ -117,14 +122,7 @@ class _Writer:
         from onnx import numpy_helper
 
         if name not in self.constants:
-            array = np.asarray(numbers, dtype, order="C")
-            self.constants[name] = numpy_helper.from_array(array, name)
-            self._bytes += array.nbytes
-            if self._bytes > MOST_BYTES:
-                raise ModelUnsupported(
-                    f"model {self._model!r} has no ONNX graph in {self._precision}: its weights take more than the 2 GB"
-                    " that one ONNX file holds" + ("; use fp16" if self._precision == "fp32" else "")
-                )
+            self.constants[name] = numpy_helper.from_array(np.asarray(numbers, dtype, order="C"), name)
         return name
 
     def numbers(self, name: str, values: Any) -> str:

@@ -6,23 +6,21 @@ name for it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import shutil
 import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..agreement import LEAST_TEXTS, Verdict, judge
+from ..agreement import LEAST_TEXTS, judge
 from ..backends import Backend, EngineError, Vectors
-from ..backends.torch.backend import TorchBackend, TorchOptions
+from ..backends.torch.backend import EngineOptions, TorchBackend
 from ..memory import CPU_TOKENS, MemoryLimits
 from ..tokens import plan_batches
 from .cache import INT8, ArtifactCache
@@ -40,13 +38,12 @@ class TooFewTexts(EngineError):
 
 
 def calibrate(
-    wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
+    wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Calibrate and judge a model, and return the verdict and figures as JSON. The graph serves only if `accepted`.
 
-    `texts`: about 1,000 like those it will embed; one in five judges. A calibration with the same texts comes from the
-    cache. Building an engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch,
-    DeviceUnavailable.
+    `texts`: about 1,000 like those it will embed; one in five judges. Building an engine takes minutes. Raises
+    TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable.
     """
     learnt, judges = divided(texts)
     started = time.perf_counter()
@@ -55,22 +52,15 @@ def calibrate(
         log.warning("%s; calibrated and judged on the CPU", serving.reason)
         serving = GraphServing(replace(wanted, device="cpu"), options, limits)
     cache, depends = ArtifactCache(options.cache), serving.calibration
-    digest = hashlib.sha256(json.dumps([*learnt, *judges]).encode()).hexdigest()
-    graph, engine = cache.find(INT8, depends), None
-    cached = graph is not None and graph.facts["texts"] == digest and "verdict" in graph.facts
-    if graph is not None and cached:
-        verdict = Verdict(**{each.name: graph.facts["verdict"][each.name] for each in fields(Verdict)})
-    else:
-        made, report = quantise(serving.folder, learnt)
-        facts = {"texts": digest, "report": dict(report)}
-        backend = serving.int8_backend(cache.store(INT8, depends, made, facts))
-        found = embedded(backend, judges)
-        if serving.runtime == "tensorrt":
-            engine = backend.info.path_reason
-        # By transformers in fp32, so that errors of graphs and of the packed path are found.
-        exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
-        verdict = judge(embedded(TorchBackend.load(exact), judges), found, float(report["int8_share"]))
-        graph = cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
+    made, report = quantise(serving.folder, learnt)
+    facts = {"report": dict(report)}
+    backend = serving.int8_backend(cache.store(INT8, depends, made, facts))
+    engine = backend.info.path_reason if serving.runtime == "tensorrt" else None
+    found = embedded(backend, judges)
+    # By transformers in fp32, so that errors of graphs and of the packed path are found.
+    exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
+    verdict = judge(embedded(TorchBackend.load(exact), judges), found)
+    cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
     if not verdict.accepted:
         log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)
     return {
@@ -79,11 +69,10 @@ def calibrate(
         "reason": verdict.reason,
         "calibrated_on": len(learnt),
         "verdict": asdict(verdict),
-        "report": graph.facts["report"],
+        "report": facts["report"],
         "runtime": serving.runtime,
         "device": serving.profile.name,
         "engine": engine,
-        "cached": cached,
         "seconds": round(time.perf_counter() - started, 2),
     }
 
@@ -153,4 +142,4 @@ class T4TensorRTOptimizer:
 
     def optimize_model_with_calibration(self, model: str | Path, name: str, data: Sequence[str]) -> dict[str, Any]:
         """Calibrate `model` (a packaged name, a folder, or a cached hub id), as `calibrate` does."""
-        return calibrate(TorchOptions(str(model), device=self._device), self._options, self._limits, name, data)
+        return calibrate(EngineOptions(str(model), device=self._device), self._options, self._limits, name, data)

@@ -6,7 +6,6 @@ with the largest range stay in float. `agreement.judge` decides whether the resu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,6 @@ def quantise(folder: Folder, texts: Sequence[str]) -> tuple[onnx.ModelProto, Map
     needs("onnx", "onnxruntime")
     import onnx
 
-    started = time.perf_counter()
     graph = build_graph(folder)
     constants = {each.name.removesuffix(".weight"): each for each in graph.graph.initializer}
     linears = {
@@ -69,7 +67,6 @@ def quantise(folder: Folder, texts: Sequence[str]) -> tuple[onnx.ModelProto, Map
         "texts": len(texts),
         "int8_share": inside / sum(weight.size for _, weight in linears.values()),
         "layers": len(plans),
-        "seconds": round(time.perf_counter() - started, 2),
     }
     return build_graph(folder, plans=plans), report
 

@@ -23,22 +23,21 @@ from connector.extras import install_command
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
-from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, loading_errors_mapped, make_session
-from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..backends.onnx import OUTPUT, OnnxRuntimeBackend, loading_errors_mapped, make_session
+from ..device import DeviceProfile, Precision, choose_precision, detect
 from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
 from . import needs
 from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
 
 if TYPE_CHECKING:
-    from ..backends.torch.backend import TorchOptions
+    from ..backends.torch.backend import EngineOptions
 
 log = logging.getLogger(__name__)
 
 Runtime = Literal["tensorrt", "cuda", "cpu"]
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
-TENSORRT_MAJOR = 10  # onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278.
 LEAST_CAPABILITY = (7, 5)  # CUDA 13, of onnxruntime-gpu 1.31, and TensorRT from 10.5 on support no older card
 USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
@@ -58,7 +57,7 @@ class NotAsGraph(DeviceUnavailable):
     """No graph of this model can serve here; the message says why and what to do."""
 
 
-def load_backend(wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
+def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
     """Load the calibrated graph for int8 or auto if its verdict passes; else, on a card with `enabled`, the float
     graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, ModelNotFound,
     WeightsMismatch."""
@@ -98,9 +97,8 @@ def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequ
         return "cpu", f"{has}; onnxruntime-gpu and TensorRT begin at 7.5"
     if TENSORRT not in available or tensorrt is None:
         return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
-    if tensorrt.partition(".")[0] != str(TENSORRT_MAJOR):
-        wanted = f"pip install 'tensorrt-cu13=={TENSORRT_MAJOR}.16.*' --extra-index-url https://pypi.nvidia.com"
-        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {wanted}"
+    if tensorrt.partition(".")[0] != "10":  # onnxruntime-gpu 1.31 links libnvinfer.so.10; microsoft/onnxruntime#32278
+        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {install}"
     return "tensorrt", f"TensorRT {tensorrt} in ONNX Runtime"
 
 
@@ -125,7 +123,7 @@ def preload(runtime: Runtime) -> None:
 class GraphServing:
     """The graphs of one model on one device: backends, and the sessions that they use."""
 
-    def __init__(self, wanted: TorchOptions, options: GraphOptions, limits: MemoryLimits) -> None:
+    def __init__(self, wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> None:
         """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable
         without ONNX Runtime and for an unknown device."""
         if wanted.model.startswith(HASHING):
@@ -136,10 +134,7 @@ class GraphServing:
         needs("onnxruntime")
         import onnxruntime
 
-        try:
-            self.profile = detect(wanted.device)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
+        self.profile = detect(wanted.device)
         self._options, self._limits, self._threads = options, limits, wanted.threads
         self._cache = ArtifactCache(options.cache)
         tensorrt = _version("tensorrt-cu13-libs", "tensorrt-cu13", "tensorrt-libs", "tensorrt")
@@ -159,11 +154,8 @@ class GraphServing:
             "max_tokens": self.folder.max_length,
             "onnx": _version("onnx"),
         }
-
-    @property
-    def calibration(self) -> Dependencies:
-        """Return the cache key of the calibrated graph and its verdict: machine and model."""
-        return {**self._model, **self._card}
+        # Cache key of the calibrated graph and its verdict: machine and model.
+        self.calibration: Dependencies = {**self._model, **self._card}
 
     def accepted(self) -> Entry:
         """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
@@ -187,10 +179,7 @@ class GraphServing:
         """Load the float graph; `requested` int8 counts as auto. Raises DeviceUnavailable."""
         if requested not in ("auto", "int8", "fp32", "fp16"):
             raise DeviceUnavailable(f"precision {requested}: graphs compute in fp32, fp16 or int8; use auto")
-        try:
-            chosen, why = choose_precision(self.profile, "auto" if requested == "int8" else requested)
-        except DeviceError as error:
-            raise DeviceUnavailable(str(error)) from error
+        chosen, why = choose_precision(self.profile, "auto" if requested == "int8" else requested)
         precision: GraphPrecision = "fp16" if chosen == "fp16" else "fp32"
         return self._backend(self._float(precision), precision, why, reason)
 
@@ -207,25 +196,14 @@ class GraphServing:
         """Rows that overflow are computed in fp32 without TensorRT: they are too few for an engine."""
         preload(self.runtime)
         note, most = "; ".join(part for part in (self.reason, reason) if part), None
-        if self.runtime == "tensorrt" and precision == "fp32" and self.profile.tf32:
-            note += "; in fp32 on CUDA alone, for TensorRT would take TF32"
-            usual = self._session(graph.graph)
-        elif self.runtime == "tensorrt":
+        if self.runtime == "tensorrt" and precision != "fp32":
             usual, engine, most = self._through_tensorrt(graph, precision)
             note += f"; {engine}"
-        else:
+        else:  # in fp32 TensorRT would take TF32
             usual = self._session(graph.graph)
-        same = precision == "fp32" and most is None
-        exact = (lambda: usual) if same else (lambda: self._session(self._float("fp32").graph))
-        loaded = Loaded(
-            *(self.folder, self._weights, self.profile, precision, why),
-            usual=usual,
-            exact=exact,
-            note=note,
-            most_texts=most,
-            variant=variant,
-        )
-        return OnnxRuntimeBackend(loaded)
+        exact = (lambda: usual) if precision == "fp32" else (lambda: self._session(self._float("fp32").graph))
+        model = self.folder, self._weights, self.profile
+        return OnnxRuntimeBackend(*model, precision, why, usual, exact, note, most, variant)
 
     def _session(self, graph: Path, *first: tuple[str, dict[str, bool | int | str]]) -> Any:
         """Create a session on CUDA or the CPU, after the `first` providers. TF32 is off, so that fp32 is exact. ONNX
@@ -252,7 +230,7 @@ class GraphServing:
         texts = max(1, min(1 << (budget.bit_length() - 1), MOST_TOKENS) // shape.max_tokens)
         sizes = {"min": "1x1", "opt": f"{texts}x{min(shape.max_tokens, USUAL_TOKENS)}"}
         sizes["max"] = f"{texts}x{shape.max_tokens}"
-        half = precision in ("fp16", "int8") and "fp16" in self.profile.tensor_cores
+        half = "fp16" in self.profile.tensor_cores
         # ONNX Runtime, "TensorRT Execution Provider". int8 needs a graph with Q/DQ; other layers compute in fp16.
         options: dict[str, bool | int | str] = {
             "device_id": self.profile.index,

@@ -9,9 +9,9 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...device import ELEMENT_BYTES, DeviceError, choose_precision, detect
+from ...device import ELEMENT_BYTES, choose_precision, detect
 from ...memory import PROBE_TOKENS, TokenCost, measured_cost
-from .. import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, Pending, TokenBatch, Vectors
+from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
@@ -27,14 +27,12 @@ ONE_THREAD_UP_TO = 64 * 384
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions:
-    """What to load and how. `model`: a packaged name, a folder, or a cached hub id.
+class EngineOptions:
+    """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
-    forces padded batches, for comparison. On a card only, without effect on vectors: `overlap` launches a batch while
-    the previous one computes, `graphs` replays small batches from CUDA graphs if that measures faster, and
-    `cudnn_benchmark` lets cuDNN compare its convolutions.
+    forces padded batches, for comparison. `graphs`: on a card replay small batches if that measures faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -44,15 +42,15 @@ class TorchOptions:
     weights_sha256: str | None = None
     revision: str | None = None
     packed: bool = True
-    overlap: bool = True
     graphs: bool = True
-    cudnn_benchmark: bool = False
+    memory_fraction: float = 0.8  # of the card's memory, for this process
+    reserve_mb: int = 512  # of it, left free
 
 
 class TorchBackend(TokenizingBackend):
     """One model on one device; made by `load`."""
 
-    def __init__(self, options: TorchOptions) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         path = find_folder(options.model, options.revision)
         folder = self._folder = read_folder(path, display_name(options.model, path))
         weights = check_files(folder, options.weights_sha256)
@@ -73,7 +71,7 @@ class TorchBackend(TokenizingBackend):
                 from .staging import CudaCard, Downloads
 
                 self._downloads = Downloads(CudaCard(torch.device(target.profile.torch_name)))
-                self.ahead = 1 if options.overlap else 0
+                self.ahead = 1
             else:
                 self.pauses = encoder.pauses  # on a card `forward` only queues work
             special = self._tokenizer.special_tokens
@@ -97,16 +95,16 @@ class TorchBackend(TokenizingBackend):
             raise
 
     @classmethod
-    def load(cls, options: TorchOptions) -> TorchBackend:
+    def load(cls, options: EngineOptions) -> TorchBackend:
         """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
         return on_compute_thread(lambda: cls(options))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None:
             return on_compute_thread(lambda: self._computed(batch, exact, pause))
-        return self._launched(batch, exact, self._downloads).result()
+        return self._launched(batch, exact, self._downloads)()
 
-    def launch(self, batch: TokenBatch) -> Pending:
+    def launch(self, batch: TokenBatch) -> Running:
         """Start a batch on a card. All batches compute on one stream, so they reuse the same memory for activations."""
         assert self._downloads is not None, "a CPU computes at once"
         return self._launched(batch, False, self._downloads)
@@ -116,25 +114,16 @@ class TorchBackend(TokenizingBackend):
 
         alone = len(batch.ids) * self._folder.shape.hidden <= ONE_THREAD_UP_TO
         with torch.inference_mode(), memory_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
-            encoder = self._in_fp32() if exact else self._loaded()
+            encoder = self._encoder_for(exact)
             vectors: Vectors = encoder(batch, pause).float().numpy()
         return vectors
 
-    def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Pending:
+    def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Running:
         import torch
 
         with torch.inference_mode(), memory_errors_mapped():
-            encoder = self._in_fp32() if exact else self._loaded()
+            encoder = self._encoder_for(exact)
             return downloads.fetch(encoder(batch).float())
-
-    def free_bytes(self) -> int:
-        if self.profile.kind == "cpu":
-            return 0
-        import torch
-
-        torch.cuda.empty_cache()  # so that the driver counts memory that torch has cached as free
-        free, _total = torch.cuda.mem_get_info(self.profile.index)
-        return int(free)
 
     def used_bytes(self) -> int:
         if self.profile.kind == "cpu":
@@ -176,22 +165,19 @@ class TorchBackend(TokenizingBackend):
 
             torch.cuda.empty_cache()
 
-    def _loaded(self) -> Encoder:
+    def _encoder_for(self, exact: bool) -> Encoder:
+        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
         if self._encoder is None:
             raise RuntimeError("the backend is closed")
-        return self._encoder
-
-    def _in_fp32(self) -> Encoder:
-        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
-        if self._target.precision == "fp32":
-            return self._loaded()
+        if not exact or self._target.precision == "fp32":
+            return self._encoder
         if self._exact is None:
-            exact = replace(self._target, precision="fp32", graphs=False)
-            self._exact, _reason = load_encoder(self._folder, exact, packed=self._options.packed)
+            target = replace(self._target, precision="fp32", graphs=False)
+            self._exact, _reason = load_encoder(self._folder, target, packed=self._options.packed)
         return self._exact
 
 
-def _target(options: TorchOptions) -> tuple[Target, str]:
+def _target(options: EngineOptions) -> tuple[Target, str]:
     """Set torch's threads, then choose device and precision; return the target and the reason."""
     import torch
 
@@ -199,12 +185,7 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
-        profile = detect(options.device)
-        precision, reason = choose_precision(profile, options.precision, bf16_gain)
-    except DeviceError as error:
-        raise DeviceUnavailable(str(error)) from error
+    profile = detect(options.device)
+    precision, reason = choose_precision(profile, options.precision, bf16_gain)
     TF32.hold(profile, precision)
-    if options.cudnn_benchmark and profile.kind == "cuda":  # for the whole process
-        torch.backends.cudnn.benchmark = True
     return Target(profile, precision, options.graphs), reason

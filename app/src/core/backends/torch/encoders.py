@@ -7,12 +7,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ...device import DeviceProfile, Precision
-from ...ranges import ranged
 from ...tokens import rectangle, width_of
 from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
 from ..folder import PACKAGED, Folder
@@ -20,25 +19,17 @@ from ..folder import PACKAGED, Folder
 if TYPE_CHECKING:
     import torch
 
+    from .graphs import GraphedEncoder
     from .packed import PackedEncoder
+
+# Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` as often as `pauses` says.
+# Not thread-safe.
+Encoder: TypeAlias = "PackedEncoder | GraphedEncoder | PaddedEncoder"
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
 # Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding alone stays above.
 ROUGH_AGREEMENT = 0.99
-
-
-class Encoder(Protocol):
-    """Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Not thread-safe."""
-
-    path: str
-
-    @property
-    def pauses(self) -> int:
-        """Return how often one call calls `pause`."""
-        ...
-
-    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +63,20 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     chosen, reason = _compared(folder, target, encoder)
     if target.profile.kind == "cpu" or chosen is not encoder:
         return chosen, reason
-    return with_card_graphs(target, encoder, reason, words_of(folder))
-
-
-def with_card_graphs(target: Target, encoder: PackedEncoder, reason: str, words: int) -> tuple[Encoder, str]:
-    """Add CUDA graphs if attention allows it and they measure faster. `words`: size of the vocabulary."""
     import torch
 
     from .graphs import GraphedEncoder, cuda_recorder, with_graphs
+    from .packed import runs_of_equal_length
     from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention_reason}"
     if not target.graphs:
         return encoder, f"{reasons}; CUDA graphs are switched off"
-    if not encoder.any_layout:
+    if encoder.attention is runs_of_equal_length:  # graphs are recorded for all lengths
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
-    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words)
+    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words_of(folder))
     return best, f"{reasons}; {why}"
 
 
@@ -200,30 +187,18 @@ class PaddedEncoder:
         self._model = model.to(device).eval()
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
-        return self._computed(*self._inputs(batch))
-
-    @ranged("copy")
-    def _inputs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy ids and mask to the device as int32 in one transfer, and widen them there."""
+        """Copy ids and mask to the device as int32 in one transfer, widen them there, compute and pool."""
         ids, mask = rectangle(batch, width=width_of(batch, self._multiple, self._longest), pad_id=self._pad_id)
         room = self._uploads.room(2 * ids.size).reshape(2, *ids.shape)
         room[0], room[1] = ids, mask
-        there = self._uploads.send().view(2, *ids.shape).long()
-        return there[0], there[1]
-
-    @ranged("forward")
-    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(("input_ids", "attention_mask"), self._uploads.send().view(2, *ids.shape).long(), strict=True))
         if not self._pooling:
-            vectors: torch.Tensor = self._model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+            vectors: torch.Tensor = self._model(given)["sentence_embedding"]
             return vectors.float()
-        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return self._pooled(hidden.float(), mask)
-
-    @ranged("pool")
-    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._model(**given).last_hidden_state.float()
         if self._pooling == "cls":
             return hidden[:, 0]
-        weights = mask.unsqueeze(-1).float()
+        weights: torch.Tensor = given["attention_mask"].unsqueeze(-1).float()
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 

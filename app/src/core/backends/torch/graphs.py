@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...ranges import ranged
 from .. import Pause, TokenBatch
 from .encoders import trial_batch
 from .linears import gain
@@ -57,37 +56,25 @@ class GraphedEncoder:
         self.encoder = encoder
         self._record = record
         self._uploads = uploads
-        self._most = LADDER[-1]
-        self._rungs: dict[int, _Rung] = {}
+        self.most = LADDER[-1]  # tokens of the largest batch that is replayed
+        self.rungs: dict[int, _Rung] = {}  # by tokens
         self._on = True
-
-    @property
-    def recorded(self) -> list[int]:
-        """Return the sizes of the recordings in tokens."""
-        return list(self._rungs)
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         tokens = rung_for(batch.tokens, len(batch)) if self._on else None
-        if tokens is not None and tokens <= self._most:
-            rung = self._rungs.get(tokens) or self._recorded(tokens)
+        if tokens is not None and tokens <= self.most:
+            rung = self.rungs.get(tokens) or self._recorded(tokens)
             if rung is not None:
-                self._fill(rung, batch)
-                return self._replayed(rung)[: len(batch)].clone()  # the next replay overwrites it
+                room, staged = self._uploads.room(len(rung.numbers)), self.encoder.staged(batch)
+                fill(room, rung.tokens, staged, batch.lengths.tolist(), self.encoder.longest)
+                self._uploads.send_into(rung.numbers)
+                rung.recording.replay()
+                return rung.found[: len(batch)].clone()  # the next replay overwrites it
         try:
             return self.encoder(batch)
         except torch.OutOfMemoryError:
-            self._rungs.clear()
+            self.rungs.clear()
             raise
-
-    @ranged("forward")
-    def _replayed(self, rung: _Rung) -> torch.Tensor:
-        rung.recording.replay()
-        return rung.found
-
-    def only_up_to(self, tokens: int) -> None:
-        """Stop replaying larger batches, and delete their recordings."""
-        self._most = tokens
-        self._rungs = {size: rung for size, rung in self._rungs.items() if size <= tokens}
 
     def _recorded(self, tokens: int) -> _Rung | None:
         """Record a new size; if that fails, return None and stop using graphs."""
@@ -101,16 +88,10 @@ class GraphedEncoder:
             recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
         except RuntimeError:  # includes OutOfMemoryError
             self._on = False
-            self._rungs.clear()
+            self.rungs.clear()
             return None
-        self._rungs[tokens] = rung = _Rung(tokens, numbers, recording, found)
+        self.rungs[tokens] = rung = _Rung(tokens, numbers, recording, found)
         return rung
-
-    @ranged("copy")
-    def _fill(self, rung: _Rung, batch: TokenBatch) -> None:
-        room = self._uploads.room(len(rung.numbers))
-        fill(room, rung.tokens, self.encoder.staged(batch), batch.lengths.tolist(), self.encoder.longest)
-        self._uploads.send_into(rung.numbers)
 
 
 def sequences_in(tokens: int) -> int:
@@ -144,9 +125,6 @@ def fill(
     cumulative[len(ends) :] = tokens
 
 
-WARM_UP = 3
-
-
 def cuda_recorder(device: torch.device) -> Record:
     """Record with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
     pool: Any = torch.cuda.graph_pool_handle()
@@ -157,7 +135,7 @@ def cuda_recorder(device: torch.device) -> Record:
         computing = torch.cuda.current_stream(device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
-            for _ in range(WARM_UP):
+            for _ in range(3):
                 work()
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
@@ -208,7 +186,7 @@ def with_graphs(
             probe = trial_batch(tokens, encoder.longest, words)
             pair = encoder(probe).double(), graphed(probe).double()
             cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
-            if not graphed.recorded:  # recording failed, so all later batches are launched
+            if not graphed.rungs:  # recording failed, so all later batches are launched
                 return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
                 if tokens == probes[0]:
@@ -221,5 +199,7 @@ def with_graphs(
     most = max((rung_for(tokens, 1) or 0 for tokens, found in gains.items() if found >= GAIN), default=0)
     if not most:
         return encoder, f"CUDA graphs measured {measured} tokens: not used"
-    graphed.only_up_to(most)
+    graphed.most = most
+    for tokens in [tokens for tokens in graphed.rungs if tokens > most]:
+        del graphed.rungs[tokens]  # frees its memory
     return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"

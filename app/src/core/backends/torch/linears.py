@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -55,8 +54,8 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
     weight, bias = layer.weight, layer.bias
     activation, algorithm = ("gelu", "none") if gelu else ("none", "")
     try:
-        packed = _operators()._reorder_linear_weight(weight, None)
-        apply = _operators()._linear_pointwise
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        apply = torch.ops.mkldnn._linear_pointwise
 
         def fused(x: torch.Tensor) -> torch.Tensor:
             y: torch.Tensor = apply(x, packed, bias, activation, [], algorithm)
@@ -66,10 +65,6 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
     except MISSING:
         return None
     return fused
-
-
-def _operators() -> Any:
-    return torch.ops.mkldnn
 
 
 # --------------------------------------------------------------------------------------------------------- gain of bf16

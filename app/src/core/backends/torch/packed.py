@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from ...device import DeviceProfile
-from ...ranges import ranged
 from .. import ModelUnsupported, Pause, TokenBatch
 from ..folder import Folder
 from .architectures import EncoderWeights, LayerWeights, read
@@ -232,27 +231,19 @@ class PackedEncoder:
     def pauses(self) -> int:
         return len(self._layers)
 
-    @property
-    def any_layout(self) -> bool:
-        """Return whether attention works without runs, as CUDA graphs require."""
-        return self.attention is not runs_of_equal_length
-
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
-        return self.compute(*self._sent(filled(batch)), pause)[: len(batch)]
+        """Copy all inputs of the batch to the device in one transfer, then compute."""
+        whole = filled(batch)
+        tokens, lengths, cumulative = len(whole.ids), whole.lengths.tolist(), whole.offsets.astype(np.int32)
+        np.concatenate([*self.staged(whole), cumulative], out=self._uploads.room(2 * tokens + len(cumulative)))
+        ids, positions, borders = torch.split(self._uploads.send(), [tokens, tokens, len(cumulative)])
+        layout = Layout(runs_of(lengths), max(lengths), borders)
+        return self.compute(ids, positions, layout, pause)[: len(batch)]
 
     def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return ids and positions of a batch, each int32 (tokens)."""
         return batch.ids, positions_of(batch, self._padding_id)
 
-    @ranged("copy")
-    def _sent(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor, Layout]:
-        """Copy all inputs of a batch to the device in one transfer."""
-        tokens, lengths, cumulative = len(batch.ids), batch.lengths.tolist(), batch.offsets.astype(np.int32)
-        np.concatenate([*self.staged(batch), cumulative], out=self._uploads.room(2 * tokens + len(cumulative)))
-        ids, positions, borders = torch.split(self._uploads.send(), [tokens, tokens, len(cumulative)])
-        return ids, positions, Layout(runs_of(lengths), max(lengths), borders)
-
-    @ranged("forward")
     def compute(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, pause: Pause | None = None
     ) -> torch.Tensor:
@@ -268,7 +259,6 @@ class PackedEncoder:
                 pause()
         return self._pool(x.float(), layout)
 
-    @ranged("pool")
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if x.device.type == "cpu" and layout.runs:
             parts = []

@@ -4,7 +4,9 @@ events that show when a buffer is free again.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import Vectors
+from .. import Running, Vectors
 from .process import memory_errors_mapped
 
 SLOTS = 3  # buffers for each direction: one for the card, one waiting, one for the host
@@ -110,36 +112,6 @@ def uploads_for(device: torch.device) -> Uploads:
     return HostUploads() if device.type == "cpu" else CardUploads(CudaCard(device))
 
 
-class Arriving:
-    """Vectors being copied into a buffer; `read` copies them out, at the latest before the buffer is reused."""
-
-    def __init__(self, buffer: torch.Tensor, source: torch.Tensor, done: Any) -> None:
-        self._buffer: torch.Tensor | None = buffer
-        self._source: torch.Tensor | None = source  # kept until it is copied
-        self._done = done
-        self._lock = threading.Lock()
-        self._found: Vectors | Exception | None = None
-
-    def read(self) -> None:
-        with self._lock:
-            if self._buffer is None:
-                return
-            try:
-                with torch.inference_mode(), memory_errors_mapped():  # errors that the device reports late
-                    self._done.synchronize()
-                    self._found = self._buffer.numpy().copy()
-            except Exception as error:
-                self._found = error
-            self._buffer = self._source = None
-
-    def result(self) -> Vectors:
-        self.read()
-        if isinstance(self._found, Exception):
-            raise self._found
-        assert self._found is not None
-        return self._found
-
-
 class Downloads:
     """Copies vectors from the card to pinned memory on a separate stream, while the next batch computes."""
 
@@ -147,15 +119,17 @@ class Downloads:
         self._card = card
         self._stream = card.stream()
         self._buffers = [card.host(0, torch.float32) for _ in range(slots)]
-        self._arriving: list[Arriving | None] = [None] * slots
+        self._reads: list[Running | None] = [None] * slots
         self._turn = 0
 
-    def fetch(self, found: torch.Tensor) -> Arriving:
-        """Start to fetch float32 (n, dimension) that this thread has queued. Not thread-safe."""
+    def fetch(self, found: torch.Tensor) -> Running:
+        """Start to fetch float32 (n, dimension) that this thread has queued. Not thread-safe. The result, which may be
+        called again, copies the numbers out of the buffer, at the latest before the buffer is reused."""
         self._turn = turn = (self._turn + 1) % len(self._buffers)
-        card, before = self._card, self._arriving[turn]
+        card, before = self._card, self._reads[turn]
         if before is not None:
-            before.read()
+            with contextlib.suppress(Exception):  # raised again for the batch that asks
+                before()
         if len(self._buffers[turn]) < found.numel():
             self._buffers[turn] = card.host(GROWTH * found.numel(), torch.float32)
         target = self._buffers[turn][: found.numel()].view(found.shape)
@@ -163,5 +137,20 @@ class Downloads:
         with card.on(self._stream):
             card.copy(target, found)
         card.keep_for(found, self._stream)
-        self._arriving[turn] = arriving = Arriving(target, found, self._stream.record_event())
-        return arriving
+        kept = [(target, found, self._stream.record_event())]  # until they are copied
+        lock, answer = threading.Lock(), Future[Vectors]()
+
+        def read() -> Vectors:
+            with lock:
+                if kept:
+                    buffer, _, done = kept.pop()
+                    try:
+                        with torch.inference_mode(), memory_errors_mapped():  # errors that the device reports late
+                            done.synchronize()
+                            answer.set_result(buffer.numpy().copy())
+                    except Exception as error:
+                        answer.set_exception(error)
+            return answer.result()
+
+        self._reads[turn] = read
+        return read
