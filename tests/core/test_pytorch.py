@@ -136,7 +136,7 @@ def test_bf16_is_close(minilm: EmbeddingEngine) -> None:
 def test_half_precision_rows_that_are_not_finite_are_saved_by_fp32(minilm: EmbeddingEngine) -> None:
     backend = TorchBackend.load(EngineOptions(MINILM, device="cpu", precision="bf16"))
     encoder: Any = backend._encoder
-    backend._encoder = Spoiled(encoder)
+    backend._encoder = Spoiled(encoder)  # type: ignore[assignment]
     engine = EmbeddingEngine(backend)
     assert cosines(engine.embed(["oil leak", "pump"]), minilm.embed(["oil leak", "pump"])).min() >= 0.99999
     assert engine.stats().recomputed == 2

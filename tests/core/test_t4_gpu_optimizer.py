@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS, DeviceProfile, Setting, settings_of
+from app.src.core.memory import ModelShape
 from app.src.core.t4_gpu_optimizer import measure_embedding, measure_products, model_shape, multiplied, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,8 +194,8 @@ def test_the_largest_square_and_the_models_layer_stand_beside_what_is_not_aligne
     only(monkeypatch, "fp32")
     monkeypatch.setattr(optimizer, "multiplied", lambda *_: FIGURES)
 
-    def shapes(*given: Any) -> list[Any]:
-        rows = [each for each in measure_products(*given, 0.1) if isinstance(each, dict)]
+    def shapes(profile: DeviceProfile, edges: Sequence[int] | None, model: ModelShape | None) -> list[Any]:
+        rows = [each for each in measure_products(profile, edges, model, 0.1) if isinstance(each, dict)]
         return [(row["role"], row["m"], row["n"], row["k"]) for row in rows if row["dtype"] == "fp32"]
 
     squares = [("square", edge, edge, edge) for edge in (128, 256, 255)]

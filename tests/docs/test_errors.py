@@ -102,7 +102,8 @@ def _classes() -> list[type[Exception]]:
 
     for root in (errors.ConnectorError, backends.EngineError):
         walk(root)
-    for kind in (exits.UsageFault, SettingsError, *http_errors.STATUS):
+    tables: list[type[Exception]] = [exits.UsageFault, SettingsError, *http_errors.STATUS]
+    for kind in tables:
         walk(kind)
     return [kind for kind in found if not kind.__module__.startswith("app.src.benchmark")]
 

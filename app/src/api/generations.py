@@ -158,5 +158,5 @@ def add(routes: APIRouter, executors: Executors) -> None:
         while another worker holds the collection."""
         if body.keys is not None:
             service.rights.check_every_row(caller(request), name)
-        forget = partial(service.quarantine.drop, name, body.keys, 2.0)  # seconds to wait for another worker
+        forget = partial(service.quarantine.drop, name, body.keys, lease_wait=2.0)
         return Json({"dropped": await executors.run(forget, writes=True)})

@@ -283,12 +283,12 @@ class Quarantine:
         self._collections.changed(name)
         return report
 
-    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None) -> int:
-        """Delete entries and return how many; the next sync tries the rows again. Raises LeaseLost when another worker
-        holds the collection longer than [sync] lease_wait."""
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, **options: float) -> int:
+        """Delete entries and return how many; the next sync tries the rows again. `options`: see `run_options`. Raises
+        LeaseLost when another worker holds the collection longer than `lease_wait`."""
         ids = [entry.id for entry in self.entries(name, wanted)]
         if not ids:
             return 0
-        dropped = quarantine.drop(self._parts.store, name, ids, run_options(self._parts.settings, "drop"))
+        dropped = quarantine.drop(self._parts.store, name, ids, run_options(self._parts.settings, "drop", **options))
         self._collections.changed(name)
         return dropped

@@ -61,8 +61,7 @@ def test_the_second_start_takes_the_engine_from_the_cache(with_tensorrt: GraphSe
     first, again = (with_tensorrt.float_backend("fp16", "") for _ in range(2))
     assert "was built" in first.info.path_reason
     assert "came from the cache" in again.info.path_reason
-    assert again._loaded is not None
-    assert list(again._loaded.usual.get_providers()[:2]) == [TENSORRT, CUDA]
+    assert list(again.usual.get_providers()[:2]) == [TENSORRT, CUDA]
 
 
 @pytest.mark.usefixtures("with_tensorrt")
