@@ -191,9 +191,9 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     options = [bind(binding, scope, option, left.type) for option in nodes]
     left = typed_parameter(binding, left, datatypes.unify(option.type for option in options))
     pairs = [coercion.comparable(left, option) for option in options]
-    lefts = {pair[0] for pair in pairs}
-    if len(lefts) == 1:
-        sql = f"({lefts.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
+    tested = {pair[0] for pair in pairs}
+    if len(tested) == 1:
+        sql = f"({tested.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
     else:
         sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
     return _predicate(sql, left, *options)
