@@ -29,21 +29,13 @@ settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate)
 
 _TRANSPORTS: Any = httpx._transports.default
 _new_context = _TRANSPORTS.create_ssl_context
-
-
-@functools.cache
-def _default_context(*_environment: str | None) -> Any:
-    return _new_context()
-
-
-def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
-    """One TLS context for all clients of the default settings: to read the authorities takes longer than a request."""
-    if verify is True and cert is None and trust_env:
-        return _default_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-    return _new_context(verify, cert, trust_env)
-
-
-_TRANSPORTS.create_ssl_context = _context
+_default_context = functools.cache(lambda *_environment: _new_context())
+_TRANSPORTS.create_ssl_context = lambda verify=True, cert=None, trust_env=True: (
+    # One TLS context for all clients of the default settings: to read the authorities takes longer than a request.
+    _default_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    if verify is True and cert is None and trust_env
+    else _new_context(verify, cert, trust_env)
+)
 
 gc.disable()  # while tests are collected: a third less time
 

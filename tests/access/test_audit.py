@@ -114,7 +114,7 @@ def test_what_cannot_be_written_is_lost_and_counted_and_the_next_is_written(
 
 
 FULL = """
-import resource, signal, sys
+import resource, signal, sys, time
 from app.src.access import audit
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 lost = []
@@ -122,9 +122,11 @@ log = audit.AuditLog(sys.argv[1], lost.append)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3 * len(b'{"n":0}\\n') + 4, hard))
 for number in range(5):
-    log._append({"n": number})
+    log.record({"n": number})
+while lost != [1, 1]:
+    time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-log._append({"n": 9})
+log.record({"n": 9})
 log.close()
 print(lost)
 """
@@ -146,14 +148,14 @@ def test_more_than_can_be_written_is_lost_and_nobody_waits(
     monkeypatch.setattr(audit, "WAITING", 10)
     log, lost = make()
     gate, held = threading.Event(), threading.Event()
-    append = log._append
+    write = log._write
 
-    def slow(entry: Any) -> None:
+    def slow(line: bytes) -> None:
         held.set()
         assert gate.wait(60)
-        append(entry)
+        write(line)
 
-    monkeypatch.setattr(log, "_append", slow)
+    monkeypatch.setattr(log, "_write", slow)
     log.record({"n": 0})
     assert held.wait(60)
     for number in range(1, 31):

@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
-from app.src.core.backends.torch.encoders import Target, load_encoder
+from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
 from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
@@ -423,7 +424,8 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
 
     for words in (60, 500, 30_522):
         model: Any = Model()
-        with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, words)
+        trial = partial(trial_batch, longest=model.longest, words=words)
+        with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, trial)
         assert 0 < max(seen) < words
         seen.clear()
 
@@ -554,7 +556,8 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         return Recorded(next(rungs)), work()
 
-    best, reason = with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, 1000)
+    trial = partial(trial_batch, longest=model.longest, words=1000)
+    best, reason = with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, trial)
     assert "up to 512 tokens" in reason
     assert list(best.rungs) == [32, 128, 512]
     best(TokenBatch.of([[1] * 300]))

@@ -4,6 +4,7 @@ emulator that computes again at each replay, from the numbers that were copied: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import read_folder
+from app.src.core.backends.torch.encoders import trial_batch
 from app.src.core.backends.torch.graphs import LADDER, SEQUENCES, GraphedEncoder, rung_for, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
 from app.src.core.backends.torch.staging import HostUploads, uploads_for
@@ -90,7 +92,8 @@ class Counting:
 
 
 def tried(encoder: Any, record: Recorder, words: int, **named: Any) -> tuple[Any, str]:
-    return with_graphs(GraphedEncoder(encoder, record, HostUploads()), lambda: None, words, **named)
+    trial = partial(trial_batch, longest=encoder.longest, words=words)
+    return with_graphs(GraphedEncoder(encoder, record, HostUploads()), lambda: None, trial, **named)
 
 
 def texts(*lengths: int) -> TokenBatch:

@@ -227,9 +227,9 @@ def test_a_card_without_room_after_all_is_no_error(monkeypatch: pytest.MonkeyPat
 def test_a_product_that_adds_up_too_roughly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that adds up in fp16 would be."""
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries, rows.T).float())
-    assert scan.product_for(torch.device("cpu")) is scan._widened_product
+    assert CardScan(CPU, manager(), Host()).product is scan._widened_product
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries.float(), rows.float().T))
-    assert scan.product_for(torch.device("cpu")) is scan._mixed_product
+    assert CardScan(CPU, manager(), Host()).product is scan._mixed_product
 
 
 @pytest.mark.gpu

@@ -61,13 +61,10 @@ class AuditLog:
 
     def _work(self) -> None:
         while (entry := self._waiting.get()) is not None:
-            self._append(entry)
-
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        try:
-            self._write(json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n")
-        except OSError as error:
-            self._fail(error.strerror or type(error).__name__)
+            try:
+                self._write(json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n")
+            except OSError as error:
+                self._fail(error.strerror or type(error).__name__)
 
     def _write(self, line: bytes) -> None:
         """Write in one call, so that processes do not mix their lines. Logrotate may rename the file at any time."""

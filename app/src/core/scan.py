@@ -44,8 +44,17 @@ class CardScan:
         self.device, self.memory, self.elsewhere = torch.device(profile.torch_name), memory, elsewhere
         on_cpu = self.device.type == "cpu"
         self._stream = None if on_cpu else torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        self.product: Product = _widened_product
         with self.work():
-            self.product = product_for(self.device)
+            rows = torch.randn(300, 512, generator=torch.Generator().manual_seed(3)).half().to(self.device)
+            queries = rows[:3]  # their products with themselves are large, which shows rounding
+            exact = queries.cpu().double()
+            # cuBLAS' product with fp32 results, if it exists and sums in fp32, saves a copy in fp32.
+            with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
+                wrong = (_mixed_product(queries, rows).cpu().double() - exact @ rows.cpu().double().T).abs()
+                lengths = exact.norm(dim=1)[:, None] * rows.cpu().double().norm(dim=1)
+                if bool((wrong <= lengths * 512 * _EPSILON).all()):
+                    self.product = _mixed_product
 
     def copy(self, dimension: int) -> CardCopy:
         return CardCopy(self, dimension)
@@ -55,20 +64,6 @@ class CardScan:
         beside = torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
         with torch.inference_mode(), beside:
             yield
-
-
-def product_for(device: torch.device) -> Product:
-    """Return cuBLAS' product with fp32 results if it exists and sums in fp32, else one over a copy in fp32."""
-    generator = torch.Generator().manual_seed(3)
-    rows = torch.randn(300, 512, generator=generator).half().to(device)
-    queries = rows[:3]  # their products with themselves are large, which shows rounding
-    wanted = queries.cpu().double() @ rows.cpu().double().T
-    try:
-        found = _mixed_product(queries, rows).cpu().double()
-    except (RuntimeError, TypeError, NotImplementedError):
-        return _widened_product
-    lengths = queries.cpu().double().norm(dim=1)[:, None] * rows.cpu().double().norm(dim=1)
-    return _mixed_product if bool(((found - wanted).abs() <= lengths * 512 * _EPSILON).all()) else _widened_product
 
 
 def _mixed_product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

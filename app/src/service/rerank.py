@@ -36,7 +36,39 @@ class Reranker:
         self.settings = settings.search
         self._metrics = metrics
         self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._score = _scorer(settings)
+        self._score: Scorer | None = None
+        search = settings.search
+        if search.kind == "function":  # the operator's module, trusted like the rest of the configuration
+            module_name, _, name = search.rerank.partition(":")
+            try:
+                module = importlib.import_module(module_name)
+            except Exception as error:
+                raise SettingsError(
+                    f'[search] rerank: the module "{module_name}" cannot be imported ({type(error).__name__}); it must'
+                    " be installed, or lie on PYTHONPATH"
+                ) from error
+            self._score = getattr(module, name, None)
+            if not callable(self._score):
+                raise SettingsError(f'[search] rerank: the module "{module_name}" has no function "{name}"')
+        elif search.kind == "cross-encoder":
+            from app.src.core.cross_encoder import check_folder
+
+            try:
+                check_folder(search.folder)
+            except EngineError as error:
+                raise SettingsError(f"[search] rerank: {error}") from None
+            loading = threading.Lock()
+            loaded: list[CrossEncoding] = []
+
+            def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
+                from app.src.core.cross_encoder import CrossEncoding
+
+                with loading:
+                    if not loaded:
+                        loaded.append(CrossEncoding(search.folder, detect(settings.embedding.device).torch_name))
+                return loaded[0].scores(query, texts)
+
+            self._score = scores
         self.on = self._score is not None
 
     def rerank(
@@ -80,41 +112,3 @@ class Reranker:
         order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
         by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
         return [*(top[place] for place in order), *hits[len(top) :]], by_id, None
-
-
-def _scorer(settings: Settings) -> Scorer | None:
-    """Return what `[search] rerank` names, None for "off". Raises SettingsError."""
-    search = settings.search
-    if search.kind == "function":  # the operator's module, trusted like the rest of the configuration
-        module_name, _, name = search.rerank.partition(":")
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            raise SettingsError(
-                f'[search] rerank: the module "{module_name}" cannot be imported ({type(error).__name__}); it must be'
-                " installed, or lie on PYTHONPATH"
-            ) from error
-        function: Scorer | None = getattr(module, name, None)
-        if not callable(function):
-            raise SettingsError(f'[search] rerank: the module "{module_name}" has no function "{name}"')
-        return function
-    if search.kind != "cross-encoder":
-        return None
-    from app.src.core.cross_encoder import check_folder
-
-    try:
-        check_folder(search.folder)
-    except EngineError as error:
-        raise SettingsError(f"[search] rerank: {error}") from None
-    loading = threading.Lock()
-    loaded: list[CrossEncoding] = []
-
-    def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
-        from app.src.core.cross_encoder import CrossEncoding
-
-        with loading:
-            if not loaded:
-                loaded.append(CrossEncoding(search.folder, detect(settings.embedding.device).torch_name))
-        return loaded[0].scores(query, texts)
-
-    return scores

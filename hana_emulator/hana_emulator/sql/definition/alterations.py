@@ -142,22 +142,19 @@ def _drop_columns(reader: TokenReader) -> Alteration:
                 bench.connection.execute(
                     f"DELETE FROM {table} WHERE relation = ? AND column_name = ?", (relation.id, name)
                 )
-        _drop_checks_of(bench, relation, set(names))
+        staying = {column.name for column in kept}
+        for check in relation.checks:
+            mentioned = {_name_of(token) for token in dialect.tokenize(check.condition)}
+            if not mentioned & set(names):
+                continue
+            if mentioned & staying:
+                raise HanaError(351, f"column is referenced in a multi-column constraint: {check.name}")
+            values = (relation.id, check.name)
+            bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
         keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
         _rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
 
     return run
-
-
-def _drop_checks_of(bench: Workbench, relation: Relation, names: set[str]) -> None:
-    for check in relation.checks:
-        mentioned = {_name_of(token) for token in dialect.tokenize(check.condition)}
-        if not mentioned & names:
-            continue
-        if mentioned & {column.name for column in relation.columns} - names:
-            raise HanaError(351, f"column is referenced in a multi-column constraint: {check.name}")
-        values = (relation.id, check.name)
-        bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
 
 
 def _switch_triggers(enabled: bool, reader: TokenReader) -> Alteration:

@@ -164,7 +164,18 @@ def _paren(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     query = node.args.get("query")
     if isinstance(node.this, exp.Tuple):
-        return _tuple_in(binding, scope, node)
+        lefts = [bind(binding, scope, part) for part in node.this.expressions]
+        if query is not None:
+            inner = binding.bind_query(binding, unwrapped(query), scope)
+            names = [Bound(f"c{i}", column.type) for i, column in enumerate(inner.columns, 1)]
+            tests = _tuple_equal(lefts, names)
+            return Bound(f"EXISTS (SELECT 1 FROM ({inner.sql}) WHERE {tests})", BOOLEAN)
+        rows = []
+        for option in node.expressions:
+            values = option.expressions if isinstance(option, exp.Tuple) else [option]
+            rights = [bind(binding, scope, v, left.type) for v, left in zip(values, lefts, strict=False)]
+            rows.append(_tuple_equal(lefts, rights))
+        return Bound(_balanced([f"({row})" for row in rows], "OR"), BOOLEAN)
     if query is not None:
         left = bind(binding, scope, node.this)
         inner = binding.bind_query(binding, unwrapped(query), scope)
@@ -180,28 +191,12 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     options = [bind(binding, scope, option, left.type) for option in nodes]
     left = typed_parameter(binding, left, datatypes.unify(option.type for option in options))
     pairs = [coercion.comparable(left, option) for option in options]
-    lefts = {pair[0] for pair in pairs}
-    if len(lefts) == 1:
-        sql = f"({lefts.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
+    tested = {pair[0] for pair in pairs}
+    if len(tested) == 1:
+        sql = f"({tested.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
     else:
         sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
     return _predicate(sql, left, *options)
-
-
-def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    lefts = [bind(binding, scope, part) for part in node.this.expressions]
-    query = node.args.get("query")
-    if query is not None:
-        inner = binding.bind_query(binding, unwrapped(query), scope)
-        names = [Bound(f"c{i}", column.type) for i, column in enumerate(inner.columns, 1)]
-        tests = _tuple_equal(lefts, names)
-        return Bound(f"EXISTS (SELECT 1 FROM ({inner.sql}) WHERE {tests})", BOOLEAN)
-    rows = []
-    for option in node.expressions:
-        values = option.expressions if isinstance(option, exp.Tuple) else [option]
-        rights = [bind(binding, scope, v, left.type) for v, left in zip(values, lefts, strict=False)]
-        rows.append(_tuple_equal(lefts, rights))
-    return Bound(_balanced([f"({row})" for row in rows], "OR"), BOOLEAN)
 
 
 def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:

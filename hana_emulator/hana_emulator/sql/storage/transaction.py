@@ -231,7 +231,19 @@ class Transaction(Holder):
                 layers = self._renumbered(parked)
                 before: dict[str, set[int]] = parked.base
                 for layer, name in zip(layers, [*self._savepoints, None], strict=True):
-                    self._put(layer, before)
+                    # Delete in all tables first, then update, then insert. A table comes before those it refers to,
+                    # because RESTRICT is not deferred.
+                    shapes = rows.children_first(self._shapes(table) for table in layer)
+                    for shape in shapes:
+                        rows.delete_rows(self.connection, shape, before[shape.table] - layer[shape.table].keys())
+                    for shape in shapes:
+                        known, image = before[shape.table], layer[shape.table]
+                        kept = {rowid: row for rowid, row in image.items() if rowid in known}
+                        rows.update_rows(self.connection, shape, kept)
+                    for shape in reversed(shapes):
+                        known, image = before[shape.table], layer[shape.table]
+                        added = {rowid: row for rowid, row in image.items() if rowid not in known}
+                        rows.insert_rows(self.connection, shape, added)
                     before = {table: set(image) for table, image in layer.items()}
                     if name is not None:
                         self.connection.execute(f"SAVEPOINT {name}")
@@ -258,19 +270,6 @@ class Transaction(Holder):
             for layer in layers:
                 layer[table] = {numbers.get(rowid, rowid): row for rowid, row in layer[table].items()}
         return layers
-
-    def _put(self, layer: Layer, before: Mapping[str, set[int]]) -> None:
-        """Delete in all tables first, then update, then insert. A table comes before those it refers to, because
-        RESTRICT is not deferred."""
-        shapes = rows.children_first(self._shapes(table) for table in layer)
-        for shape in shapes:
-            rows.delete_rows(self.connection, shape, before[shape.table] - layer[shape.table].keys())
-        for shape in shapes:
-            known, image = before[shape.table], layer[shape.table]
-            rows.update_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid in known})
-        for shape in reversed(shapes):
-            known, image = before[shape.table], layer[shape.table]
-            rows.insert_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid not in known})
 
     def rollback(self) -> None:
         self._parked = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -76,7 +77,8 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
-    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), words_of(folder))
+    trial = partial(trial_batch, longest=encoder.longest, words=words_of(folder))
+    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), trial)
     return best, f"{reasons}; {why}"
 
 

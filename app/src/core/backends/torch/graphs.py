@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from .. import Pause, TokenBatch
-from .encoders import trial_batch
 from .linears import gain
 from .packed import Layout, PackedEncoder
 from .staging import Uploads
@@ -63,10 +62,23 @@ class GraphedEncoder:
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         tokens = rung_for(batch.tokens, len(batch)) if self._on else None
         if tokens is not None and tokens <= self.most:
-            rung = self.rungs.get(tokens) or self._recorded(tokens)
+            longest = self.encoder.longest
+            if tokens not in self.rungs:
+                borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
+                try:
+                    fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
+                    numbers = self._uploads.send()
+                    ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
+                    layout = Layout((), min(tokens, longest), cumulative)
+                    recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
+                    self.rungs[tokens] = _Rung(tokens, numbers, recording, found)
+                except RuntimeError:  # includes OutOfMemoryError; all later batches are launched
+                    self._on = False
+                    self.rungs.clear()
+            rung = self.rungs.get(tokens)
             if rung is not None:
                 room, staged = self._uploads.room(len(rung.numbers)), self.encoder.staged(batch)
-                fill(room, rung.tokens, staged, batch.lengths.tolist(), self.encoder.longest)
+                fill(room, rung.tokens, staged, batch.lengths.tolist(), longest)
                 self._uploads.send_into(rung.numbers)
                 rung.recording.replay()
                 return rung.found[: len(batch)].clone()  # the next replay overwrites it
@@ -75,23 +87,6 @@ class GraphedEncoder:
         except torch.OutOfMemoryError:
             self.rungs.clear()
             raise
-
-    def _recorded(self, tokens: int) -> _Rung | None:
-        """Record a new size; if that fails, return None and stop using graphs."""
-        longest = self.encoder.longest
-        borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
-        try:
-            fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
-            numbers = self._uploads.send()
-            ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
-            layout = Layout((), min(tokens, longest), cumulative)
-            recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
-        except RuntimeError:  # includes OutOfMemoryError
-            self._on = False
-            self.rungs.clear()
-            return None
-        self.rungs[tokens] = rung = _Rung(tokens, numbers, recording, found)
-        return rung
 
 
 def sequences_in(tokens: int) -> int:
@@ -167,12 +162,12 @@ LEAST_COSINE = 0.9999
 def with_graphs(
     graphed: GraphedEncoder,
     finish: Callable[[], None],
-    words: int,
+    trial: Callable[[int], TokenBatch],
     probes: Sequence[int] = PROBES,
 ) -> tuple[Any, str]:
     """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
 
-    `finish` waits for the device; `words`: size of the vocabulary.
+    `finish` waits for the device; `trial` makes a batch of so many tokens.
     """
 
     def clock() -> float:
@@ -183,7 +178,7 @@ def with_graphs(
     gains: dict[int, float] = {}
     with torch.inference_mode():
         for tokens in probes:
-            probe = trial_batch(tokens, encoder.longest, words)
+            probe = trial(tokens)
             pair = encoder(probe).double(), graphed(probe).double()
             cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
             if not graphed.rungs:  # recording failed, so all later batches are launched

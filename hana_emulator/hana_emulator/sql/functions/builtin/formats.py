@@ -131,21 +131,17 @@ def read_moment(value: Any, model: Any) -> Moment:
         if day.ticks < 0 or day.whole.year != first.whole.year:
             raise moments.bad_moment()
         return day
-    return moments.checked(_year(found), _month(found), int(found.get("DD", 1)), clock)
+    month = int(found.get("MM", 1))
+    if "MONTH" in found:
+        names, wanted = [name[:3].upper() for name in calendar.month_name], found["MONTH"][:3].upper()
+        if wanted not in names[1:]:
+            raise moments.bad_moment()
+        month = names.index(wanted)
+    return moments.checked(_year(found), month, int(found.get("DD", 1)), clock)
 
 
 def _year(found: dict[str, str]) -> int:
     return int(found["YYYY"]) if "YYYY" in found else 2000 + int(found["YY"]) if "YY" in found else 1
-
-
-def _month(found: dict[str, str]) -> int:
-    if "MONTH" not in found:
-        return int(found.get("MM", 1))
-    names = [name[:3].upper() for name in calendar.month_name]
-    wanted = found["MONTH"][:3].upper()
-    if wanted not in names[1:]:
-        raise moments.bad_moment()
-    return names.index(wanted)
 
 
 _MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}([ T].*)?|\d{2}:\d{2}:\d{2}|\d{8}")

@@ -52,7 +52,7 @@ function indexOf({ used }) {
 }
 
 function rerankerOf({ by, depth, why_not: whyNot }) {
-  return whyNot ? `${by}: not applied, ${whyNot}` : `${by}, of the first ${many(depth, "row")}`;
+  return whyNot ? `${by}: ${whyNot}` : `${by}, of the first ${many(depth, "row")}`;
 }
 
 /** One line a hit; a column that has no value in any line is left out. */
