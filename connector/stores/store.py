@@ -143,7 +143,12 @@ class VectorStore(ABC):
 
     @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
+        """Create the state tables and the table for the vectors of generation `name` where missing. Return the table's
+        name. Raises ConfigurationError if it belongs to another collection."""
+
+    @abstractmethod
+    def _ensure_table(self, table: str, dimension: int) -> None:
+        """Create the table for vectors if missing."""
 
     @abstractmethod
     def _drop_vectors(self, found: Collection, lease: Lease) -> None: ...
@@ -186,7 +191,7 @@ class VectorStore(ABC):
         if found.stamp != stamp:
             self._change_model(found, stamp)
             return Checkpoint()
-        self._create_table(collection, collection.partition("@")[0], found.number, stamp.dimension)
+        self._ensure_table(found.table, stamp.dimension)
         names = self._names.get(collection)
         if names is not None and dict(names) != dict(found.names):
             sql = f'UPDATE {self._tables.state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'

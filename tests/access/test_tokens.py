@@ -17,6 +17,7 @@ from app.src.access.authentication import Authentication
 from app.src.access.keys import Grant, create
 from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
+from app.src.access.tokens import KeySet
 from app.src.settings import AccessSettings
 from app.src.settings.model import JwtSettings
 from tests.access.issuer import (
@@ -384,6 +385,30 @@ def test_a_key_set_that_is_none_ends_the_start(tmp_path: Path, content: bytes | 
 def from_file(path: Path) -> Authentication:
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": path}
     return Authentication(AccessSettings.model_validate({"jwt": settings}))
+
+
+def test_an_unreadable_key_set_is_not_read_again_for_each_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "jwks.json"
+    shown.write_bytes(SHOWN)
+    keys = KeySet(shown, ["RS256"])
+    keys.open()
+    shown.write_bytes(jwks(jwk(STRANGER, "new")))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    asked = 0
+    for _ in range(50):
+        if keys.due():
+            asked += 1
+            keys.refresh().result(10)
+    assert asked == 1
+    assert "Too many open files" in (keys.fault or "")
+    monkeypatch.setattr("app.src.access.files.LOOK_SECONDS", 0.0)
+    assert keys.due()
 
 
 def test_a_key_set_that_could_not_be_read_for_a_moment_is_read_again(

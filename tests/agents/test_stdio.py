@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,6 +24,7 @@ from typer.testing import CliRunner
 
 from app.src.access.keys import Grant, create, revoke
 from app.src.cli import app
+from app.src.mcp import stdio
 from app.src.service.service import Service
 from connector.extras import install_command
 from tests.adversity.scene import NAME, Scene
@@ -262,3 +265,21 @@ async def test_a_sync_that_was_asked_for_is_done_here(make_scene: Callable[..., 
                     break
                 await anyio.sleep(0.1)
         assert status["rows"] == 11, "one is empty"
+
+
+async def test_a_sender_that_is_too_fast_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+
+    def endless(descriptor: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return b"line\n" * 1000
+
+    monkeypatch.setattr(stdio, "os", SimpleNamespace(read=endless))
+    lines = stdio._lines()
+    assert await anext(lines) == "line"
+    await asyncio.sleep(0.2)
+    assert reads <= 7
+    monkeypatch.setattr(stdio, "os", SimpleNamespace(read=lambda *_: b""))
+    async for _ in lines:  # the thread ends
+        pass

@@ -446,7 +446,10 @@ def test_over_http(client: Client) -> None:
     assert hits[0]["key"] == {"MATNR": "4"}
     assert act(client, "rollback")["generation"] == 1
     assert client.get("/v1/collections/materials").json()["generation"] == 1
-    assert act(client, "drop", number=2) == {"collection": NAME, "dropped": 2}
+    dropped = act(client, "drop", number=2)
+    assert dropped == {"collection": NAME, "dropped": 2}
+    shapes = client.get("/openapi.json").json()["components"]["schemas"]
+    assert set(shapes["GenerationDropped"]["properties"]) == set(dropped)
     assert [each["generation"] for each in client.get(PLACE).json()] == [1]
     syncing = client.post("/v1/collections/materials/sync").json()["job"]
     assert finished(client, syncing)["result"]["generation"] == 3

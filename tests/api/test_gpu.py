@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 from httpx import Client
@@ -11,6 +12,8 @@ from pydantic import TypeAdapter
 
 from app.src.core import nvml
 from app.src.service import status
+from app.src.service.service import Service
+from app.src.settings import Settings
 
 STATE = nvml.GpuState(
     0,
@@ -87,6 +90,19 @@ def test_metrics_without_a_card_and_with_a_driver_that_hangs(client: Client, mon
     assert "owl_sap_gpu_utilization_ratio" not in found
     assert (answer["devices"], answer["answered"]) == ([], False)
     assert "not answered within 0.05 s" in answer["reason"]
+
+
+def test_a_loaded_engine_says_what_computes_although_the_driver_hangs(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr(status, "gpu_missing", asked)
+    embedding = settings.embedding.model_copy(update={"expect_gpu": True})
+    with closing(Service(settings.model_copy(update={"embedding": embedding}))) as service:
+        assert service.parts.engine.profile.kind == "cpu"
+        assert "owl_sap_gpu_wanted_but_missing 1.0" in service.metrics.render().decode()
 
 
 def test_no_card_is_an_answer_and_no_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

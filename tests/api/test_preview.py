@@ -12,6 +12,8 @@ from app.src.access.principal import LOOPBACK
 from app.src.access.rows import RowsRefused
 from app.src.service.catalog import LONGEST_SAMPLE
 from app.src.service.service import Service
+from connector.errors import UnknownTable
+from connector.sync import sampling
 from tests.api.conftest import serving
 from tests.api.test_routes import problem
 
@@ -117,6 +119,16 @@ def test_tables_that_have_no_texts_or_are_not_there(client: httpx.Client, schema
     assert "no column that looks like text" in without["detail"]
     assert client.post(f"/v1/tables/{schema}/NUMBERS/preview", json={"template": "{K}"}).json()["sampled"] == 0
     assert "'NUMBERS'" in problem(client.post(f"/v1/tables/{schema}/NUMBRS/preview", json={}), 404)["detail"]
+
+
+def test_a_proposed_text_table_that_is_gone_is_not_found(
+    client: httpx.Client, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise UnknownTable("there is no table MAKT")
+
+    monkeypatch.setattr(sampling, "preview", gone)
+    problem(client.post(f"/v1/tables/{schema}/MARA/preview", json={}), 404)
 
 
 def test_nobody_previews_rows_that_they_may_not_see(

@@ -119,6 +119,17 @@ def test_different_hits_by_the_rerankers_relevance(synced: httpx.Client) -> None
     assert passages["passages"][0]["text"] == passages["text"], "of the hits that come out"
 
 
+@pytest.mark.parametrize(("first", "step"), [(0.5, 0.0), (0.5, -1e-9)])
+def test_equal_and_close_scores_are_better_than_none(
+    synced: httpx.Client, reranker: Recording, first: float, step: float
+) -> None:
+    best = texts(ask(synced, query="pump chair", rerank=False))
+    reranker.answer = lambda each: [first + step * place for place in range(len(each))]
+    found = texts(ask(synced, query="pump chair", mmr_lambda=0.9))
+    assert found[3:] == best[3:]
+    assert not step or found == best
+
+
 BAD: dict[str, Callable[[Sequence[str]], Any]] = {
     "an exception": lambda texts: 1 / 0,
     "too few": lambda texts: [1.0],

@@ -233,21 +233,31 @@ def test_a_full_queue_is_no_end_of_the_schedule(tmp_path: Path, clock: Clock) ->
         assert [job.collection for job in jobs.all()] == ["b", "a"]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(DatabaseError("no space left on the disk"), "no space left"), (KeyError("a row's text"), "KeyError")],
+)
 def test_one_that_cannot_be_looked_at_stops_no_other(
-    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    said: str,
 ) -> None:
     jobs, scheduler = make(a=every("5m"), b=every("5m"))
     turn = Jobs.turn
 
     def failing(self: Jobs, collection: str) -> Turn | None:
         if collection == "a":
-            raise DatabaseError("no space left on the disk")
+            raise error
         return turn(self, collection)
 
     monkeypatch.setattr(Jobs, "turn", failing)
     scheduler.look()
     assert [job.collection for job in jobs.all()] == ["b"]
-    assert 'the schedule of "a"' in caplog.text
+    assert f'the schedule of "a" cannot be kept at the moment: {said}' in caplog.text
+    assert "a row's text" not in caplog.text
 
 
 def test_a_new_schedule_counts_from_when_it_is_seen(make: Make, clock: Clock) -> None:
@@ -286,6 +296,13 @@ def test_it_runs_beside_the_jobs_and_ends(tmp_path: Path) -> None:
         dispatcher = jobs._dispatcher
     assert dispatcher is not None
     assert not dispatcher.is_alive()
+
+
+def test_jobs_begin_although_due_ones_cannot_be_queued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Given(tmp_path / "state", JobOptions(look_seconds=0.01))) as jobs:
+        jobs.run(look=lambda: 1 / 0)
+        assert wait_for(jobs, jobs.begin("a", lambda run: {})).state == "succeeded"
+    assert caplog.text.count("ZeroDivisionError") == 1
 
 
 # -------------------------------------------------------------------------------------- several processes, one file

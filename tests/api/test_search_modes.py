@@ -13,9 +13,11 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
+from app.src.service.collections import VisibleView
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
 from app.src.settings import Settings
+from connector.cancellation import Cancellation, cancelled_by, current
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from connector.stores import ranking
@@ -443,6 +445,7 @@ def test_so_many_passages_there_are_not(client: httpx.Client, synced: Service, p
         ),  # as text greater than every day of 2026: rows would be found, wrong ones
         ({"$and": [{"MATNR": "1"}, {"ERDAT": {"$between": ["20260101", "20260301"]}}]}, True),
         ({"ERDAT": {"$in": ["20260301"]}}, True),
+        ({"ERDAT": {"$in": ["2026-03-01", "20260302"]}}, True),
         ({"ERDAT": {"$lte": "2026-03-01"}}, False),
         ({"ERDAT": {"$like": "20260301"}}, False),
         ({"MATNR": "20260301"}, False),
@@ -493,6 +496,21 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
     with threadpool_limits(2, user_api="blas"):
         service.search.run("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}
+
+
+def test_few_rows_are_sampled_once_for_all_who_ask(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, seen, mine = VisibleView.sample, list[Cancellation](), Cancellation()
+
+    def noted(view: VisibleView, *args: Any, **more: Any) -> Any:
+        seen.append(current())
+        return sample(view, *args, **more)
+
+    monkeypatch.setattr(VisibleView, "sample", noted)
+    with cancelled_by(mine):
+        for _ in range(2):
+            synced.search.run("materials", "pump", principal=OPERATOR)
+    assert len(seen) == 1
+    assert seen[0] is not mine, "who leaves does not stop what the others wait for"
 
 
 def test_depth_is_how_many_hits_mmr_chooses_from(client: httpx.Client, synced: Service) -> None:

@@ -37,9 +37,10 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def issued(authority: trustme.CA, folder: Path, days: float = 365) -> ApiSettings:
+def issued(authority: trustme.CA, folder: Path, days: float = 365, begins: float = -9999) -> ApiSettings:
     folder.mkdir(exist_ok=True)
-    made = authority.issue_cert("localhost", "127.0.0.1", not_after=NOW + datetime.timedelta(days=days))
+    first, last = (NOW + datetime.timedelta(days=each) for each in (begins, days))
+    made = authority.issue_cert("localhost", "127.0.0.1", not_before=first, not_after=last)
     cert, key = folder / "cert.pem", folder / "key.pem"
     cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
     key.write_bytes(made.private_key_pem.bytes())
@@ -218,6 +219,9 @@ def test_doctor_says_how_long_it_will_do(tmp_path: Path, authority: trustme.CA) 
         with pytest.raises(Fault, match=words) as fault:
             checks.certificate(issued(authority, tmp_path, days))
         assert "renew" in fault.value.fix
+    with pytest.raises(Fault, match="is valid from") as fault:
+        checks.certificate(issued(authority, tmp_path, 90, begins=3))
+    assert "clock" in fault.value.fix
     good = issued(authority, tmp_path)
     assert good.tls_key is not None
     good.tls_key.chmod(0o644)

@@ -241,6 +241,13 @@ def test_what_a_card_does_not_tell_is_none(driver: Driver) -> None:
     assert driver.opened == 0
 
 
+def test_a_process_whose_memory_is_not_told(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Driver, "nvmlDeviceGetComputeRunningProcesses", lambda _self, _handle: [SimpleNamespace(pid=4711)]
+    )
+    assert nvml.snapshot().devices[0].processes == [{"pid": 4711, "memory_bytes": None}]
+
+
 def test_an_answer_that_cannot_be_read_is_none(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def garbled(self: Driver, handle: int) -> str:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from app.src.core.onnx_export.optimizer import T4GPUConfig
 from app.src.settings import Settings
@@ -29,6 +32,22 @@ def test_defaults_are_the_guides() -> None:
     made = {f"T4_GPU_{name.upper()}": value for name, value in asdict(T4GPUConfig()).items()}
     assert {name: made[name] for name in GUIDE} == GUIDE
     assert set(GUIDE) == {each.name for each in VARIABLES if each.name.startswith("T4_GPU_")}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_workspace_size": 4096},
+        {"memory_fraction": 0.0},
+        {"memory_fraction": 1.1},
+        {"max_batch_size": 0},
+        {"optimization_level": 6},
+        {"precision": "int4"},
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"T4GPUConfig.{next(iter(wrong))} must be"):
+        T4GPUConfig(**wrong)
 
 
 def test_the_cache_lies_with_the_state(tmp_path: Path) -> None:

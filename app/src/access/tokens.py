@@ -89,7 +89,7 @@ class KeySet:
         self.source = source
         self._algorithms = tuple(algorithms)
         self._keys: Keys = {}
-        self._had = self._tried = float("-inf")
+        self._had = self._tried = self._looked = float("-inf")
         self._seen: tuple[int, ...] | None = None
         self._starting = threading.Lock()
         self._refreshing: Future[None] | None = None
@@ -108,8 +108,10 @@ class KeySet:
         now = time.monotonic()
         if self._refreshing is not None and not self._refreshing.done():
             return True
-        if isinstance(self.source, Path) and files.edition(self.source) != self._seen:
-            return True
+        if isinstance(self.source, Path) and now - self._looked >= files.LOOK_SECONDS:
+            self._looked = now
+            if files.edition(self.source) != self._seen:
+                return True
         wanted = unknown or not self.believed or now - self._had >= LIFESPAN
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 

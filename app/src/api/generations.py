@@ -92,6 +92,11 @@ class GenerationBody(BaseModel):
     template: str | None = Field(description="null: made by an earlier version")
 
 
+class GenerationDropped(BaseModel):
+    collection: str
+    dropped: int
+
+
 class DropResponse(BaseModel):
     dropped: int
 
@@ -113,7 +118,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         rollback."""
         return Json(await executors.run(partial(service.generations.shown, name)))
 
-    @routes.post(_GENERATIONS, response_model=Comparison | Switched | DropResponse, responses=_ANSWERS)
+    @routes.post(_GENERATIONS, response_model=Comparison | Switched | GenerationDropped, responses=_ANSWERS)
     async def change(request: Request, name: str, body: GenerationsBody) -> Response:
         """Build a generation by the settings, in the background; or compare, switch, roll back or drop at once. 404 for
         an unknown generation, 409 where its state forbids it or a job of this collection runs."""

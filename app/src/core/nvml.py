@@ -195,7 +195,9 @@ def _state(nvml: Any, index: int) -> GpuState:
         found["throttled_abnormally"] = any(each.normal is False for each in held)
     running = ask("ComputeRunningProcesses")
     if running is not None:
-        found["processes"] = [{"pid": each.pid, "memory_bytes": each.usedGpuMemory} for each in running]
+        found["processes"] = [
+            {"pid": each.pid, "memory_bytes": getattr(each, "usedGpuMemory", None)} for each in running
+        ]
     return GpuState(**found)
 
 

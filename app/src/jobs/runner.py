@@ -19,6 +19,7 @@ from connector.errors import ConnectorError
 PROGRESS_SECONDS = 0.5  # seconds between two writes of progress, and between two checks for a cancellation
 FIRST_WAIT = 5.0  # seconds; the connection pool has already retried for shorter failures
 _MOST_DOUBLINGS = 30
+_LOOK_AGAIN_SECONDS = 30.0  # after an unexpected error in queueing due jobs
 _log = logging.getLogger(__name__)
 
 
@@ -196,9 +197,13 @@ class Jobs(Journal):
         while not self._ending:
             self._news.clear()
             wait = self._options.look_seconds
-            try:
-                if self._look is not None and time.monotonic() >= due:
+            if self._look is not None and time.monotonic() >= due:
+                due = time.monotonic() + _LOOK_AGAIN_SECONDS
+                try:
                     due = time.monotonic() + self._look()
+                except Exception as error:  # any error: queued jobs must begin all the same
+                    _log.error("no due job can be queued at the moment: %s", type(error).__name__)
+            try:
                 self.settle()
                 while self._may_begin() and len(self._runs) < self._workers and self._begin_one():
                     pass

@@ -7,8 +7,8 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, suppress
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
 from typing import Any, cast
 
 import anyio
@@ -91,18 +91,22 @@ def serve(service: Service, cancelling: Cancelling) -> None:
 async def _lines() -> AsyncIterator[str]:
     """Yield the lines of stdin. The SDK's own reader waits in a thread that cannot be cancelled, which would delay
     SIGTERM until the next line."""
-    loop, come = asyncio.get_running_loop(), asyncio.Queue[bytes]()
+    loop, come = asyncio.get_running_loop(), asyncio.Queue[bytes](4)  # bounded, so that a fast sender waits
 
     def read() -> None:
         # The descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends.
         data = b"-"
-        with suppress(RuntimeError):  # the loop has ended
-            while data:
-                try:
-                    data = os.read(0, 65_536)
-                except OSError:
-                    data = b""
-                loop.call_soon_threadsafe(come.put_nowait, data)
+        while data:
+            try:
+                data = os.read(0, 65_536)
+            except OSError:
+                data = b""
+            putting = come.put(data)
+            try:
+                asyncio.run_coroutine_threadsafe(putting, loop).result()
+            except (RuntimeError, CancelledError):  # the loop has ended
+                putting.close()
+                return
 
     threading.Thread(target=read, name="owl-sap-stdin", daemon=True).start()
     rest = b""

@@ -421,8 +421,10 @@ def certificate(api: ApiSettings) -> str:
             f"correct [api] tls_certificate and tls_key ({api.tls_certificate.name} and {api.tls_key.name}): the chain "
             "and its key without a password, both PEM",
         ) from None
-    ends = found.not_valid_after_utc
-    left = ends - datetime.now(UTC)
+    now, begins, ends = datetime.now(UTC), found.not_valid_before_utc, found.not_valid_after_utc
+    if now < begins:
+        raise Fault(f"the certificate is valid from {begins:%Y-%m-%d} on", "check the clock")
+    left = ends - now
     if left < EXPIRES_SOON:
         when = f"ends on {ends:%Y-%m-%d}, in {left.days} days" if left.days >= 0 else f"ended on {ends:%Y-%m-%d}"
         raise Fault(f"the certificate {when}", "renew it in its place: the service takes it up without a restart")

@@ -101,8 +101,9 @@ class Scheduler:
                         due[-1] = next_start(schedule, (turn[0], now), now)
             except (JobRunning, QueueFull):
                 pass
-            except (ConnectorError, StateUnusable) as error:
-                _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, error)
+            except Exception as error:  # any error: it must not stop the other schedules
+                why = str(error) if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
+                _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, why)
         return max(0.01, min(due) - now)
 
 

@@ -83,11 +83,14 @@ class Catalog:
         if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
         from connector.sync.sampling import preview
 
+        try:
+            columns = () if template is None else Template.parse(template).columns
+        except ConfigurationError as error:
+            raise NotPreviewable(str(error)) from None
         found = self._introspect(ref, look_at_rows=True)
         proposal = found.proposal
         embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
         try:
-            columns = () if template is None else Template.parse(template).columns
             own = template is not None and all(found.table.column(name) for name in columns)
             if template is not None and (proposal is None or (own and proposal.source != found.table.ref)):
                 spec = CollectionSpec("preview", found.table.ref, template)  # the table itself, by its own columns
@@ -97,7 +100,7 @@ class Catalog:
                 wanted = template or proposal.template
                 spec = CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)
             document = preview(spec, source, embedder, samples)
-        except (ConfigurationError, UnknownColumn, NoKey, NoProposal) as error:
+        except (UnknownColumn, NoKey, NoProposal) as error:
             raise NotPreviewable(str(error)) from None
         for sample in document["samples"]:
             if len(sample["text"]) > LONGEST_SAMPLE:

@@ -110,5 +110,5 @@ class Reranker:
             _log.warning("a reranking failed: %s", why)
             return list(hits), {}, f"the hits are not reranked: {why}"
         order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
-        by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
+        by_id = {hit.id: float(score) for hit, score in zip(top, scores, strict=True)}
         return [*(top[place] for place in order), *hits[len(top) :]], by_id, None

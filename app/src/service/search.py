@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
+from connector.cancellation import Cancellation, cancelled_by
 from connector.document.document import metadata_names, named_key, parse_id
 from connector.document.values import is_dats, iso_date
 from connector.errors import UnknownRow
@@ -42,6 +44,7 @@ PORTION = 20  # hits whose chunks are read at once: rows may be long, and all th
 SAMPLED = 2_000  # rows whose vectors give the backdrop of a collection
 # Backdrops by collection and row filter. One costs several searches and hardly changes with a few more rows.
 BACKDROPS, BACKDROP_SECONDS = 256, 60.0
+NO_BACKDROP_SECONDS = 5.0  # how long too few rows are remembered: a sync may be adding more
 _NUMBERS = 2  # most words of a query that are looked up in keys
 _SHORTEST_NUMBER = 4
 _CANCELLED = 1e-6  # length of a mean of unit vectors below which its direction is noise
@@ -220,11 +223,12 @@ class Hybrid:
         with lock:  # concurrent searches share one computation
             _, end, backdrop = self._backdrops.get(view.key, (lock, end, backdrop))
             if time.monotonic() >= end:
-                rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
-                with single_threaded():
-                    backdrop = Backdrop.of(rows[np.any(rows != 0, axis=1)])
-                if backdrop is not None:  # too few rows: another process may be adding more
-                    self._backdrops[view.key] = lock, time.monotonic() + BACKDROP_SECONDS, backdrop
+                with cancelled_by(Cancellation()):  # not by this caller: others wait for it
+                    rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
+                    with single_threaded():
+                        backdrop = Backdrop.of(rows[np.any(rows != 0, axis=1)])
+                lasts = NO_BACKDROP_SECONDS if backdrop is None else BACKDROP_SECONDS
+                self._backdrops[view.key] = lock, time.monotonic() + lasts, backdrop
             return backdrop
 
 
@@ -371,9 +375,10 @@ class Search:
                 # From 0 to 1. Only cosines are on MMR's scale: other scores become a share of the best one.
                 relevance = np.array([hit.score for hit in hits], dtype=np.float64)
                 if scores:
-                    least, greatest = min(scores.values()), max(scores.values())
-                    ranks = [(scores.get(hit.id, least) - least) / (greatest - least or 1.0) for hit in hits]
-                    relevance = np.array(ranks)
+                    least, width = min(scores.values()), max(scores.values()) - min(scores.values())
+                    # Equal scores are all the best; hits without one are the worst.
+                    ranks = {id_: (score - least) / width if width else 1.0 for id_, score in scores.items()}
+                    relevance = np.array([ranks.get(hit.id, 0.0) for hit in hits])
                 elif request.mode != "vector" and relevance.max(initial=0.0) > 0:
                     relevance /= relevance.max()
                 hits = [hits[place] for place in mmr(relevance, view.vectors(hits), request.k, lam)]
@@ -393,7 +398,9 @@ class Search:
         if options.explain:
             ids = [hit.id for hit in found]
             explained = explanation(ranked, hits, ids, view.index_use(depth, request.where))
-            by_id = {id_: scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)}
+            by_id = {
+                id_: round(scores[hit.id], 6) if hit.id in scores else None for hit, id_ in zip(hits, ids, strict=True)
+            }
             kind = self._reranker.settings.kind
             reranked = {"by": kind, "depth": len(scores), "why_not": failure, "scores": by_id}
             explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
@@ -497,12 +504,14 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
     # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
-    for term in () if spec.written_by_clients else terms(parse(where, names)):
-        name, text = term.field, str(term.values[0]) if term.kind is Kind.TEXT and term.values else ""
-        day = None if term.operator in ("$like", "$contains") else iso_date(text)
-        if day and is_dats(Column(name, "NVARCHAR", len(text))):
-            notes.append(f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"')
-            break
+    dates = (
+        f'SAP\'s dates are stored as {day}; the filter compares {term.field} with the text "{text}"'
+        for term in (() if spec.written_by_clients else terms(parse(where, names)))
+        if term.kind is Kind.TEXT and term.operator not in ("$like", "$contains")
+        for text in map(str, term.values)
+        if (day := iso_date(text)) and is_dats(Column(term.field, "NVARCHAR", len(text)))
+    )
+    notes += islice(dates, 1)
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text has no letter or digit, so there is no word to search for")
     return notes

@@ -137,7 +137,14 @@ class Status:
         collections.on_change = self._look.forget
         metrics.expect(collections.synced_names)
         embedding = parts.settings.embedding
-        metrics.gpu_missing.set_function(lambda: float(gpu_missing(embedding, parts.engine_if_loaded()) is not None))
+
+        def wanted_but_missing() -> float:
+            engine = parts.engine_if_loaded()
+            if engine is not None and embedding.expect_gpu:  # answers at once, even if the driver hangs
+                return float(engine.profile.kind != "cuda")
+            return float(gpu_missing(embedding, engine) is not None)
+
+        metrics.gpu_missing.set_function(wanted_but_missing)
         metrics.sources |= {
             "engines": self._engine_samples,
             "collections": self._collection_samples,

@@ -94,3 +94,10 @@ def test_the_newest_of_each_kind_and_model_stay(cache: ArtifactCache) -> None:
     assert [cache.find(INT8, {**DEPENDS, "level": level}) is not None for level in (0, 3, KEPT + 2)] == [0, 1, 1]
     assert other.graph.exists()
     assert (cache.folder / "not-ours-1").exists()
+
+
+def test_an_entry_that_another_process_removes_does_not_stop_the_writing(cache: ArtifactCache) -> None:
+    _put(cache)
+    (cache.folder / f"{INT8}-gone-1").symlink_to(cache.folder / "nowhere")  # listed, but without a date
+    entry = _put(cache, level=4)
+    assert entry.graph.exists()

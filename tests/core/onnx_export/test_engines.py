@@ -16,6 +16,7 @@ from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits
+from app.src.core.nvml import GpuSnapshot
 from app.src.core.onnx_export import serving
 from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing, choose_runtime
 
@@ -68,7 +69,14 @@ def start(
     """Load a float graph, and return the reason that the backend gives."""
     folder = str(make_folder())
 
-    def load(precision: str = "fp16", card: DeviceProfile = T4, versions: str = "10.16.1", **options: Any) -> str:
+    def load(
+        precision: str = "fp16",
+        card: DeviceProfile = T4,
+        versions: str = "10.16.1",
+        driver: str = "580.95.05",
+        **options: Any,
+    ) -> str:
+        monkeypatch.setattr(serving, "snapshot", lambda: GpuSnapshot(driver_version=driver))
         monkeypatch.setattr(serving, "detect", lambda _device: card)
         monkeypatch.setattr(serving, "_version", lambda *_names: versions)
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ALL)
@@ -94,10 +102,11 @@ def test_an_engine_is_built_once(start: Start, tensorrt: FakeTensorRT) -> None:
     [
         {"card": DeviceProfile.of_card("NVIDIA L4")},
         {"versions": "10.16.2"},
+        {"driver": "590.10"},
         {"workspace_mb": 1024},
         {"optimization_level": 5},
     ],
-    ids=["card", "versions", "workspace", "level"],
+    ids=["card", "versions", "driver", "workspace", "level"],
 )
 def test_anything_else_builds_another(start: Start, tensorrt: FakeTensorRT, changed: dict[str, Any]) -> None:
     start()

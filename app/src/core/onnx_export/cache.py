@@ -1,4 +1,4 @@
-"""The cache folder of graphs and TensorRT engines ([tensorrt] cache).
+"""The cache folder of graphs and TensorRT engines.
 
 An entry is a folder named by a hash of its origin. Graphs with a wrong checksum are removed; the newest entries of each
 kind and model are kept.
@@ -67,10 +67,10 @@ class ArtifactCache:
                     raise ValueError("its checksum does not fit")
             return Entry(path / GRAPH, manifest["sha256"], dict(manifest["facts"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s in [tensorrt] cache is damaged and was removed: %s", path.name, error)
+            log.warning("%s is damaged and was removed: %s", path, error)
             shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            log.warning("%s in [tensorrt] cache cannot be read: %s", path.name, error.strerror)
+            log.warning("%s cannot be read: %s", path, error.strerror)
         return None
 
     def store(self, kind: str, depends: Dependencies, graph: onnx.ModelProto, facts: Mapping[str, Any]) -> Entry:
@@ -103,12 +103,15 @@ class ArtifactCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".building-", dir=self.folder, ignore_cleanup_errors=True) as aside:
                 yield Path(aside)
-            newest = sorted(self.folder.glob("*-*-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+            changed: dict[Path, float] = {}
+            for path in self.folder.glob("*-*-*"):
+                with contextlib.suppress(OSError):  # another process removes it
+                    changed[path] = path.stat().st_mtime
             kept: Counter[str] = Counter()
-            for path in newest:
+            for path in sorted(changed, key=changed.__getitem__, reverse=True):
                 kind_and_model = path.name.rpartition("-")[0]
                 kept[kind_and_model] += 1
                 if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            raise DeviceUnavailable(f"[tensorrt] cache cannot be written to: {error.strerror}") from error
+            raise DeviceUnavailable(f"{self.folder} cannot be written to: {error.strerror}") from error

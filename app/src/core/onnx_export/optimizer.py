@@ -21,6 +21,7 @@ import numpy as np
 from ..agreement import LEAST_TEXTS, judge
 from ..backends import Backend, EngineError, Vectors
 from ..backends.torch.backend import EngineOptions, TorchBackend
+from ..device import PRECISIONS
 from ..memory import CPU_TOKENS, MemoryLimits
 from ..tokens import plan_batches
 from .cache import INT8, ArtifactCache
@@ -111,7 +112,7 @@ def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T4GPUConfig:
     """The guides' switches: the variables `T4_GPU_` and the name in capitals. Calibration uses those with a comment;
-    docs/gpu.md says what a card makes of each."""
+    docs/gpu.md says what a card makes of each. Raises ValueError naming the field."""
 
     fp16_mode: bool = True
     int8_mode: bool = False
@@ -125,6 +126,17 @@ class T4GPUConfig:
     optimization_level: int = 3  # TensorRT's builder, 0 (fast to build) to 5 (fast to run)
     precision: str = "auto"
     calibration_cache: str | Path | None = None  # folder of calibrations and engines; None keeps nothing
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("max_workspace_size", self.max_workspace_size >= 1 << 20, "bytes, at least 1048576"),
+            ("memory_fraction", 0 < self.memory_fraction <= 1, "above 0 and at most 1"),
+            ("max_batch_size", self.max_batch_size >= 1, "at least 1"),
+            ("optimization_level", self.optimization_level in range(6), "0 to 5"),
+            ("precision", self.precision in ("auto", *PRECISIONS), f"one of auto, {', '.join(PRECISIONS)}"),
+        ):
+            if not good:
+                raise ValueError(f"T4GPUConfig.{name} must be {wanted}, not {getattr(self, name)!r}")
 
 
 class T4TensorRTOptimizer:

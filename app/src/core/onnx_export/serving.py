@@ -26,6 +26,7 @@ from ..backends.hashing import PREFIX as HASHING
 from ..backends.onnx import OUTPUT, OnnxRuntimeBackend, loading_errors_mapped, make_session
 from ..device import DeviceProfile, Precision, choose_precision, detect
 from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
+from ..nvml import snapshot
 from . import needs
 from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
@@ -146,6 +147,7 @@ class GraphServing:
             "runtime": self.runtime,
             "onnxruntime": onnxruntime.__version__,
             "tensorrt": tensorrt,
+            "driver": None if self.runtime == "cpu" else snapshot().driver_version,
         }
         self._model: Dependencies = {
             "model": self._weights,
@@ -164,7 +166,8 @@ class GraphServing:
         graph = self._cache.find(INT8, self.calibration)
         if graph is None or "verdict" not in graph.facts:
             raise NotAsGraph(
-                "this machine (card, versions) has no calibration of this model: owl-sap calibrate NAME makes one"
+                "this machine (card, driver, versions) has no calibration of this model:"
+                " owl-sap calibrate NAME makes one"
             )
         if not graph.facts["verdict"]["accepted"]:
             raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
@@ -259,7 +262,7 @@ class GraphServing:
                 shutil.rmtree(folder, ignore_errors=True)
                 if not cached:
                     raise
-                log.warning("TensorRT's engine in [tensorrt] cache does not load and is built again: %s", error)
+                log.warning("TensorRT's engine %s does not load and is built again: %s", folder, error)
                 continue
             seconds = time.perf_counter() - started
             told = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
