@@ -50,6 +50,7 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     renderer = Renderer(spec, source.describe(spec.source), embedder)
     parts, share = _documents(source, renderer, SPARE * count, PARTS)
     texts: list[dict[str, None]] = [{} for _ in parts]
+    distinct: list[str] = []
     for _ in range(FARTHEST // SPARE):
         for part, found in zip(parts, texts, strict=True):
             documents = [document for document in islice(part, share) if document is not None]

@@ -470,6 +470,33 @@ def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
     assert found(store) == keys(range(20))
 
 
+@pytest.mark.parametrize("writing", [False, True])
+def test_a_reader_without_write_permission_looks_for_the_log_last(folder, file, monkeypatch, writing):
+    with closing(LocalStore(folder)) as store:
+        store.open(NAME, Model())
+        add(store, range(5))
+    log, connect = Path(f"{file}-wal"), sqlite3.connect
+    if not writing:
+        log.touch()
+
+    def refused(address: str, **options: Any) -> sqlite3.Connection:
+        if "mode=rw" not in address:
+            return connect(address, **options)
+        if writing:
+            log.touch()
+        else:
+            log.unlink(missing_ok=True)
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+    if writing:
+        with pytest.raises(DatabaseError):
+            LocalStore(folder, read_only=True).view(NAME)
+    else:
+        with closing(LocalStore(folder, read_only=True)) as store:
+            assert found(store) == keys(range(5))
+
+
 def test_another_scan_is_used(folder):
     dimensions: list[int] = []
 
