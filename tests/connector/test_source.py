@@ -232,6 +232,18 @@ def test_pages_shrink_while_hana_is_short_of_memory_and_grow_again():
     assert pool.limits == [161, 81, 41, 81, 41, 81, 161, 161]
 
 
+def test_reading_tokens_is_called_so_in_errors():
+    told: list[str] = []
+
+    class ToldPool(FakePool):
+        def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[tuple[Any, ...]]:
+            told.append(doing)
+            return []
+
+    assert not list(HanaSource(ToldPool()).tokens(query("K"), "rowid", 10))
+    assert told == ["reading tokens of S.T"]
+
+
 def test_a_hana_without_memory_for_the_smallest_page_is_told():
     with pytest.raises(Overloaded):
         pages(*[Overloaded("no memory")] * 20, size=1000)
