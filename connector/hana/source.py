@@ -149,7 +149,8 @@ class HanaSource:
         while more:
             behind, parameters = statement.behind(name, mark.bound, mark.bind(after), key)
             sql = f"{start}{statement.where(f'{behind} AND {name} <= {mark.bound}')}{order}"
-            found, count, more = self._next(query, sql, (*parameters, upto), size, count)
+            changed = "reading the changes of"
+            found, count, more = self._next(query, sql, (*parameters, upto), size, count, changed)
             rows = [statement.row(values[:-1]) for values in found]
             places = [
                 (after, key),
@@ -178,7 +179,7 @@ class HanaSource:
             condition, parameters = ("", ()) if last is None else statement.after(last)
             sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
             try:
-                found, count, more = self._next(query, sql, parameters, size, count)
+                found, count, more = self._next(query, sql, parameters, size, count, "reading tokens of")
             except (UnknownColumn, StatementFailed) as error:
                 if token == "rowid" and isinstance(error, UnknownColumn) and "rowid" in str(error):
                     raise _no_row_ids(query.table) from None
@@ -242,9 +243,11 @@ class HanaSource:
             with _there():
                 self._pool.in_transaction(delete, doing=f"deleting entries from {log}")
 
-    def _next(self, query: Query, sql: str, parameters: Sequence[Any], size: int, count: int) -> tuple[Rows, int, bool]:
+    def _next(
+        self, query: Query, sql: str, parameters: Sequence[Any], size: int, count: int, doing: str
+    ) -> tuple[Rows, int, bool]:
         """Return the next page, how many rows to read then, and whether more may follow."""
-        rows, read = _read_fewer(lambda n: self._read(query, sql, (*parameters, n), "reading the changes of"), count)
+        rows, read = _read_fewer(lambda n: self._read(query, sql, (*parameters, n), doing), count)
         return rows, min(size, read * 2), len(rows) == read
 
 

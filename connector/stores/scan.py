@@ -124,6 +124,27 @@ class Blocks:
         return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
 
 
+class Column:
+    """A few numbers per row: `width` arrays. Growing allocates new arrays, so earlier views remain valid."""
+
+    def __init__(self, width: int, kind: type[np.generic] = np.float32) -> None:
+        self._rows = 0
+        self._numbers: NDArray[Any] = np.empty((width, 0), kind)
+
+    def append(self, numbers: NDArray[Any]) -> None:
+        """Append rows (width, n)."""
+        end = self._rows + numbers.shape[1]
+        if end > self._numbers.shape[1]:
+            larger = np.empty((len(numbers), max(1024, end + end // 4)), self._numbers.dtype)
+            larger[:, : self._rows] = self.view()
+            self._numbers = larger
+        self._numbers[:, self._rows : end] = numbers
+        self._rows = end
+
+    def view(self) -> NDArray[Any]:
+        return self._numbers[:, : self._rows]
+
+
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
     """Return rows by their ascending numbers."""
     if len(blocks) == 1:
@@ -325,28 +346,28 @@ class _Int8Copy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
         self._codes = Blocks(dimension), Blocks(dimension)
-        self._columns = [np.empty((4, 0), np.float32)]  # parts of scales and errors, joined when they are read
+        self._columns = Column(4)  # scales and errors
+        self._coarsest = 0.0
 
     def append(self, vectors: Vectors) -> None:
         codes, scales, errors = _quantised(vectors)
         for blocks, rows in zip(self._codes, codes, strict=True):
             blocks.append(rows)
         self._columns.append(np.concatenate([scales, errors]))
+        self._coarsest = max(self._coarsest, float(errors[0].max(initial=0.0)))
 
     def kept(self, rows: NDArray[np.bool_]) -> _Int8Copy:
         other, view = _Int8Copy(self._dimension), self.view()
         for theirs, blocks in zip(other._codes, view.codes, strict=True):
             for place, block in enumerate(blocks):
                 theirs.append(block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]])
-        other._columns = [self._columns[0][:, rows]]
+        other._columns.append(self._columns.view()[:, rows])
+        other._coarsest = self._coarsest
         return other
 
     def view(self) -> _Int8View:
-        if len(self._columns) > 1:
-            self._columns = [np.concatenate(self._columns, axis=1)]
-        coarsest = float(self._columns[0][2].max(initial=0.0))
         first, second = self._codes
-        return _Int8View((first.view(), second.view()), self._columns[0], coarsest)
+        return _Int8View((first.view(), second.view()), self._columns.view(), self._coarsest)
 
 
 class Int8Scan:

@@ -143,7 +143,12 @@ class VectorStore(ABC):
 
     @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        """Create the table for the vectors of generation `name` unless it exists, and return the table's name."""
+        """Create the state tables and the table for the vectors of generation `name` where missing. Return the table's
+        name. Raises ConfigurationError if it belongs to another collection."""
+
+    @abstractmethod
+    def _ensure_table(self, table: str, dimension: int) -> None:
+        """Create the table for vectors if missing."""
 
     @abstractmethod
     def _drop_vectors(self, found: Collection, lease: Lease) -> None: ...
@@ -186,7 +191,7 @@ class VectorStore(ABC):
         if found.stamp != stamp:
             self._change_model(found, stamp)
             return Checkpoint()
-        self._create_table(collection, collection.partition("@")[0], found.number, stamp.dimension)
+        self._ensure_table(found.table, stamp.dimension)
         names = self._names.get(collection)
         if names is not None and dict(names) != dict(found.names):
             sql = f'UPDATE {self._tables.state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'
@@ -279,7 +284,10 @@ class VectorStore(ABC):
             )
             taken = session.execute(sql, (owner[:200], ttl, collection), doing="taking a lease")
             sql = f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {tables.state} WHERE "COLLECTION" = ?'
-            holder, epoch = session.query(sql, (collection,))[0]
+            rows = session.query(sql, (collection,))
+            if not rows:  # dropped, or renamed by a switch, since it was looked up
+                raise tables.unknown(collection)
+            holder, epoch = rows[0]
             return int(epoch) if taken else str(holder)
 
         return self._database.in_transaction(take, doing="taking a lease")
@@ -500,7 +508,8 @@ class Generations:
         """Delete a generation that is not active. Mark it first: after an interruption it can be dropped again, but not
         resumed or activated. Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost while it is
         being written."""
-        name = numbered(collection, self.rows(collection), number).name
+        dropped = numbered(collection, self.rows(collection), number)
+        name = dropped.name
         if not is_generation(name):
             raise GenerationRefused(
                 f"generation {number} of {collection!r} serves the searches and is not dropped: switch to another first"
@@ -513,10 +522,15 @@ class Generations:
             )
             if self._database.execute(sql, (DROPPED, name, lease.epoch), doing=doing) != 1:
                 raise lost(lease)
-            rows = self.rows(collection)
-            store._drop_vectors(next(row for row in rows if row.name == name), lease)
+            store._drop_vectors(dropped, lease)
 
             def work(session: Session) -> None:
+                lock = f'SELECT "COLLECTION" FROM {tables.state} WHERE {OF_COLLECTION}{tables.lock}'
+                session.query(lock, names_of(collection), doing="locking the generations")
+                rows = tables.generations(session.query, collection)  # another may have been begun since
+                if not any(row.name == name for row in rows):
+                    return  # a retry after a lost reply
+                store._check(session, lease)
                 keep_highest = f'UPDATE {tables.state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
                 session.execute(keep_highest, (free_number(rows) - 1, collection), doing=doing)
                 for table in (tables.quarantine, tables.state):

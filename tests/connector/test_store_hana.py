@@ -177,6 +177,41 @@ def test_a_table_dropped_by_hand_comes_back(store, run):
     assert [hit.id for hit in store.view(NAME).search(unit(1)[0], 5)] == ["b"]
 
 
+def test_a_table_that_is_missing_while_it_is_written_comes_back_when_opened(store, run):
+    run(f'DROP TABLE "{TABLE}"')
+    with pytest.raises(UnknownTable):
+        write(store, ChangeSet([chunk("a")], unit(1)))
+    store.open(NAME, Model())
+    write(store, ChangeSet([chunk("a")], unit(1)))
+    assert store.status(NAME).rows == 1
+
+
+def test_opening_again_asks_little(store, pool, statements, hana_schema):
+    """A sync opens its collection twice."""
+    store = HanaStore(pool, hana_schema)
+    statements.clear()
+    store.open(NAME, Model())
+    assert len(statements) == 3, "its row, columns and indexes"
+    store.open(NAME, Model())
+    assert len(statements) == 4
+
+
+def test_a_switch_while_a_collection_is_opened_does_no_harm(store, pool, hana_schema):
+    """The row that was found now has another name."""
+    recipe = Recipe(CollectionSpec(NAME, TableRef("S", "T"), "{T}"), ModelSource("a"))
+    other = HanaStore(pool, hana_schema)
+    other.open(NAME, Model())
+    other.generations.begin(NAME, Wide(), recipe)  # type: ignore[arg-type]
+
+    def switch(sql: str) -> None:
+        if "SYS." in sql and len(other.generations.all(NAME, counted=False)) == 2:
+            other.generations.switch(NAME, 2)
+
+    with HanaPool(pool.options, on_statement=switch) as interrupted:
+        HanaStore(interrupted, hana_schema).open(NAME, Model())  # type: ignore[arg-type]
+    assert other.status(NAME).generation == 2
+
+
 def test_a_table_of_somebody_else_is_not_touched(store, run):
     run('CREATE TABLE "OWL_THEIRS_G1" ("X" INTEGER)')
     run('INSERT INTO "OWL_THEIRS_G1" VALUES (1)')
@@ -193,12 +228,13 @@ def test_what_a_crash_left_half_made_is_completed(store, run):
     assert list(store.records("later")) == []
 
 
-def test_an_index_that_a_crash_left_unmade_is_made(store, run, statements, hana_schema):
+def test_an_index_that_a_crash_left_unmade_is_made(store, pool, run, statements, hana_schema):
     """Without it every row replaced is looked for in the whole table."""
     find = "SELECT INDEX_NAME FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND INDEX_NAME = ?"
     place = (hana_schema, f"{TABLE}_KEY")
     run(f'DROP INDEX "{TABLE}_KEY"')
     assert run(find, *place) == []
+    store = HanaStore(pool, hana_schema)
     store.open(NAME, Model())
     assert len(run(find, *place)) == 1
     statements.clear()

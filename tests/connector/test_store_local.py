@@ -676,6 +676,39 @@ def test_a_remembered_filter_follows_every_change(store):
     assert len(now.filtered) <= FILTERS
 
 
+def test_a_filter_remembered_by_a_newer_reader_hides_nothing_from_an_older_one(store):
+    add(store, range(50), V=1)
+    condition = filters.parse({"V": 1})
+    found(store)
+    with store._file.read() as db:
+        collection = find(db, store._tables, NAME)
+        index = store._index(collection)
+        search = local_search.Search(db, collection.id, index.snapshot(db), index.scans)
+        write(store, ChangeSet(deleted=["k1", "k2"]))
+        for _ in range(2):
+            assert found(store, {"V": 1}) == keys(range(50)) - {"k1", "k2"}
+            assert {hit.id for hit in search(QUERY, 100, condition)} == keys(range(50))
+
+
+def test_commits_of_other_collections_copy_nothing(store):
+    add(store, range(50))
+    found(store)
+    with store._file.read() as db:
+        index = store._index(find(db, store._tables, NAME))
+        before = index.snapshot(db)
+    store.open("other", Model())
+    with store.lease("other", "writer", 5) as lease:
+        store.apply(lease, ChangeSet(chunks=chunks(range(3)), vectors=unit(3)))
+    with store._file.read() as db:
+        after = index.snapshot(db)
+    assert before is not None
+    assert after is not None
+    assert after.mark > before.mark
+    assert after.alive is before.alive
+    assert after.view is before.view
+    assert found(store) == keys(range(50))
+
+
 def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bounded(store):
     """With row rights everybody asks with a filter: each looks through all rows once, not each time."""
     for owner in range(20):

@@ -312,6 +312,45 @@ def test_numbers_are_not_given_again_after_a_switch_and_a_drop(store, name, buil
     assert store.generations.begin(name, Model("c", "c", 4), recipe(name)) == f"{name}@4"
 
 
+def test_a_number_taken_while_another_is_dropped_is_not_given_again(store, name, built, another, monkeypatch):
+    other, drop_vectors, model = another(), store._drop_vectors, Model("c", "c", 4)
+
+    def meanwhile(*arguments) -> None:
+        drop_vectors(*arguments)
+        monkeypatch.undo()
+        other.generations.begin(name, model, recipe(name))
+        other.generations.drop(name, 3)
+
+    monkeypatch.setattr(store, "_drop_vectors", meanwhile)
+    store.generations.drop(name, 2)
+    assert states(store, name) == {1: "active"}
+    assert store.generations.begin(name, model, recipe(name)) == f"{name}@4"
+
+
+def test_whoever_lost_the_lease_while_dropping_leaves_the_row(store, name, built, another, monkeypatch):
+    other, drop_vectors = another(), store._drop_vectors
+
+    def meanwhile(found, lease) -> None:
+        drop_vectors(found, lease)
+        other.release_lease(lease)
+
+    monkeypatch.setattr(store, "_drop_vectors", meanwhile)
+    with pytest.raises(LeaseLost):
+        store.generations.drop(name, 2)
+    monkeypatch.undo()
+    assert 2 in states(store, name)
+    store.generations.drop(name, 2)
+    assert states(store, name) == {1: "active"}
+
+
+def test_a_lease_on_what_has_just_gone(store, name, built, monkeypatch):
+    found = store._known(built)
+    store.generations.drop(name, 2)
+    monkeypatch.setattr(store, "_known", lambda name: found)
+    with pytest.raises(UnknownCollection, match=built):
+        store.take_lease(built, "late", 1)
+
+
 def test_a_retired_one_is_built_on_when_it_is_what_is_wanted(store, name, built):
     store.generations.switch(name, 2)
     other_texts = recipe(name, "{OTHER}", model="a")

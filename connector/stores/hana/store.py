@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -63,6 +63,7 @@ INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA'
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
 VECTORS_PAGE = 500
 REMEMBERED = 2.0  # seconds for which searches cache a collection's row
+ENSURED = 60.0  # seconds for which `open` takes a table for complete: a sync opens its collection twice
 _TIE_STEPS = 3  # at most so many times more rows are read because they share the last score
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
@@ -99,6 +100,7 @@ class HanaStore(VectorStore):
         self._features = features
         self._index_from = index_from
         self._remembered: dict[str, tuple[float, Collection]] = {}
+        self._ensured: dict[tuple[str, int], float] = {}
         self._full_text: bool | None = None
 
     def close(self) -> None:
@@ -144,7 +146,6 @@ class HanaStore(VectorStore):
                 raise
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        """Create the state tables and the table, or replace an empty one with other columns."""
         self._features = self._features or HanaFeatures.probe(self._pool)
         if not self._features.real_vector:
             raise ConfigurationError(
@@ -160,13 +161,26 @@ class HanaStore(VectorStore):
             if not self._pool.read(catalog.FIND_TABLE, (self._schema, state), doing="looking for the store's tables"):
                 self._create(f"CREATE COLUMN TABLE {quote(self._schema)}.{quote(state)} {definition}")
         table = table_name(collection, number)
-        vectors = self._table(table)
         sql = f'SELECT "COLLECTION" FROM {self._tables.state} WHERE "TABLE_NAME" = ?'
         for (owner,) in self._pool.read(sql, (table,)):
             if owner != name:
                 raise ConfigurationError(
                     f"collections {name!r} and {owner!r} would both be kept in table {table}: rename one of them"
                 )
+        self._ensured.pop((table, dimension), None)
+        self._ensure_table(table, dimension)
+        return table
+
+    def _ensure_table(self, table: str, dimension: int) -> None:
+        """Create the table and its index, or replace an empty one with other columns."""
+        at = self._ensured.get((table, dimension))
+        if at is not None and time.monotonic() - at < ENSURED:
+            return
+        self._complete_table(table, dimension)
+        self._ensured[table, dimension] = time.monotonic()
+
+    def _complete_table(self, table: str, dimension: int) -> None:
+        vectors = self._table(table)
         columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table), doing="looking at a vector table")
         if columns:
             lengths = {row[0]: row[2] for row in columns}
@@ -174,7 +188,7 @@ class HanaStore(VectorStore):
                 if f"{table}_KEY" not in self._indexes(table):  # a worker died before creating it
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
-                return table
+                return
             if self._pool.read(f"SELECT COUNT(*) FROM {vectors.sql}")[0][0]:
                 raise ConfigurationError(
                     f"table {self._schema}.{table} exists with another layout and is not empty: it is not ours to "
@@ -183,7 +197,15 @@ class HanaStore(VectorStore):
             self._pool.execute(vectors.drop(), doing="replacing an empty vector table")
         self._create(vectors.create(dimension))
         self._create(vectors.create_key_index())
-        return table
+
+    @contextmanager
+    def _using_vectors(self) -> Iterator[None]:
+        """Let the next `open` look at the tables again if one is missing."""
+        try:
+            yield
+        except UnknownTable:
+            self._ensured.clear()
+            raise
 
     def _indexes(self, table: str) -> dict[str, str]:
         """Return index types by name."""
@@ -191,18 +213,24 @@ class HanaStore(VectorStore):
         return dict(self._pool.read(sql, (self._schema, table), doing="looking at a table's indexes"))
 
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
+        self._ensured.clear()
         with suppress(UnknownTable):  # an interrupted drop has removed it
             self._pool.execute(self._table(found.table).drop(), doing=f"dropping the table of {found.name!r}")
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         try:
             sql = f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self._table(found.table).sql}'
-            counts = self._pool.read(sql, doing=f"counting collection {found.name!r}")[0]
+            with self._using_vectors():
+                counts = self._pool.read(sql, doing=f"counting collection {found.name!r}")[0]
         except UnknownTable:
             return 0, 0, 0
         return int(counts[0]), int(counts[1]), int(counts[2])
 
     # --------------------------------------------------------------------------------------------------- writing
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        with self._using_vectors():
+            super().apply(lease, changes)
 
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
         """Prepare the parameters of all rows once; every attempt of the transaction uses them."""
@@ -260,7 +288,9 @@ class HanaStore(VectorStore):
         table = self._table(self._fresh(collection).table)
         for some in portions(ids):
             sql = f'SELECT {_STORED} FROM {table.sql} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))})'
-            yield list(map(_stored, self._pool.read(sql, some, doing=f"reading collection {collection!r}")))
+            with self._using_vectors():
+                rows = self._pool.read(sql, some, doing=f"reading collection {collection!r}")
+            yield list(map(_stored, rows))
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         dimension = self._fresh(collection).stamp.dimension
@@ -284,7 +314,11 @@ class HanaStore(VectorStore):
         table = self._table(self._fresh(collection).table)
         sql = f'SELECT {columns} FROM {table.sql} WHERE {condition} ORDER BY "ID" LIMIT ?'
         after = -1
-        while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
+        while True:
+            with self._using_vectors():
+                rows = self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}")
+            if not rows:
+                return
             yield rows
             after = rows[-1][0]
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
 from connector.stores.local.tables import by_ids, hits, only
-from connector.stores.scan import Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
+from connector.stores.scan import Column, Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows is answered from the matching rows
 SELECTIVE_ROWS = 2000
@@ -109,15 +109,15 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Rows in id order. Row i of `view` is the unit vector of record `ids[i]`; ignore it unless `alive[i]`. `filtered`
-    has, by filter, the ascending positions of matching rows (None: too many to cache) with ids up to a greatest one;
-    snapshots with the same first rows share it."""
+    has, by filter, the ascending positions of matching rows (None: too many to cache) and the mark at which they were
+    read; snapshots with the same first rows share it."""
 
     mark: Mark
     ids: NDArray[np.int64]
     alive: NDArray[np.bool_]
     live: int
     view: ScanView
-    filtered: FilterCache[tuple[Positions | None, int]]
+    filtered: FilterCache[tuple[Positions | None, Mark]]
 
 
 class CollectionIndex:
@@ -132,7 +132,7 @@ class CollectionIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self._copy = self._scan.copy(self.of[1])
+        self._copy, self._ids = self._scan.copy(self.of[1]), Column(1, np.int64)
         nothing = np.empty(0, np.int64), np.empty(0, np.bool_)
         self._newest = Snapshot((0, 0), *nothing, 0, self._copy.view(), FilterCache())
 
@@ -161,26 +161,30 @@ class CollectionIndex:
         last = self._newest
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
         gone = np.array([id_ for (id_,) in db.execute(sql, (collection, last.mark[1]))], dtype=np.int64)
-        ids, alive = [last.ids], [last.alive.copy()]
-        alive[0][places_of(gone, last.ids)] = False
         sql = (
             "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
             "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
         )
-        cursor = db.execute(sql, (collection, last.mark[0]))
+        alive, cursor = [last.alive], db.execute(sql, (collection, last.mark[0]))
         while rows := cursor.fetchmany(PAGE):
             vectors, usable = unit_rows([vector for _, vector in rows], dimension)
             self._copy.append(vectors)
-            ids.append(np.array([id_ for id_, _ in rows], np.int64))
+            self._ids.append(np.array([[id_ for id_, _ in rows]], np.int64))
             alive.append(usable)
-        all_ids, all_alive = np.concatenate(ids), np.concatenate(alive)
-        live = int(all_alive.sum())
+        if len(alive) == 1 and not len(gone):  # the commits were of other collections
+            self._newest = replace(last, mark=mark)
+            return
+        all_alive = np.concatenate(alive)
+        all_alive[places_of(gone, last.ids)] = False
+        live = int(np.count_nonzero(all_alive))
         described = bool((gone == 0).any())  # changed metadata makes cached filters invalid
         filtered = FilterCache() if described else last.filtered
         if live * 2 < len(all_alive):
             self._copy, filtered = self._copy.kept(all_alive), FilterCache()
-            all_ids, all_alive = all_ids[all_alive], np.ones(live, np.bool_)
-        self._newest = Snapshot(mark, all_ids, all_alive, live, self._copy.view(), filtered)
+            left, self._ids = self._ids.view()[:, all_alive], Column(1, np.int64)
+            self._ids.append(left)
+            all_alive = np.ones(live, np.bool_)
+        self._newest = Snapshot(mark, self._ids.view()[0], all_alive, live, self._copy.view(), filtered)
 
 
 @contextmanager
@@ -274,22 +278,21 @@ class Search:
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
         """Return the positions of matching rows; None if there are more than `few` (None: no limit). Cached per filter:
         a repeated filter reads only new rows."""
-        compiled, snapshot, newest = filters.to_sqlite(condition), self._snapshot, self._snapshot.mark[0]
+        compiled, snapshot = filters.to_sqlite(condition), self._snapshot
         key = FilterCache.key(compiled)
-        places, seen = snapshot.filtered.get(key) or (np.empty(0, np.int64), 0)
-        if places is None:
-            if few is not None:
-                return None
+        places, (seen, buried) = snapshot.filtered.get(key) or (np.empty(0, np.int64), (0, 0))
+        newer = seen > snapshot.mark[0] or buried > snapshot.mark[1]  # lacks rows deleted since this snapshot
+        if places is None and few is not None and not newer:
+            return None
+        if places is None or newer:
             places, seen = np.empty(0, np.int64), 0
-        if seen < newest:  # add the rows written since
+        if seen < snapshot.mark[0]:  # add the rows written since
             limit = -1 if seen or few is None else few + 1
             sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
             rows = self._db.execute(sql, (self._collection, seen, *compiled.parameters, limit))
             ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
             places = None if len(ids) == limit else np.concatenate([places, places_of(np.sort(ids), snapshot.ids)])
-            size = 0 if places is None else len(places)
-            snapshot.filtered.put(key, (places, newest), size, REMEMBERED_ROWS * len(snapshot.ids))
-        if places is None:
-            return None
-        places = places[: np.searchsorted(places, len(snapshot.ids))]  # a newer snapshot may have added some
-        return places[snapshot.alive[places]]
+            if not newer:
+                size = 0 if places is None else len(places)
+                snapshot.filtered.put(key, (places, snapshot.mark), size, REMEMBERED_ROWS * len(snapshot.ids))
+        return None if places is None else places[snapshot.alive[places]]

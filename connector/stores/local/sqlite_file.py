@@ -146,29 +146,32 @@ class SqliteFile:
     # --------------------------------------------------------------------------------------------- opening the file
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        # Readers open the file for writing too: the last such connection removes the log files. A reader also needs the
-        # log's index file. If that cannot be created and there is no log, no process is writing: the file is complete.
-        modes = ["mode=rw"]
-        if self._read_only and not Path(f"{path}-wal").exists():
-            modes.append("mode=ro&immutable=1")
-        for mode in modes:
-            address = f"{path.absolute().as_uri()}?{mode}"
-            connection = sqlite3.connect(
-                address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute("PRAGMA foreign_keys = ON")
-                if self._read_only:
-                    connection.execute("PRAGMA query_only = ON")
-                    connection.execute("PRAGMA user_version").fetchone()  # the first read of the file
-                self._schema.prepare(connection)
-                return connection
-            except BaseException as error:
-                connection.close()
-                if mode == modes[-1] or not isinstance(error, sqlite3.OperationalError):
-                    raise
-        raise AssertionError
+        try:
+            # Readers too: the last connection that may write removes the log files.
+            return self._opened(path, "mode=rw")
+        except sqlite3.OperationalError:
+            # A reader also needs the log's index file. If that cannot be created and there is no log now, no process is
+            # writing: the file is complete.
+            if not self._read_only or Path(f"{path}-wal").exists():
+                raise
+            return self._opened(path, "mode=ro&immutable=1")
+
+    def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
+        address = f"{path.absolute().as_uri()}?{mode}"
+        connection = sqlite3.connect(
+            address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            if self._read_only:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("PRAGMA user_version").fetchone()  # the first read of the file
+            self._schema.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _create(self) -> None:
         """Build the file under a temporary name and link it into place. If another process was first, use its file."""

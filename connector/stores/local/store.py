@@ -148,6 +148,9 @@ class LocalStore(VectorStore):
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         return "records"  # all generations share the record tables
 
+    def _ensure_table(self, table: str, dimension: int) -> None:
+        """Do nothing: opening the file has created it."""
+
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
         """Delete page by page, so that other writers can work in between."""
         sql = "DELETE FROM records WHERE id IN (SELECT id FROM records WHERE collection = ? LIMIT ?)"
