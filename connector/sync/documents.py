@@ -15,7 +15,7 @@ import numpy as np
 
 from connector.document.document import Chunker, chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
-from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease
 from connector.protocols import Embedder
 from connector.stores.records import foreign_ids, metadata_text, stored_id, stored_ids
 from connector.stores.store import VectorStore
@@ -29,6 +29,7 @@ from connector.sync.stored_index import StoredIndex
 MAX_DEPTH = 100  # levels of a document's metadata
 KEY = ("id",)  # the key of such a collection, for hits
 _Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
+_Ready = dict[str, tuple[list[str], list[Vector]]]  # by stored id: the pieces of the text and their vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,17 @@ class Documents:
                 raise BadDocument(f"documents[{index}]: {error}", index=index) from None
             wanted[document.id] = index, document
         if wanted:
-            name, ready = self._spec.name, dict[str, tuple[list[Chunk], list[Vector]]]()
+            name, ready = self._spec.name, _Ready()
             _check_origin(self._spec, self._store.open(name, self._embedder))
             self._prepare(wanted, put, ready)
             with self._turn.taken(self._store, name) as lease:
                 checkpoint = self._store.open(name, self._embedder)
-                changes = self._prepare(wanted, put, ready)  # other writers may have changed something in between
+                changes, replaced = self._prepare(wanted, put, ready)  # other writers may have changed something
+                for id_ in replaced:
+                    pieces, sound = ready[id_]
+                    changes.chunks += with_vectors(chunks(wanted[id_][1], pieces), sound)
+                if replaced:
+                    changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])
                 put.unchanged = len(wanted) - put.upserted
                 if checkpoint.mark != WRITTEN:
                     changes.checkpoint = Checkpoint(key=KEY, mark=WRITTEN)
@@ -129,9 +135,9 @@ class Documents:
                     raise BadDocument(message, index=-1) from None
         return put
 
-    def _prepare(self, wanted: _Wanted, put: Put, ready: dict[str, tuple[list[Chunk], list[Vector]]]) -> ChangeSet:
-        """Compare with the store, embed what is not yet in `ready`, and return the changes. Raises BadDocument for a
-        text without a finite vector."""
+    def _prepare(self, wanted: _Wanted, put: Put, ready: _Ready) -> tuple[ChangeSet, list[str]]:
+        """Compare with the store and embed what is not yet in `ready`. Return the changes, without chunks, and the ids
+        whose chunks are to be written. Raises BadDocument for a text without a finite vector."""
         ids, changes = list(wanted), ChangeSet(partial=True)
         index = StoredIndex(self._store.stored(self._spec.name, ids))
         replaced: list[str] = []
@@ -151,15 +157,12 @@ class Documents:
         put.embedded_texts += embed.embedded
         put.tokens += embed.tokens
         for id_, some in zip(new, pieces, strict=True):
-            place, document = wanted[id_]
             sound = [vector for vector in islice(vectors, len(some)) if vector is not None]
             if len(sound) < len(some):
+                place = wanted[id_][0]
                 raise BadDocument(f"documents[{place}]: the model gave no finite vector for its text", index=place)
-            ready[id_] = with_vectors(chunks(document, some), sound), sound
-        changes.chunks = [chunk for id_ in replaced for chunk in ready[id_][0]]
-        if replaced:
-            changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])
-        return changes
+            ready[id_] = some, sound
+        return changes, replaced
 
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from connector.protocols import Embedder, Source
 T = TypeVar("T")
 PARTS = 32  # ranges of keys that are read in a large table
 SPARE = 4  # rows to read per wanted text: many may be blank or duplicates
+FARTHEST = 16  # the most rows to read per wanted text: nearly all may be blank
 PREVIEWED = 200  # approximate number of rows that a preview renders
 BUCKETS = (16, 32, 64, 128, 256, 512)  # upper bounds of a histogram; one more bucket is open-ended
 
@@ -41,19 +42,33 @@ class Reservoir(Generic[T]):
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
     """Return up to `count` different texts of chunks, in key order, always the same for the same rows.
 
-    Reads `SPARE` rows per text, spread over the table. Skips rows that cannot be rendered. Raises what a sync would
-    raise before writing.
+    Reads `SPARE` rows per text, spread over the table, and up to `FARTHEST` if rows are blank or duplicates. Skips rows
+    that cannot be rendered. Raises what a sync would raise before writing.
     """
     if count < 1:
         return []
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    texts: dict[str, None] = {}
-    for documents in _documents(source, renderer, SPARE * count, PARTS):
-        for chunks in renderer.chunks_of([document for document in documents if document is not None]):
-            texts |= dict.fromkeys(chunk.text for chunk in chunks)
-    distinct = list(texts)
-    places = random.Random(23).sample(range(len(distinct)), min(count, len(distinct)))
-    return [distinct[place] for place in sorted(places)]
+    parts, share = _documents(source, renderer, SPARE * count, PARTS)
+    texts: list[dict[str, None]] = [{} for _ in parts]
+    for _ in range(FARTHEST // SPARE):
+        for part, found in zip(parts, texts, strict=True):
+            documents = [document for document in islice(part, share) if document is not None]
+            for chunks in renderer.chunks_of(documents):
+                found |= dict.fromkeys(chunk.text for chunk in chunks)
+        distinct = list(dict.fromkeys(chain.from_iterable(texts)))
+        if len(distinct) >= count:
+            break
+    # equally many of each part; if a part has too few, more of the others
+    chosen = dict.fromkeys(text for found in texts for text in _some(list(found), -(-count // len(texts))))
+    others = [text for text in distinct if text not in chosen]
+    wanted = {*_some(list(chosen), count), *_some(others, max(0, count - len(chosen)))}
+    return [text for text in distinct if text in wanted]
+
+
+def _some(texts: Sequence[str], count: int) -> list[str]:
+    """Return a random choice, always the same for the same texts, in order."""
+    places = random.Random(23).sample(range(len(texts)), min(count, len(texts)))
+    return [texts[place] for place in sorted(places)]
 
 
 def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> dict[str, Any]:
@@ -65,7 +80,8 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     texts, with their tokens without special ones.
     """
     renderer = Renderer(spec, source.describe(spec.source), embedder)
-    read = [each for some in _documents(source, renderer, PREVIEWED, 8) for each in some]
+    parts, share = _documents(source, renderer, PREVIEWED, 8)
+    read = [each for part in parts for each in islice(part, share)]
     documents = [document for document in read if document is not None]
     filled = [document for document in documents if not document.empty]
     texts = [document.text for document in filled]
@@ -87,9 +103,11 @@ def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: i
     }
 
 
-def _documents(source: Source, renderer: Renderer, wanted: int, parts: int) -> Iterator[list[Document | None]]:
-    """Yield the first documents of `parts` key ranges, `wanted` in all; None for a row that cannot be rendered. Reads a
-    table of up to twice as many rows whole."""
+def _documents(
+    source: Source, renderer: Renderer, wanted: int, parts: int
+) -> tuple[list[Iterator[Document | None]], int]:
+    """Return the documents of each of `parts` key ranges, None for a row that cannot be rendered, and how many to read
+    of each for `wanted` in all. A table of up to twice as many rows is one part, to be read whole."""
 
     def document(row: Row) -> Document | None:
         try:
@@ -101,6 +119,5 @@ def _documents(source: Source, renderer: Renderer, wanted: int, parts: int) -> I
     whole = rows <= 2 * wanted
     ranges = [None] if whole else source.ranges(renderer.query, parts, rows)
     share = rows if whole else -(-wanted // len(ranges))
-    for part in ranges:
-        pages = source.pages(renderer.query, min(1000, max(1, share)), part)
-        yield list(map(document, islice(chain.from_iterable(pages), share)))
+    pages = [source.pages(renderer.query, min(1000, max(1, share)), part) for part in ranges]
+    return [map(document, chain.from_iterable(each)) for each in pages], share

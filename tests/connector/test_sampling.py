@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connector.model import ChunkSpec, CollectionSpec, KeyRange, Query, Row
-from connector.sync.sampling import PARTS, SPARE, sample_texts
+from connector.sync.sampling import FARTHEST, PARTS, SPARE, sample_texts
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 
 SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}")
@@ -90,4 +90,14 @@ def test_a_table_of_one_text_is_not_read_to_its_end() -> None:
     for key in source.data:
         source.data[key] = {"MAKTX": "same"}
     assert _sample(source, 200) == ["same"]
-    assert source.rows_read <= SPARE * 200 + PARTS
+    assert source.rows_read <= FARTHEST * 200 + FARTHEST // SPARE * PARTS
+
+
+def test_where_most_rows_are_blank_more_are_read() -> None:
+    source = LargeSource(20_000)
+    for number, key in enumerate(source.data):
+        if number % 10:
+            source.data[key] = {"MAKTX": ""}
+    texts = _sample(source, 200)
+    assert len(set(texts)) == 200
+    assert {int(text.split()[1]) * PARTS // 20_000 for text in texts} == set(range(PARTS))
