@@ -23,6 +23,7 @@ from connector.stores.records import ModelStamp
 
 T = TypeVar("T")
 Row = TypeVar("Row", "Collection", Generation)
+LOOKUP_SIZES = (1, 8, 64, 512)  # Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache.
 Query = Callable[[str, Sequence[Any]], Sequence[Sequence[Any]]]
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
@@ -159,6 +160,16 @@ def names_of(collection: str) -> tuple[str, str]:
     """Return the name, and a LIKE pattern for the names of its other generations; escapes the wildcard `_`."""
     escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
     return collection, generation_name(escaped, 0)[:-1] + "%"
+
+
+def portions(ids: Sequence[T]) -> Iterator[list[T]]:
+    """Split ids into lists of LOOKUP_SIZES, repeating the last id to fill the last list."""
+    start = 0
+    while start < len(ids):
+        size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
+        some = list(ids[start : start + size])
+        yield some + [some[-1]] * (size - len(some))
+        start += size
 
 
 def free_number(rows: Sequence[Collection]) -> int:

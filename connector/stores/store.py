@@ -49,6 +49,7 @@ from connector.stores.state import (
     moment,
     names_of,
     numbered,
+    portions,
 )
 
 ATTEMPTS_OVERLOADED = 2
@@ -349,12 +350,19 @@ class VectorStore(ABC):
     def _quarantine_rows(self, name: str, changes: ChangeSet) -> tuple[list[Any], list[Any]]:
         """Return the rows to delete and to insert. Compute them before the transaction, so that a retried commit counts
         an attempt once; only the holder of the lease changes the quarantine."""
-        before = {row.id: row for row in self.quarantine(name)} if changes.quarantined else {}
-        released, written = frozenset(changes.released), {}
+        before, released, written = dict[str, tuple[int, bytes | None]](), frozenset(changes.released), {}
+        for some in portions(sorted({row.id for row in changes.quarantined})):
+            sql = (
+                f'SELECT "SRC_KEY", "ATTEMPTS", "ROW_DIGEST" FROM {self._tables.quarantine} '
+                f'WHERE "COLLECTION" = ? AND "SRC_KEY" IN ({", ".join("?" * len(some))})'
+            )
+            rows = self._database.read(sql, (name, *some), doing="reading entries of the quarantine")
+            with self._tables.readable("the quarantine"):
+                before |= {id_: (tried, None if digest is None else bytes(digest)) for id_, tried, digest in rows}
         for row in changes.quarantined:
             known, attempts = None if row.id in released else before.get(row.id), row.attempts
-            if known is not None and (None in (known.digest, row.digest) or known.digest == row.digest):
-                attempts += known.attempts  # a changed row starts from zero
+            if known is not None and (None in (known[1], row.digest) or known[1] == row.digest):
+                attempts += known[0]  # a changed row starts from zero
             written[row.id] = (name, row.id, row.stage[:100], row.reason[:2000], attempts, row.digest)
         if released and not before and not self._quarantined(name):
             released = frozenset()

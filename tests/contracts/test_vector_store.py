@@ -365,6 +365,33 @@ def test_attempts_count_on_while_the_content_is_the_same(store, name):
     assert (set_aside(store, name, one).attempts, store.quarantine(name)[0].digest) == (4, one)
 
 
+def test_an_attempt_reads_only_the_entries_it_is_about(store, name, monkeypatch):
+    def entries(*numbers: int) -> ChangeSet:
+        return ChangeSet(quarantined=[QuarantinedRow(f"q{n}", "embed", "why") for n in numbers])
+
+    write(store, name, entries(*range(600)))
+    read, seen = store._database.read, []
+
+    def counting(sql: str, *arguments: Any, **more: Any) -> list[Any]:
+        rows = read(sql, *arguments, **more)
+        seen.extend(rows if "ATTEMPTS" in sql else [])
+        return rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._database, "read", counting)
+        write(store, name, entries(7))
+        assert len(seen) == 1
+        write(store, name, entries(*range(599)))
+    assert {row.id: row.attempts for row in store.quarantine(name)} == {
+        f"q{n}": 3 if n == 7 else 1 if n == 599 else 2 for n in range(600)
+    }
+
+
+def test_an_entry_whose_id_cannot_be_stored_is_refused(store, name):
+    with store.lease(name, "writer", 0) as lease, pytest.raises(RowRejected):
+        store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("\ud800", "embed", "why")]))
+
+
 def test_an_entry_that_is_released_in_the_same_change_set_starts_anew(store, name):
     for _ in range(3):
         set_aside(store, name, b"\0content")

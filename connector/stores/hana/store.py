@@ -47,12 +47,11 @@ from connector.stores.hana.tables import (
     as_hit,
     as_text,
     compiled,
-    portions,
     state_tables,
     table_name,
 )
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.state import Collection, LeaseTimes, Session, changed
+from connector.stores.state import Collection, LeaseTimes, Session, changed, portions
 from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from connector.errors import ConfigurationError, StoreCorrupt
 from connector.hana.connection import quote
@@ -18,7 +18,6 @@ from connector.stores.state import StateTables
 # ruff: noqa: S608
 
 LONGEST_NAME = 100  # in characters; the table's name adds to it
-LOOKUP_SIZES = (1, 8, 64, 512)  # Ids per look-up statement. Few sizes give few statement texts in HANA's plan cache.
 
 STATE_TABLES = {
     "OWL_STATE": f"""(
@@ -32,8 +31,6 @@ STATE_TABLES = {
 "REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))""",
 }
-
-T = TypeVar("T")
 
 
 def state_tables(schema: str) -> StateTables:
@@ -58,16 +55,6 @@ def table_name(collection: str, generation: int) -> str:
     if not 1 <= len(collection) <= LONGEST_NAME:
         raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
-
-
-def portions(ids: Sequence[T]) -> Iterator[list[T]]:
-    """Split ids into lists of LOOKUP_SIZES, repeating the last id to fill the last list."""
-    start = 0
-    while start < len(ids):
-        size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
-        some = list(ids[start : start + size])
-        yield some + [some[-1]] * (size - len(some))
-        start += size
 
 
 @dataclass(frozen=True, slots=True)

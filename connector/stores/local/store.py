@@ -87,7 +87,10 @@ class _SqliteDatabase:
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
         with self._file.read() as db:
-            return db.execute(sql, parameters).fetchall()
+            try:
+                return db.execute(sql, parameters).fetchall()
+            except UnicodeEncodeError as error:  # not UnicodeDecodeError, which means a damaged file
+                raise _refused(error) from None
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
         return self.in_transaction(lambda session: session.execute(sql, parameters))
@@ -97,7 +100,11 @@ class _SqliteDatabase:
             try:
                 return work(_SqliteSession(db))
             except _REFUSED as error:
-                raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
+                raise _refused(error) from None
+
+
+def _refused(error: Exception) -> RowRejected:
+    return RowRejected(f"SQLite refuses a row's data ({type(error).__name__})")
 
 
 class LocalStore(VectorStore):
