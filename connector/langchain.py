@@ -89,9 +89,7 @@ class OwlVectorStore(VectorStore):
         """Delete documents by id; ignores missing ones. Raises ValueError without `ids`, and WrongOrigin for another
         program's row: nothing of its batch is deleted."""
         if ids is None or kwargs:
-            raise ValueError(
-                "delete takes the ids of documents, and nothing else; to delete everything, drop the collection"
-            )
+            raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all documents")
         listed = _listed("ids", ids)
         for start in range(0, len(listed), BATCH):
             self.collection.delete(listed[start : start + BATCH])

@@ -428,7 +428,6 @@ def test_retryable_is_only_what_waiting_mends() -> None:
         "ModelNotFound": False,
         "ModelUnsupported": False,
         "WeightsMismatch": False,
-        "DeviceUnavailable": False,
         "OutOfMemory": True,
         "EngineClosed": False,
         "NonFinite": False,

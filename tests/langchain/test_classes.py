@@ -101,9 +101,9 @@ def test_max_marginal_relevance_chooses_what_differs_from_the_best_of_fetch_k(st
 
 
 async def test_relevance_scores_of_other_modes_are_refused(local: OwlVectorStore) -> None:
-    with pytest.raises(ValueError, match="mode keyword say nothing"):
+    with pytest.raises(ValueError, match="mode keyword do not tell"):
         local.similarity_search_with_relevance_scores("oil", mode="keyword")
-    with pytest.raises(ValueError, match="mode hybrid say nothing"):
+    with pytest.raises(ValueError, match="mode hybrid do not tell"):
         await local.asimilarity_search_with_relevance_scores("oil", mode="hybrid")
     assert await local.asimilarity_search_with_relevance_scores("oil", mode="vector")
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,9 +142,9 @@ def test_each_model_lies_in_memory_once(
     loaded: list[str] = []
     inner = engines.load_engine
 
-    def load(options: engines.EngineOptions) -> EmbeddingEngine:
+    def load(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
         loaded.append(options.model)
-        return inner(options)
+        return inner(options, *more)
 
     monkeypatch.setattr(engines, "load_engine", load)
     service.sync.run("plain")
@@ -175,10 +176,10 @@ def test_one_that_is_loaded_waits_for_no_other(service: Service, monkeypatch: py
     loading, go_on = threading.Event(), threading.Event()
     inner = engines.load_engine
 
-    def slow(options: engines.EngineOptions) -> EmbeddingEngine:
+    def slow(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
         loading.set()
         assert go_on.wait(60)
-        return inner(options)
+        return inner(options, *more)
 
     monkeypatch.setattr(engines, "load_engine", slow)
     other = threading.Thread(target=service.parts.embedder_of, args=(ModelSource("hash:16"),))

@@ -325,7 +325,10 @@ def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
 def torch_build() -> tuple[str, str | None] | None:
     """Return the version of the installed torch, and of the CUDA that it was built for, None for none. Return None
     without torch. Does not import it, which takes seconds, and fails if a CUDA library is missing."""
-    spec = importlib.util.find_spec("torch")
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ImportError:
+        spec = None
     if spec is None or spec.origin is None:
         return None
     try:
