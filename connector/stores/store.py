@@ -542,7 +542,8 @@ class Generations:
                 keep_highest = f'UPDATE {tables.state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
                 session.execute(keep_highest, (free_number(rows) - 1, collection), doing=doing)
                 for table in (tables.quarantine, tables.state):
-                    session.execute(f'DELETE FROM {table} WHERE "COLLECTION" = ?', (name,), doing=doing)
+                    delete = f'DELETE FROM {table} WHERE "COLLECTION" = ?'
+                    session.execute(delete, (name,), doing=doing)
 
             self._database.in_transaction(work, doing=doing)
         store._forget()

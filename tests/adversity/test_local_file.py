@@ -79,13 +79,13 @@ def outcome(scene: Scene, right: Content, saying: str) -> str:
     try:
         with closing(LocalStore(file_of(scene).parent)) as store:
             checked = verify(scene.spec, Ends(scene.ends().source, store, scene.embedder))
+            if not checked.ok or checked.foreign:  # nobody else writes records here
+                return "found"
             content = scene.content(store)
     except ModelMismatch:  # by the name of the collection: a bit of the model's own name, say
         return "refused"
     except ConnectorError as error:
         return "refused" if "vectors.sqlite" in str(error) else f"refused without the name of the file: {error}"
-    if not checked.ok or checked.foreign:  # nobody else writes records here
-        return "found"
     assert read_from(content) == read_from(right), saying
     return "harmless"
 

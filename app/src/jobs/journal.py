@@ -371,8 +371,8 @@ class Journal:
 
     def _number(self, db: sqlite3.Connection, id_: str, where: str = _UNFINISHED) -> int | None:
         """Return the number of an unfinished job that this process owns, else None."""
-        found = db.execute(f"SELECT number FROM jobs WHERE id = ? AND owner = ? AND {where}", (id_, self.owner))  # noqa: S608
-        row = found.fetchone()
+        sql = f"SELECT number FROM jobs WHERE id = ? AND owner = ? AND {where}"  # noqa: S608 - constants
+        row = db.execute(sql, (id_, self.owner)).fetchone()
         return None if row is None else int(row[0])
 
     def _leave(
@@ -487,7 +487,8 @@ class Journal:
 def _jobs(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[Job]:
     """Return the jobs that match. `where`: a constant of this module."""
     jobs = []
-    for row in db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE {where}", values).fetchall():  # noqa: S608
+    sql = f"SELECT {_COLUMNS} FROM jobs WHERE {where}"  # noqa: S608 - constants
+    for row in db.execute(sql, values).fetchall():
         given = dict(zip(_COLUMNS.split(", "), row, strict=True))
         given["progress"] = {"done": given.pop("done"), "total": given.pop("total")}
         given["result"] = None if given["result"] is None else orjson.loads(given["result"])

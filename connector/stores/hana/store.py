@@ -473,7 +473,8 @@ class HanaView:
             )
 
             def explain(session: Session) -> Rows:
-                session.execute(f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}", doing=doing)
+                sql = f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {searched}"
+                session.execute(sql, doing=doing)
                 rows = session.query(plan_of, (name,), doing=doing)
                 session.execute('DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?', (name,), doing=doing)
                 return rows

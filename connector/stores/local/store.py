@@ -282,7 +282,8 @@ def _insert(session: Session, into: str, rows: Sequence[tuple[Any, ...]]) -> Non
     for start in range(0, len(rows), GROUP):
         some = rows[start : start + GROUP]
         values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
-        session.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))
+        sql = f"INSERT INTO {into} VALUES {values}"
+        session.execute(sql, tuple(chain.from_iterable(some)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,8 @@ def by_ids(
     for start in range(0, len(ids), IN_LIMIT):
         some = ids[start : start + IN_LIMIT]
         where = f"{column} IN ({', '.join('?' * len(some))}) AND {condition}"
-        yield from db.execute(f"{select} WHERE {where}", (*some, *parameters))
+        sql = f"{select} WHERE {where}"
+        yield from db.execute(sql, (*some, *parameters))
 
 
 def hits(db: sqlite3.Connection, best: Sequence[Hit]) -> list[Hit]:
