@@ -12,6 +12,7 @@ from connector.errors import LeaseLost
 from connector.model import ChangeSet
 from connector.stores.state import LeaseTimes
 from tests.adversity.scene import NAME, Scene
+from tests.slow import slow
 
 DAY = 86_400.0
 LONG = LeaseTimes(ttl=30, renew=20, poll=0.02)
@@ -19,7 +20,7 @@ LONG = LeaseTimes(ttl=30, renew=20, poll=0.02)
 
 @pytest.mark.proves(15)
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("jump", [DAY, -DAY])
+@pytest.mark.parametrize("jump", [DAY, *slow(-DAY)])
 def test_the_clock_of_the_client_does_not_matter(scene: Scene, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     store = scene.store(times=LONG)
     store.open(NAME, scene.embedder)
@@ -35,7 +36,7 @@ def test_the_clock_of_the_client_does_not_matter(scene: Scene, monkeypatch: pyte
 
 @pytest.mark.proves(15, 26)
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
-@pytest.mark.parametrize("jump", [DAY, -DAY])
+@pytest.mark.parametrize("jump", [DAY, *slow(-DAY)])
 def test_a_jump_never_makes_two_owners_and_never_locks_anybody_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:

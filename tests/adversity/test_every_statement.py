@@ -12,6 +12,7 @@ import pytest
 
 from tests.adversity.scene import EMPTY, ROWS, Scene
 from tests.proof.ground import seed_of_the_run
+from tests.slow import slow_but
 
 STATEMENTS = {
     "asking the catalogue": r"SELECT .* FROM SYS\.",
@@ -27,6 +28,7 @@ STATEMENTS = {
     "writing the checkpoint": r"UPDATE .*OWL_STATE.*CHECKPOINT",
     "committing": r"^COMMIT$",
 }
+MOST_TELLING = ("taking or renewing the lease", "removing", "writing the checkpoint")
 ROLLED_BACK = (129, 131, 133, 138, 139, 145, 149)
 MEMORY = (4, 613, 2048)
 AWAY = (18, 597, 1888)
@@ -60,7 +62,7 @@ def rides_over(scene: Scene, kind: str, code: int) -> None:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("kind", STATEMENTS)
+@pytest.mark.parametrize("kind", slow_but(STATEMENTS, *MOST_TELLING))
 @pytest.mark.proves(4, 5, 6)
 def test_a_code_at_each_kind_of_statement(changed: Scene, kind: str) -> None:
     seed = seed_of_the_run()

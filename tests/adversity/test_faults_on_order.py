@@ -22,6 +22,7 @@ from connector.errors import (
 )
 from connector.retry import RetryPolicy
 from tests.adversity.scene import EMPTY, PERSISTENT, ROWS, Scene
+from tests.slow import slow
 
 READS = r'SELECT .* FROM "TEST_\d+"\."ROWS"'
 WRITES = r"INSERT INTO .*OWL_ROWS_G1"
@@ -52,7 +53,7 @@ def whole(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("number", [129, 131, 133, 138, 139, 145, 149])
+@pytest.mark.parametrize("number", [133, *slow(129, 131, 138, 139, 145, 149)])
 @pytest.mark.proves(4)
 def test_a_write_that_hana_rolls_back_is_done_again(broken: Scene, number: int) -> None:
     order(broken, match=WRITES, action="error", code=number, skip=1, count=2)
@@ -60,22 +61,22 @@ def test_a_write_that_hana_rolls_back_is_done_again(broken: Scene, number: int) 
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("action", ["drop_before", "drop_after"])
-@pytest.mark.parametrize("match", [WRITES, "^COMMIT$"])
+@pytest.mark.parametrize("action", ["drop_after", *slow("drop_before")])
+@pytest.mark.parametrize("match", ["^COMMIT$", *slow(WRITES)])
 def test_a_line_dropped_while_writing(broken: Scene, action: str, match: str) -> None:
     """-10807, with and without the write behind it: it is done again, and doing it twice is the same as once."""
     order(broken, match=match, action=action, skip=2, count=2)
     whole(broken)
 
 
-@pytest.mark.parametrize("action", ["drop_before", "drop_after"])
+@pytest.mark.parametrize("action", ["drop_before", *slow("drop_after")])
 def test_a_line_dropped_while_reading(broken: Scene, action: str) -> None:
     order(broken, match=READS, action=action, skip=1, count=2)
     whole(broken)
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
-@pytest.mark.parametrize("number", [4, 18, 131, 597, 613, 1888, 2048])
+@pytest.mark.parametrize("number", [4, 1888, *slow(18, 131, 597, 613, 2048)])
 @pytest.mark.proves(5, 6)
 def test_a_page_that_fails_for_a_while(broken: Scene, number: int) -> None:
     order(broken, match=READS, action="error", code=number, text="Memory allocation failed", skip=1, count=2)
@@ -96,6 +97,7 @@ def whole_after(scene: Scene) -> None:
     scene.converges()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_slow_packets(broken: Scene) -> None:
     order(broken, match=READS, action="slow", bytes=500, seconds=0.01, count=3)
@@ -115,12 +117,9 @@ def test_a_statement_that_takes_longer_than_the_timeout(broken: Scene) -> None:
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (131, TransactionRolledBack),
-        (133, TransactionRolledBack),
         (258, PermissionRefused),
         (1888, Unavailable),
-        (142, Overloaded),
-        (597, ConnectionLost),
+        *slow((131, TransactionRolledBack), (133, TransactionRolledBack), (142, Overloaded), (597, ConnectionLost)),
     ],
 )
 @pytest.mark.proves(4, 6, 7)
@@ -135,6 +134,7 @@ def test_what_never_ends_is_reported_by_its_code(broken: Scene, number: int, kin
     broken.converges()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 def test_a_dead_line_that_stays_dead(broken: Scene) -> None:
     order(broken, match=WRITES, action="drop_before", count=None)
@@ -150,10 +150,12 @@ def test_a_dead_line_that_stays_dead(broken: Scene) -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "word"),
     [
-        ({"action": "error", "code": 131, "count": 1}, 0, ""),
-        ({"action": "drop_after", "count": 1}, 0, ""),
         ({"action": "error", "code": 258, "text": "insufficient privilege: x", "count": None}, 3, "privilege"),
-        ({"action": "error", "code": 7, "count": None}, 3, "feature"),
+        *slow(
+            ({"action": "error", "code": 131, "count": 1}, 0, ""),
+            ({"action": "drop_after", "count": 1}, 0, ""),
+            ({"action": "error", "code": 7, "count": None}, 3, "feature"),
+        ),
     ],
 )
 def test_the_command_line_says_how_it_ended(broken: Scene, fault: dict[str, Any], code: int, word: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,22 +21,10 @@ from connector.model import Generation
 from connector.sync.run import SyncReport
 from tests.adversity.proxy import COMMIT, EXECUTE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PAGE, ROWS, Content, Scene
+from tests.slow import slow
 
 STORED = ROWS - EMPTY
 WIDE = {"OWL_SAP_EMBEDDING__MODEL": "hash:128"}
-KILLED_AT_A_POINT = """
-import itertools, os, signal, sys
-from connector import failpoints
-point, nth, *arguments = sys.argv[1:]
-reached = itertools.count(1)
-def hook(name):
-    if name == point and next(reached) == int(nth):
-        os.kill(os.getpid(), signal.SIGKILL)
-failpoints.arm(hook)
-from app.src.cli import main
-sys.argv = ["owl-sap", *arguments]
-main()
-"""
 
 
 def killed(scene: Scene, message: int, nth: int, fault: Fault, *arguments: str) -> bool:
@@ -55,15 +41,8 @@ def killed(scene: Scene, message: int, nth: int, fault: Fault, *arguments: str) 
 
 def killed_at_point(scene: Scene, point: str, nth: int, *arguments: str) -> None:
     """`owl-sap ARGUMENTS` killed where it comes to a failpoint for the `nth` time."""
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_A_POINT, point, str(nth), *arguments],
-        cwd=scene.folder,
-        env=scene.variables() | WIDE,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    code, _, errors = scene.cli(*arguments, env=WIDE | {"OWL_SAP_FAILPOINT": f"{point}:{nth}"})
+    assert code == -signal.SIGKILL, errors
     time.sleep(0.02)
 
 
@@ -125,7 +104,6 @@ def served(scene: Scene) -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("scene", ["hana", "local"], indirect=True)
 def test_killed_in_the_middle_of_a_build(served: Scene) -> None:
     """What serves has nothing to write but its checkpoint, so the third batch is one of the other's."""
     killed_at_point(served, "after_apply", 3, "sync", "rows")
@@ -157,13 +135,14 @@ def test_killed_between_the_two_halves_of_a_switch(built: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize(("fault", "serving"), [(Fault.LOSE_REQUEST, 1), (Fault.LOSE_REPLY, 2)])
+@pytest.mark.parametrize(("fault", "serving"), [(Fault.LOSE_REPLY, 2), *slow((Fault.LOSE_REQUEST, 1))])
 @pytest.mark.proves(1, 25)
 def test_killed_around_the_commit_of_a_switch(built: Scene, fault: Fault, serving: int) -> None:
     assert killed(built, COMMIT, 1, fault, "generations", "rows", "--switch")
     whole(built, serving)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 def test_a_switch_whose_reply_is_lost_is_not_made_twice(built: Scene) -> None:
     """The line breaks, the process lives: the transaction is run again and finds the work done."""

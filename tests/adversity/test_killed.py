@@ -11,6 +11,7 @@ import pytest
 
 from tests.adversity.proxy import ANY, COMMIT, EXECUTE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, ROWS, Scene
+from tests.slow import slow
 
 
 def killed_at(scene: Scene, message: int, nth: int, fault: Fault, delay: float = 0.0) -> bool:
@@ -42,11 +43,7 @@ def test_killed_at_a_chosen_request(scene: Scene, message: int, nth: int, fault:
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize(
     ("nth", "fault", "stored"),
-    [
-        (2, Fault.LOSE_REQUEST, 0),
-        (2, Fault.LOSE_REPLY, 38),
-        (4, Fault.LOSE_REPLY, 96),
-    ],
+    [(2, Fault.LOSE_REPLY, 38), *slow((2, Fault.LOSE_REQUEST, 0), (4, Fault.LOSE_REPLY, 96))],
 )
 @pytest.mark.proves(1)
 def test_killed_around_a_commit(scene: Scene, nth: int, fault: Fault, stored: int) -> None:
@@ -57,6 +54,7 @@ def test_killed_around_a_commit(scene: Scene, nth: int, fault: Fault, stored: in
     assert scene.converges().unchanged == stored
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment(scene: Scene) -> None:
     killed_at(scene, EXECUTE, 4, Fault.NOTHING, delay=random.uniform(0.0, 0.12))
     scene.converges()

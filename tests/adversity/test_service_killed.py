@@ -19,13 +19,14 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
+from tests.slow import slow
 
 SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1", "OWL_SAP_STATE__PATH": "state"}
 QUICK = {"OWL_SAP_SYNC__PAGE_ROWS": "500", "OWL_SAP_SYNC__WINDOW": "500"}
 ROWS = 3000
 
 
-@pytest.fixture(params=["hana", "local"])
+@pytest.fixture(params=[*slow("hana"), "local"])
 def scene(request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, tmp_path: Path) -> Iterator[Scene]:
     engine = load_engine(EngineOptions(model="hash:64"))
     scene = Scene(emulator, hana_schema, request.param, tmp_path / "scene", EngineEmbedder(engine), rows=ROWS)
@@ -110,6 +111,7 @@ def test_the_next_service_goes_on_with_the_same_job(scene: Scene) -> None:
             assert json.loads(list(following.iter_sse())[-1].data)["result"]["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_killed_worker_leaves_its_job_to_the_other(scene: Scene) -> None:
     """Two workers and a service that runs no jobs, one folder of records."""
@@ -196,6 +198,7 @@ def test_workers_killed_at_random_times_end_the_job_all_the_same(scene: Scene) -
     assert scene.cli("verify", NAME)[0] == 0, f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_one_that_shares_the_folder_takes_over(scene: Scene) -> None:
     """Two services, one folder of records: while one works the other refuses, once it is killed the other goes on."""

@@ -24,7 +24,7 @@ from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
 from tests.adversity.test_faults_on_order import hits, order
 
-ALLOWED, MARGIN = 1.5, 2.0
+ALLOWED, MARGIN = 0.5, 2.0
 """Seconds: the setting, and what closing may take beyond it."""
 BUSY = 15.0
 """... and for a machine that does other things too. What hangs would do so for a minute."""

@@ -17,6 +17,7 @@ from hdbcli import dbapi
 from connector.model import StoredRecord
 from connector.sync.verify import VerifyReport, verify
 from tests.adversity.scene import NAME, Scene
+from tests.slow import slow, slow_but
 
 KINDS = ("missing", "stale", "orphaned", "duplicates", "bad_vectors")
 TABLE = '"OWL_ROWS_G1"'
@@ -98,6 +99,8 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     "another dimension": ("bad_vectors", lambda vandal: vandal.vector(10, np.eye(32)[0])),
     "a chunk twice": ("duplicates", lambda vandal: vandal.copy(11)),
 }
+MOST_TELLING = ("a lost document", "another text", "a torn document", "another direction", "not a number")
+"""Alone; all are found and mended together through the command line."""
 IMPOSSIBLE = {
     "local": {
         "a chunk twice": "its table is unique by document and number, and no other program writes it",
@@ -138,7 +141,7 @@ def found(report: VerifyReport | dict[str, Any]) -> dict[str, int]:
     return {kind: given[kind] for kind in KINDS if given[kind]}
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("name", slow_but(DAMAGE, *MOST_TELLING))
 def test_one_damage_is_found_and_mended(scene: Scene, name: str) -> None:
     scene.sync()
     foreign = plant_foreign(scene)
@@ -162,6 +165,7 @@ def test_one_damage_is_found_and_mended(scene: Scene, name: str) -> None:
     assert all(same(record, by_place[record.id, record.number]) for record in healthy.values())
 
 
+@pytest.mark.parametrize("scene", ["hana", *slow("local")], indirect=True)
 def test_all_damage_at_once_through_the_command_line(scene: Scene) -> None:
     scene.sync()
     foreign = plant_foreign(scene)
@@ -172,11 +176,11 @@ def test_all_damage_at_once_through_the_command_line(scene: Scene) -> None:
             damage(vandal)
             wanted[kind] = wanted.get(kind, 0) + 1
     plant_orphan(vandal)
-    code, out, errors = scene.cli("verify", NAME, "--json")
+    code, out, errors = scene.verb("verify", NAME, "--json")
     assert (code, found(json.loads(out)), json.loads(out)["ok"]) == (1, wanted, False), errors
-    code, out, errors = scene.cli("verify", NAME, "--repair", "--json")
+    code, out, errors = scene.verb("verify", NAME, "--repair", "--json")
     report = json.loads(out)
     assert (code, report["ok"], report["repaired"]) == (0, True, sum(wanted.values())), errors
     assert (found(report), report["foreign"]) == (wanted, foreign), "as found"
-    code, out, errors = scene.cli("verify", NAME, "--json")
+    code, out, errors = scene.verb("verify", NAME, "--json")
     assert (code, found(json.loads(out))) == (0, {}), errors

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.src.access.keys import Grant, create
+from app.src.access.principal import Scope
 from app.src.api.server import metrics_served
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -46,6 +47,30 @@ def test_it_ends_when_it_is_closed_also_before_it_began(service: Service) -> Non
         assert "owl_sap_build_info" in httpx.get(url, timeout=60).text
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+def test_it_answers_nothing_else_and_only_who_may_look(tmp_path: Path) -> None:
+    scopes: tuple[Scope, ...] = ("metrics", "admin", "search")
+    keys = {scope: create(tmp_path / "keys.json", Grant(scope, (scope,)))[1] for scope in scopes}
+    settings = Settings.model_validate(
+        {
+            "embedding": {"model": "hash:16"},
+            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "access": {"keys": tmp_path / "keys.json"},
+        }
+    )
+    with (
+        closing(Service(settings)) as service,
+        metrics_served(service, "127.0.0.1", 0) as url,
+        httpx.Client(timeout=60) as client,
+    ):
+        admin = {"X-API-Key": keys["admin"]}
+        for path in ("/", "/health/ready", "/v1/info", "/docs", "/metrics/"):
+            assert client.get(url.removesuffix("/metrics") + path, headers=admin).status_code == 404, path
+        assert client.post(url, headers=admin).status_code == 405
+        assert client.get(url).status_code == 401
+        assert client.get(url, headers={"X-API-Key": keys["search"]}).status_code == 403
+        assert client.get(url, headers={"X-API-Key": keys["metrics"]}).status_code == 200
 
 
 def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ the checkpoint not ahead of it, and whenever a run may end, store and source are
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,10 @@ from connector import failpoints
 from tests.proof.cycles import EACH_METHOD, GROUNDS, KINDS, Cycles, named
 from tests.proof.ground import PAGE
 from tests.proof.methods import METHODS
+from tests.slow import slow_but
 
+ONE_EACH = (("local", "log"), ("hana", "watermark"))
+MOST_TELLING = ("mid_upsert", "after_apply", "mid_delete", "before_log_delete")
 SWITCH = {"mid_alias_swap"}
 """Of generations: no sync comes by there."""
 
@@ -38,18 +42,19 @@ def killed_at(cycles: Cycles, name: str, visit: int) -> None:
     ground.refill()
 
 
-@pytest.mark.parametrize("ground", EACH_METHOD, ids=named, indirect=True)
+@pytest.mark.parametrize("ground", slow_but(EACH_METHOD, *ONE_EACH), ids=named, indirect=True)
 @pytest.mark.proves(1, 12)
 def test_killed_at_random_moments(cycles: Cycles) -> None:
     random_kills(cycles, 2)
 
 
-def some_grounds() -> Iterator[tuple[str, tuple[str, str]]]:
+def some_grounds() -> Iterator[Any]:
     """Each failpoint with one of the methods that pass it, the stores in turn."""
     for place, name in enumerate(failpoints.NAMES):
         methods = [method for method, known in METHODS.items() if name in known.passes]
         if methods:
-            yield name, (KINDS[place % len(KINDS)], methods[place % len(methods)])
+            ground = (KINDS[place % len(KINDS)], methods[place % len(methods)])
+            yield pytest.param(name, ground, marks=() if name in MOST_TELLING else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "ground"), list(some_grounds()), indirect=["ground"])

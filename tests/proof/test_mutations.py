@@ -31,6 +31,7 @@ def test_a_bug_is_looked_for_also_when_no_further_test_may_begin(
     monkeypatch.setattr("tests.proof.mutations.COPIED", ())
     monkeypatch.setattr("tests.proof.mutations.HURRY", ())  # a profile of conftest.py
     monkeypatch.setenv("OWL_TESTS_UNTIL", "0")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to start
     (tmp_path / "test_it.py").write_text('import os\n\ndef test_it():\n    assert "OWL_TESTS_UNTIL" in os.environ\n')
     code, said = Copy(tmp_path).test(["test_it.py"])
     assert code == FAILED, said

@@ -23,6 +23,8 @@ from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 trainer = pytest.importorskip("app.src.core.finetune.trainer")
+pytestmark = pytest.mark.xdist_group("training")
+"""With those of test_verb.py: the first training of a process takes seconds to begin."""
 
 HELD_OUT = 20
 ALL = toy_pairs(200)
@@ -113,6 +115,7 @@ def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: P
     assert not torn.exists()
 
 
+@pytest.mark.slow
 def test_a_wish_to_stop_leaves_a_checkpoint_of_that_very_step(base: Path, tmp_path: Path) -> None:
     done: list[int] = []
     hooks = TrainingObserver(step=lambda step, *_: done.append(step), stop=lambda: len(done) >= 3)

@@ -9,21 +9,27 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from typer.testing import CliRunner
 
+from app.src.cli import app
 from app.src.core.finetune.recipe import last_checkpoint
 from app.src.service.service import Service
 from app.src.settings import load
 from hana_emulator.testing import Emulator
 from tests.forked import owl_sap
-from tests.surface.conftest import Run, completed, environment
+from tests.surface.conftest import Run, environment
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs, write_pairs
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
+pytestmark = pytest.mark.xdist_group("training")
 
 TOML = """
 [embedding]
@@ -63,9 +69,12 @@ def configured(tmp_path: Path, base: Path, emulator: Emulator) -> Callable[[str]
         (tmp_path / "owl-sap.toml").write_text(TOML.format(model=base, schema=schema), encoding="utf-8")
 
         def run(*arguments: str) -> Run:
-            ended = completed(*arguments, cwd=tmp_path, env=environment(**login(emulator)))
-            assert "Traceback" not in ended.stderr, ended.stderr
-            return Run(ended)
+            """In this process, which has begun a training before."""
+            with chdir(tmp_path), patch.dict(os.environ, environment(**login(emulator)), clear=True):
+                result = CliRunner().invoke(app, arguments, prog_name="owl-sap")
+            assert isinstance(result.exception, SystemExit | None), result.exception
+            assert "Traceback" not in result.stderr, result.stderr
+            return Run(CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr))
 
         return run
 
