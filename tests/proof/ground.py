@@ -33,7 +33,6 @@ NAME = "rows"
 ROWS, PAGE = 40, 4
 """Ten pages, so that every point on the way is passed three times."""
 HASTY = RetryPolicy(attempts=5, first_wait=0.005, longest_wait=0.05)
-TIMES = LeaseTimes(ttl=20, renew=5, poll=0.02)
 POISON = "poison"
 """A text with this word in it is one that the engine refuses."""
 WORDS = ("pump", "valve", "seal", "motor", "shaft", "bearing", "rotor", "vessel", "flange", "gasket")
@@ -53,6 +52,7 @@ class Plan:
     kind: str
     method: str
     folder: str
+    lease_seconds: float = 20
 
     @property
     def spec(self) -> CollectionSpec:
@@ -74,9 +74,10 @@ class Plan:
         return HanaPool(ConnectionOptions(**login, encrypt=False), retry=HASTY)
 
     def store(self, pool: HanaPool) -> VectorStore:
+        times = LeaseTimes(ttl=self.lease_seconds, renew=self.lease_seconds / 4, poll=0.02)
         if self.kind == "hana":
-            return HanaStore(pool, self.schema, lease_times=TIMES)
-        return LocalStore(Path(self.folder) / "vectors", lease_times=TIMES)
+            return HanaStore(pool, self.schema, lease_times=times)
+        return LocalStore(Path(self.folder) / "vectors", lease_times=times)
 
 
 @dataclass

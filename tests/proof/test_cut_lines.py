@@ -4,6 +4,8 @@ so, and store and checkpoint stay sound.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.adversity.proxy import ANY, Fault, Proxy, Strike
@@ -16,6 +18,8 @@ FAULTS = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.HALF_REPLY]
 
 def cut(cycles: Cycles) -> None:
     ground = cycles.ground
+    # A lease whose taking nobody heard of has to end by itself.
+    ground.plan = replace(ground.plan, lease_seconds=5)
     ground.change()
     ground.rewrite(2 * PAGE)
     with Proxy(ground.emulator.port) as proxy:
