@@ -126,6 +126,7 @@ def test_out_of_memory_gives_the_same_vectors(minilm: EmbeddingEngine, monkeypat
     assert minilm.stats().out_of_memory > 0
 
 
+@pytest.mark.slow
 def test_bf16_is_close(minilm: EmbeddingEngine) -> None:
     texts = mixed_lengths(60)
     with load_engine(EngineOptions(MINILM, device="cpu", precision="bf16")) as engine:
