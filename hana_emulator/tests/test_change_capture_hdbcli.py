@@ -163,7 +163,7 @@ TEXTS = ["", "plain", "Größe", "\U0001f600 and \U00010348", "a\U0001f600b"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("name", ["sha256", "md5"])
+@pytest.mark.parametrize("name", ["sha256", pytest.param("md5", marks=pytest.mark.slow)])
 def test_hashes_are_of_cesu_8(connection: Any, text: str, name: str) -> None:
     """UTF-8 of each half of a surrogate pair by itself."""
     units = text.encode("utf-16-be")

@@ -32,10 +32,11 @@ class Model:
 
 
 LIVE = os.environ.get("HANA_TEST_DSN", "")
-PLACES = ["local", "hana", "hana by LIKE", *([pytest.param("live", marks=pytest.mark.hana_live)] if LIVE else [])]
+PLACES = ["local", "hana", *([pytest.param("live", marks=pytest.mark.hana_live)] if LIVE else [])]
+also_by_like = pytest.mark.parametrize("store", [*PLACES, "hana by LIKE"], indirect=True)
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=[*PLACES, pytest.param("hana by LIKE", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[VectorStore]:
     with ExitStack() as stack:
         if request.param == "local":
@@ -51,7 +52,7 @@ def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[Vec
 
 
 def _emulator(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
-    emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
+    emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("shared_schema")
     login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
     return ConnectionOptions(**login, encrypt=False), schema
 
@@ -78,6 +79,7 @@ def ids(store: VectorStore, name: str, text: str, k: int = 100, where: Any = Non
     return [hit.id for hit in store.view(name).keyword(text, k, where)]
 
 
+@also_by_like
 def test_texts_with_all_words_come_first(store):
     name = fill(
         store,
@@ -152,6 +154,7 @@ def test_ties_go_by_id_and_k_is_kept(store):
     assert ids(store, name, "pump", k=0) == []
 
 
+@also_by_like
 def test_filters(store):
     name = fill(store, "pump one", "pump two", "hose three", N=1)
     assert ids(store, name, "pump", where={"ID": "b"}) == ["b"]

@@ -168,19 +168,19 @@ def test_the_files_that_are_damaged_are_valid(folder: Path) -> None:
     assert outcomes.check_configuration(folder, FULL.encode(), SECRETS) is not None
 
 
-@settings(QUICKLY, max_examples=80)
+@settings(QUICKLY, max_examples=50)
 @given(toml=documents(), environ=environs)
 def test_read_or_refused_with_words(folder: Path, toml: bytes, environ: dict[str, str]) -> None:
     outcomes.check_configuration(folder, toml, environ)
 
 
-@settings(QUICKLY, max_examples=80)
+@settings(QUICKLY, max_examples=50)
 @given(toml=damaged())
 def test_damaged_files(folder: Path, toml: bytes) -> None:
     outcomes.check_configuration(folder, toml, {})
 
 
-@settings(QUICKLY, max_examples=80)
+@settings(QUICKLY, max_examples=50)
 @given(environ=environs)
 def test_variables(folder: Path, environ: dict[str, str]) -> None:
     outcomes.check_configuration(folder, FULL.encode(), SECRETS | environ)
