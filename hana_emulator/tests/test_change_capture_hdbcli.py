@@ -134,6 +134,7 @@ def test_a_window_of_timestamp_and_key(connection: Any) -> None:
     assert (later - now).total_seconds() == 1
 
 
+@pytest.mark.slow
 def test_row_ids_over_the_wire_and_over_a_restart(tmp_path: Path) -> None:
     snapshot = 'SELECT K, "$rowid$" FROM T ORDER BY K'
     with running("--data", str(tmp_path)) as first, closing(first.connect()) as opened:

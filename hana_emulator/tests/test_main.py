@@ -113,6 +113,7 @@ def test_a_folder_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert str(tmp_path) in err
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_named_process_is_gone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with other, running("--data", str(tmp_path), "--parent-pid", str(other.pid)) as emulator:

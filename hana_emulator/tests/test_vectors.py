@@ -45,6 +45,7 @@ matrices = arrays.arrays(np.float32, st.tuples(st.integers(1, 30), st.just(4)), 
 
 
 @pytest.mark.parametrize("metric", list(Metric))
+@settings(max_examples=50, deadline=None)
 @given(values=matrices)
 def test_scores_agree_with_the_scalar_functions(metric: Metric, values: np.ndarray) -> None:
     rows: Rows = [(10 * position, fvecs.encode(row)) for position, row in enumerate(values)]
@@ -198,7 +199,7 @@ writes = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(first=st.integers(0, 600), writes=writes)
 def test_a_column_after_writes_is_the_column_of_the_rows(
     first: int, writes: list[tuple[set[int], dict[int, int | None]]]

@@ -156,7 +156,9 @@ def _records(synced: Synced) -> list[Any]:
 @pytest.mark.parametrize(
     ("table", "before", "after"),
     [
-        pytest.param(where, before, after, marks=[pytest.mark.slow] * (where == "emulator"))
+        pytest.param(
+            where, before, after, marks=[pytest.mark.slow] * (where == "emulator" or "full" not in (before, after))
+        )
         for where in ("memory", "emulator")
         for before in WAYS
         for after in WAYS

@@ -761,13 +761,12 @@ def test_text_and_number_meet_where_the_text_is_a_number(store, name):
 HOSTILE = ["' OR '1'='1", '"; DROP TABLE records; --', "') OR 1=1 --", "\\", "%' OR 1=1", "${jndi}", "\u2028", "?"]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_values_are_only_values(store, filled, text):
-    for where in ({"T": text}, {"T": {"$in": [text]}}, {"T": {"$like": text}}, {"T": {"$contains": text}}):
-        assert ids(store, filled, where) == expected(where)
-    assert ids(store, filled, {"T": {"$ne": text}}) == expected({"T": {"$ne": text}})
-    with pytest.raises(BadFilter):
-        store.view(filled).search(unit(DIMENSION), 5, {text: 1})
+def test_hostile_values_are_only_values(store, filled):
+    for text in HOSTILE:
+        for condition in (text, {"$in": [text]}, {"$like": text}, {"$contains": text}, {"$ne": text}):
+            assert ids(store, filled, {"T": condition}) == expected({"T": condition}), condition
+        with pytest.raises(BadFilter):
+            store.view(filled).search(unit(DIMENSION), 5, {text: 1})
 
 
 def test_long_patterns_and_texts(store, name):

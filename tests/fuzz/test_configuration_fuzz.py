@@ -126,12 +126,14 @@ def documents(draw: st.DrawFn) -> bytes:
             node[last]
         except (KeyError, IndexError, TypeError):
             continue  # gone by a change before
+        if isinstance(node, str):
+            continue  # by a change before a text, of which a character may not be replaced
         change = draw(st.sampled_from(["replace", "replace", "remove", "rename"]))
         if change == "replace":
             node[last] = draw(SECRET if last == "password" else VALUES)
         elif change == "remove" or isinstance(node, list):
             del node[last]
-        elif isinstance(node, dict):
+        else:
             node[draw(st.text("abcdefghijklmnop_", min_size=1, max_size=8))] = node.pop(last)
     return tomlkit.dumps(tree).encode()
 
