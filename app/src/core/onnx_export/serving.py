@@ -265,5 +265,5 @@ class GraphServing:
                 log.warning("TensorRT's engine %s does not load and is built again: %s", folder, error)
                 continue
             seconds = time.perf_counter() - started
-            told = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
-            return session, told if any(folder.iterdir()) else "TensorRT took no part of the graph", texts
+            origin = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
+            return session, origin if any(folder.iterdir()) else "TensorRT took no part of the graph", texts
