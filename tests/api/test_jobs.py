@@ -553,7 +553,7 @@ def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypat
 def test_nothing_ends_the_thread_that_begins_jobs(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs, start = make(), threading.Thread.start
+    jobs, start = make(look_seconds=0.05), threading.Thread.start
     failures = [RuntimeError("can't start new thread"), RuntimeError("can't start new thread")]
 
     def starting(thread: threading.Thread) -> None:

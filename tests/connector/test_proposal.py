@@ -272,7 +272,7 @@ hostile = st.text(
 names = st.lists(hostile, min_size=2, max_size=6, unique=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(names=names, schema=hostile, name=hostile, comment=hostile, client=hostile)
 def test_no_name_or_comment_breaks_the_block(names, schema, name, comment, client, tmp_path_factory):
     key, *others = names

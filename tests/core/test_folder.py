@@ -79,6 +79,7 @@ def test_names_never_hold_paths(tmp_path: Path) -> None:
     assert display_name(str(like_packaged), like_packaged) not in PACKAGED
 
 
+@pytest.mark.slow
 def test_every_pinned_file_is_checked(broken: Path, minilm_folder: Path) -> None:
     (broken / "model.safetensors").unlink()
     (broken / "model.safetensors").symlink_to(minilm_folder / "model.safetensors")

@@ -36,7 +36,15 @@ def engine_of(folder: Path, **options: Any) -> Any:
     return load_engine(EngineOptions(str(folder), device="cpu", precision="fp32", **options))
 
 
-@pytest.mark.parametrize("place", [0, 1, 4096, -1])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.slow),
+        4096,
+        pytest.param(-1, marks=pytest.mark.slow),
+    ],
+)
 def test_one_changed_byte_of_the_weights_is_refused(make_folder: Callable[..., Path], place: int) -> None:
     folder = make_folder()
     weights = folder / "model.safetensors"
@@ -183,8 +191,11 @@ def test_the_fingerprint_is_that_of_the_files_not_of_the_place(
     "change",
     [
         rewritten("1_Pooling/config.json", pooling_mode="cls"),
-        rewritten("sentence_bert_config.json", max_seq_length=32),
-        lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "),
+        pytest.param(rewritten("sentence_bert_config.json", max_seq_length=32), marks=pytest.mark.slow),
+        pytest.param(
+            lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "),
+            marks=pytest.mark.slow,
+        ),
         lambda folder: folder.joinpath("model.safetensors").write_bytes(
             folder.joinpath("model.safetensors").read_bytes()[:-1] + b"\x01"
         ),

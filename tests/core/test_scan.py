@@ -227,7 +227,7 @@ def test_a_card_without_room_after_all_is_no_error(monkeypatch: pytest.MonkeyPat
 def test_a_product_that_adds_up_too_roughly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that adds up in fp16 would be."""
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries, rows.T).float())
-    assert CardScan(CPU, manager(), Host()).product is scan._widened_product
+    assert CardScan(CPU, manager(), Host()).product is not scan._mixed_product
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries.float(), rows.float().T))
     assert CardScan(CPU, manager(), Host()).product is scan._mixed_product
 

@@ -77,8 +77,8 @@ class Network:
                 64: self._other_name(names),  # another address
             }
             unknown = (
-                f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, got from whoever "
-                f"runs the server (openssl s_client -showcerts -connect {self._place} shows what it presents)"
+                f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, obtained from "
+                f"its administrator (openssl s_client -showcerts -connect {self._place} shows what it presents)"
             )
             named = f"the certificate for {', '.join(names) or 'no name'} by {issuer}"
             raise Fault(

@@ -264,5 +264,5 @@ class GraphServing:
                 log.warning("TensorRT's engine %s does not load and is rebuilt: %s", folder, error)
                 continue
             seconds = time.perf_counter() - started
-            built = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
-            return session, built if any(folder.iterdir()) else "TensorRT runs no part of the graph", texts
+            origin = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
+            return session, origin if any(folder.iterdir()) else "TensorRT runs no part of the graph", texts
