@@ -41,6 +41,10 @@ gc.disable()  # while tests are collected: a third less time
 
 
 def pytest_collection_finish() -> None:
+    typer_testing: Any = sys.modules.get("typer.testing")
+    if typer_testing is not None:
+        # One command for all runs in this process: to build it takes longer than most of them.
+        typer_testing._get_command = functools.cache(typer_testing._get_command)
     gc.freeze()
     gc.enable()
 

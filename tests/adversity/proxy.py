@@ -75,7 +75,8 @@ class Proxy:
         self.connections = 0
         self.reply_bytes = 0
         self.fired = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> Proxy:
         return self
@@ -83,6 +84,7 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(30)
         self._listener.close()
         for link in self._links:
             link.cut()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.src.core.backends.folder import find_folder
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 from tests.core.conftest import TINY, module, random_weights, write
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -25,13 +25,6 @@ source = "SAPDEMO.QMEL"
 where = "MANDT = '100'"
 template = "{QMTXT}. {LTEXT}"
 """
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    with running("--data", str(tmp_path_factory.mktemp("sample")), "--sample") as emulator:
-        yield emulator
-        assert emulator.stop() == 0
 
 
 @pytest.fixture
@@ -109,7 +102,7 @@ def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) ->
     _no_rows(run)
 
 
-def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_what_is_refused_and_how(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     hashing = hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
     for code, said, arguments, variables in (
         (2, "nothing", ["nothing"], hashing),
@@ -117,18 +110,18 @@ def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str])
         (3, "", ["notifications"], hashing | {"HANA_PORT": "1", "OWL_SAP_HANA__CONNECT_TIMEOUT": "0.2"}),
         (2, "128", ["notifications", "--texts", "5"], hashing),
     ):
-        run = cli("calibrate", *arguments, **variables)
+        run = here("calibrate", *arguments, **variables)
         assert (run.code, run.out) == (code, ""), run.err
         assert said in run.err
         _no_rows(run)
     own = NOTIFICATIONS + 'model = "hash:32"\n'
     (tmp_path / "owl-sap.toml").write_text(own, encoding="utf-8")
-    run = cli("calibrate", "notifications", **hashing)
+    run = here("calibrate", "notifications", **hashing)
     assert (run.code, "'hash:32' is the test embedder" in run.err) == (2, True), (
         "the collection's own model is calibrated"
     )
     few = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMNUM < '000010000050'")
     (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
-    run = cli("calibrate", "notifications", **hashing)
+    run = here("calibrate", "notifications", **hashing)
     assert (run.code, run.out) == (1, "")
     assert "calibration needs at least 160" in run.err

@@ -1,4 +1,4 @@
-"""Every verb that needs no database, through a process: output, messages and exit codes."""
+"""Every verb that needs no database, most of them through a process: output, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_global_options_are_taken_after_the_verb_too(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(cli: Cli, verb: str) -> None:
-    run = cli(verb, "--help")
+def test_every_verb_has_help(here: Cli, verb: str) -> None:
+    run = here(verb, "--help")
     assert run.code == 0
     assert "Usage" in run.out
 
@@ -158,7 +158,9 @@ def test_embed_refuses_what_is_no_text(cli: Cli, tmp_path: Path) -> None:
     one_message(cli("embed", "binary", "--out", "x.csv", **HASH), 2, ".npy")
 
 
-@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+@pytest.mark.parametrize(
+    "locale", ["C", *(pytest.param(name, marks=pytest.mark.slow) for name in ("C.UTF-8", "POSIX"))]
+)
 def test_bytes_on_stdin_that_are_no_text_are_refused_in_every_locale(tmp_path: Path, locale: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "app", "embed", "--json"],
@@ -275,8 +277,8 @@ def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
         (["verify", "materials"], ["HANA_HOST"]),
     ],
 )
-def test_what_cannot_be_done_is_one_message_and_exit_2(cli: Cli, arguments: list[str], words: list[str]) -> None:
-    run = cli(*arguments, **LOCAL)
+def test_what_cannot_be_done_is_one_message_and_exit_2(here: Cli, arguments: list[str], words: list[str]) -> None:
+    run = here(*arguments, **LOCAL)
     assert run.code == 2, run.err
     assert [line for line in run.err.splitlines() if line.startswith("owl-sap:")] == run.err.strip().splitlines()
     assert all(word in run.err for word in words), run.err
@@ -291,8 +293,8 @@ def test_what_cannot_be_done_is_one_message_and_exit_2(cli: Cli, arguments: list
         ["nope"],
     ],
 )
-def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str]) -> None:
-    assert cli(*arguments).code == 2
+def test_usage_errors_are_exit_2(here: Cli, arguments: list[str]) -> None:
+    assert here(*arguments).code == 2
 
 
 def test_a_host_that_is_not_there(cli: Cli, configured: None) -> None:

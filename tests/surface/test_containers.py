@@ -196,7 +196,7 @@ def test_a_child_that_hangs_or_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch)
         gpu.ask_torch(EmbeddingSettings(), 60)
 
 
-@pytest.mark.not_fast
+@pytest.mark.slow
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
     assert gpu.ask_torch(EmbeddingSettings(device="cpu", precision="fp32"), 60)["precision"] == "fp32"
     with pytest.raises(Fault, match="fp16 cannot be used"):
@@ -311,6 +311,7 @@ def test_a_heartbeat_ages_when_the_worker_is_not_well(tmp_path: Path) -> None:
         health.of_worker(settings)
 
 
+@pytest.mark.slow
 def test_a_dead_workers_heartbeat_is_not_that_of_the_next_one(scene: Scene) -> None:
     """It died a moment ago, and the next one gets no further than to its model."""
     beat = scene.folder / "heartbeat"

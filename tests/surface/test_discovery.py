@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.src.service.sync import notes_on_languages
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 
 Cli = Callable[..., Any]
 
@@ -25,13 +25,6 @@ where = "MANDT = '100'"
 template = "{QMTXT}. {LTEXT}"
 metadata = ["QMART"]
 """
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    with running("--data", str(tmp_path_factory.mktemp("sample")), "--sample") as emulator:
-        yield emulator
-        assert emulator.stop() == 0
 
 
 @pytest.fixture
@@ -55,16 +48,6 @@ def in_hana(hana: dict[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def no_store_left(sample: Emulator) -> Iterator[None]:
-    """The emulator is shared by tests that run in any order."""
-    yield
-    with closing(sample.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
-        cursor.execute("SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'SAPDEMO' AND TABLE_NAME LIKE 'OWL%'")
-        for (name,) in cursor.fetchall():
-            cursor.execute(f'DROP TABLE SAPDEMO."{name}"')
-
-
 def execute(sample: Emulator, *statements: str) -> None:
     with closing(sample.connect(autocommit=True)) as connection:
         for statement in statements:
@@ -74,13 +57,13 @@ def execute(sample: Emulator, *statements: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def test_tables(cli: Cli, hana: dict[str, str]) -> None:
+def test_tables(cli: Cli, here: Cli, hana: dict[str, str]) -> None:
     listed = cli("tables", "--json", **hana).json
     assert {"schema": "SAPDEMO", "name": "MAKT", "kind": "table", "comment": "Material descriptions", "columns": 4,
             "rows": 786} in listed  # fmt: skip
-    views = [entry["name"] for entry in cli("tables", "SAPDEMO", "--search", "v_mat", "--json", **hana).json]
+    views = [entry["name"] for entry in here("tables", "SAPDEMO", "--search", "v_mat", "--json", **hana).json]
     assert views == ["V_MATERIALS"]
-    shown = cli("tables", "SAPDEMO", "--limit", "2", **hana)
+    shown = here("tables", "SAPDEMO", "--limit", "2", **hana)
     assert "KNA1" in shown.out
     assert "MARA" not in shown.out
     assert "raise --limit" in shown.err
@@ -99,23 +82,30 @@ def test_tables(cli: Cli, hana: dict[str, str]) -> None:
     ],
 )
 def test_what_is_not_there(
-    cli: Cli, sample: Emulator, hana: dict[str, str], arguments: list[str], code: int, words: list[str]
+    here: Cli, sample: Emulator, hana: dict[str, str], arguments: list[str], code: int, words: list[str]
 ) -> None:
     execute(sample, "CREATE TABLE SAPDEMO.NOTEXT (K INTEGER PRIMARY KEY, N DOUBLE)")
     try:
-        run = cli(*arguments, **hana)
+        run = here(*arguments, **hana)
     finally:
         execute(sample, "DROP TABLE SAPDEMO.NOTEXT")
     assert (run.code, run.out) == (code, "")
     assert all(word in run.err for word in words), run.err
 
 
-@pytest.mark.parametrize("arguments", [["tables"], ["introspect", "SAPDEMO.MARA"], ["plan", "notifications"]])
-def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["tables"], marks=pytest.mark.slow),
+        pytest.param(["introspect", "SAPDEMO.MARA"], marks=pytest.mark.slow),
+        ["plan", "notifications"],
+    ],
+)
+def test_without_hana(here: Cli, tmp_path: Path, hana: dict[str, str], arguments: list[str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
-    away = cli(*arguments, **hana | {"HANA_PORT": "1", "OWL_SAP_HANA__CONNECT_TIMEOUT": "0.2"})
+    away = here(*arguments, **hana | {"HANA_PORT": "1", "OWL_SAP_HANA__CONNECT_TIMEOUT": "0.2"})
     assert (away.code, away.out) == (3, "")
-    unset = cli(*arguments, **{name: value for name, value in hana.items() if not name.startswith("HANA_")})
+    unset = here(*arguments, **{name: value for name, value in hana.items() if not name.startswith("HANA_")})
     assert (unset.code, unset.out) == (2, "")
     assert "[hana] host" in unset.err
 
@@ -123,47 +113,55 @@ def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments:
 # ---------------------------------------------------------------------------------------------------------- introspect
 
 
-@pytest.mark.parametrize("table", ["MARA", "MAKT", "MATERIAL_TEXT", "QMEL", "KNA1", "V_MATERIALS"])
-def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str, str], table: str) -> None:
-    proposed = cli("introspect", f"SAPDEMO.{table}", "--name", "tried", **hana)
+@pytest.mark.parametrize(
+    "table",
+    [
+        "MARA",
+        "QMEL",
+        "V_MATERIALS",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("MAKT", "MATERIAL_TEXT", "KNA1")),
+    ],
+)
+def test_a_proposal_works_as_it_stands(here: Cli, tmp_path: Path, hana: dict[str, str], table: str) -> None:
+    proposed = here("introspect", f"SAPDEMO.{table}", "--name", "tried", **hana)
     assert proposed.code == 0, proposed.err
     assert "# " in proposed.out
     (tmp_path / "owl-sap.toml").write_text(proposed.out, encoding="utf-8")
-    planned = cli("plan", "tried", "--json", "--no-estimate", **hana)
+    planned = here("plan", "tried", "--json", "--no-estimate", **hana)
     assert planned.code == 0, planned.err
-    (report,) = cli("sync", "tried", "--json", **hana).json
+    (report,) = here("sync", "tried", "--json", **hana).json
     assert report["upserted"] == planned.json["new"] > 100
     assert report["tokens"] == planned.json["tokens"]
 
 
-def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
-    document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
+def test_the_proposal_as_json(here: Cli, hana: dict[str, str]) -> None:
+    document = here("introspect", "SAPDEMO.QMEL", "--json", **hana).json
     (block,) = tomllib.loads(document["toml"])["collections"]
     assert block == {
         name: document[name] for name in ("name", "source", "key", "where", "template", "metadata", "changes")
     }
     assert (block["key"], block["template"]) == (["MANDT", "QMNUM"], "{QMTXT}. {LTEXT}")
     assert set(document["reasons"]) <= set(block)
-    assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
+    assert tomllib.loads(here("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
 
 
-def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> None:
-    document = cli("introspect", "SAPDEMO.MARA", "--json", **hana).json
+def test_a_table_whose_texts_stand_elsewhere(here: Cli, hana: dict[str, str]) -> None:
+    document = here("introspect", "SAPDEMO.MARA", "--json", **hana).json
     assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
     assert "SAPDEMO.MARA has no text of its own" in document["reasons"]["source"]
     assert document["create_view"].startswith('CREATE VIEW "SAPDEMO"."V_MARA"')
     assert "WHEN 'E' THEN 1 WHEN 'D' THEN 2 ELSE 3" in document["create_view"]
-    german = cli("introspect", "SAPDEMO.MARA", "--language", "de", "--json", **hana).json
+    german = here("introspect", "SAPDEMO.MARA", "--language", "de", "--json", **hana).json
     assert "WHEN 'D' THEN 1 WHEN 'E' THEN 2 ELSE 3" in german["create_view"]
 
 
-def test_a_name_that_is_taken_gets_a_number(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_a_name_that_is_taken_gets_a_number(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS.replace('"notifications"', '"qmel"'), encoding="utf-8")
-    assert cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json["name"] == "qmel-2"
+    assert here("introspect", "SAPDEMO.QMEL", "--json", **hana).json["name"] == "qmel-2"
 
 
-def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
-    document = cli("introspect", "SAPDEMO.V_MATERIALS", "--catalog-only", "--json", **hana).json
+def test_only_the_catalogue(here: Cli, hana: dict[str, str]) -> None:
+    document = here("introspect", "SAPDEMO.V_MATERIALS", "--catalog-only", "--json", **hana).json
     assert "where" not in document
     assert "NOT PROVEN UNIQUE" in document["reasons"]["key"]
 
@@ -171,14 +169,13 @@ def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
 # ---------------------------------------------------------------------------------------------------------------- plan
 
 
-@pytest.mark.usefixtures("no_store_left")
-@pytest.mark.parametrize("place", ["local", "hana"])
+@pytest.mark.parametrize("place", [pytest.param("local", marks=pytest.mark.slow), "hana"])
 def test_a_plan_writes_nothing_and_says_what_sync_does(
-    cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str], place: str
+    here: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str], place: str
 ) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
     variables = hana if place == "local" else in_hana(hana)
-    first = cli("plan", "notifications", "--json", **variables)
+    first = here("plan", "notifications", "--json", **variables)
     assert first.code == 0, first.err
     plan = first.json
     assert {"rows", "new", "changed", "deleted", "tokens", "truncated", "duplicates", "estimated_seconds",
@@ -188,57 +185,57 @@ def test_a_plan_writes_nothing_and_says_what_sync_does(
     assert plan["estimated_seconds"] > 0
     assert len(plan["samples"]) == 5
     assert not (tmp_path / "vectors").exists()
-    assert [entry["name"] for entry in cli("tables", "SAPDEMO", "--search", "OWL_", "--json", **variables).json] == []
+    assert [entry["name"] for entry in here("tables", "SAPDEMO", "--search", "OWL_", "--json", **variables).json] == []
 
-    (report,) = cli("sync", "notifications", "--json", **variables).json
+    (report,) = here("sync", "notifications", "--json", **variables).json
     assert (report["upserted"], report["tokens"]) == (plan["new"], plan["tokens"])
     execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Entirely new words' WHERE QMNUM = '000010000105'")
-    again = cli("plan", "notifications", "--json", **variables).json
+    again = here("plan", "notifications", "--json", **variables).json
     assert (again["new"], again["changed"], again["unchanged"]) == (0, 1, plan["new"] - 1)
     execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Accident: fall on puddle' WHERE QMNUM = '000010000105'")
 
 
-def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_a_plan_for_people(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
-    run = cli("plan", "notifications", "--samples", "2", **hana)
+    run = here("plan", "notifications", "--samples", "2", **hana)
     assert run.code == 0
     assert "notifications: about" in run.err
     (line,) = run.out.splitlines()  # into a pipe, one object a collection: the document
     assert len(json.loads(line)["samples"]) == 2
-    tables = cli("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
+    tables = here("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
     assert all(title in tables for title in ("a sync would do", "Texts as they"))
-    narrow = cli("--output", "table", "plan", "notifications", **hana | {"COLUMNS": "80"})
+    narrow = here("--output", "table", "plan", "notifications", **hana | {"COLUMNS": "80"})
     assert re.search(r"about [\d.]+ s, without writing \(reading took", narrow.err), narrow.err
     assert "a sync would run without a pause" in narrow.err
     assert re.search(r"[\d,]+ long texts are split into chunks, so no text is truncated", narrow.err), narrow.err
-    quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
+    quiet = here("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 
 
-def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
+def test_a_plan_tells_of_the_brake(here: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
-    assert cli("sync", "notifications", **hana).code == 0
+    assert here("sync", "notifications", **hana).code == 0
     narrow = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMART = 'M1'")
     (tmp_path / "owl-sap.toml").write_text(narrow, encoding="utf-8")
-    run = cli("plan", "notifications", "--json", **hana)
+    run = here("plan", "notifications", "--json", **hana)
     assert (run.code, run.json["paused"]) == (0, "max_deletes")
     assert run.json["deleted"] > 300
-    assert "--max-deletes 1" in cli("plan", "notifications", "--no-estimate", **hana).err
+    assert "--max-deletes 1" in here("plan", "notifications", "--no-estimate", **hana).err
 
 
-def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_what_cannot_be_planned(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
-    unknown = cli("plan", "notification", **hana)
+    unknown = here("plan", "notification", **hana)
     assert (unknown.code, 'did you mean "notifications"' in unknown.err) == (2, True)
-    assert cli("sync", "notifications", **hana).code == 0
+    assert here("sync", "notifications", **hana).code == 0
     # Another model is no error: the plan is that of the generation which a sync would build.
-    other = cli("plan", "notifications", "--json", **hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:32"})
+    other = here("plan", "notifications", "--json", **hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:32"})
     assert (other.code, other.json["new"] > 0, other.json["unchanged"]) == (0, True, 0)
-    nowhere = cli("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"})
+    nowhere = here("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"})
     assert (nowhere.code, "NOWHERE" in nowhere.err) == (2, True)
-    small = cli("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "sapdemo"})
+    small = here("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "sapdemo"})
     assert (small.code, "Did you mean 'SAPDEMO'" in small.err) == (2, True)
-    wrong = cli("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
+    wrong = here("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
     assert (wrong.code, "canary-91" in wrong.err) == (3, False)
 
 

@@ -139,6 +139,7 @@ def test_stdin_and_file_give_the_same(cli: Cli, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, ENGINE.embed(["steel", "", "Öl 🦉", "steel"]))
 
 
+@pytest.mark.slow
 def test_a_stdin_that_is_closed(tmp_path: Path) -> None:
     command = ["bash", "-c", 'exec "$0" -m app embed <&-', sys.executable]
     variables = {**os.environ, **HASH, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -146,7 +147,9 @@ def test_a_stdin_that_is_closed(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr.strip()) == (2, "", "owl-sap: stdin: Bad file descriptor [OWL-1001]")
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
+@pytest.mark.parametrize(
+    "locale", ["C", *(pytest.param(name, marks=pytest.mark.slow) for name in ("POSIX", "en_US.ISO-8859-1"))]
+)
 def test_the_locale_does_not_matter(cli: Cli, locale: str) -> None:
     run = cli("embed", stdin="Öl 🦉\n", LC_ALL=locale, LANG=locale, PYTHONUTF8="0", **HASH)
     assert run.code == 0, run.err

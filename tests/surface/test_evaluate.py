@@ -13,6 +13,7 @@ from app.src.evaluation.queries import read
 from connector.errors import ConfigurationError
 from tests.adversity.scene import Scene
 
+SLOW_LOCAL, SLOW_HANA = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "hana"))
 RIGHT = '{"query": "a", "relevant": [["1"]]}'
 
 
@@ -70,10 +71,10 @@ def test_a_file_as_other_programs_write_it(tmp_path: Path) -> None:
     assert query.text == "a\u2028b\u0085c"
 
 
-@pytest.fixture(params=["hana", "local"])
+@pytest.fixture(params=["local"])
 def synced(make_scene: Callable[..., Scene], request: pytest.FixtureRequest) -> Scene:
     scene = make_scene(request.param, rows=30)
-    assert scene.cli("sync", "rows")[0] == 0
+    assert scene.verb("sync", "rows")[0] == 0
     (scene.folder / "queries.jsonl").write_text(
         "".join(
             json.dumps(entry) + "\n"
@@ -87,6 +88,7 @@ def synced(make_scene: Callable[..., Scene], request: pytest.FixtureRequest) -> 
     return scene
 
 
+@pytest.mark.parametrize("synced", [SLOW_HANA, "local"], indirect=True)
 def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--save", "report.json", "--json")
     assert code == 0, err
@@ -116,11 +118,10 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     assert "nothing like it" in out
 
 
-@pytest.mark.parametrize("synced", ["local"], indirect=True)
 def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) -> None:
     with (synced.folder / "queries.jsonl").open("a") as file:
         file.write('{"query": "pump 3", "relevant": [[3]], "filter": {"GRUP": "G0"}}\n')
-    code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
+    code, out, err = synced.verb("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
     assert code == 0, err
     *_, note = json.loads(out)["notes"]
     assert note.startswith('line 4: "rows" declares no metadata named GRUP')
@@ -130,8 +131,9 @@ def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) ->
     assert "queries_per_second" in first
 
 
+@pytest.mark.parametrize("synced", ["hana", SLOW_LOCAL], indirect=True)
 def test_an_index_against_exact_search(synced: Scene) -> None:
-    code, out, err = synced.cli("evaluate", "rows", "--recall", "--queries", "8", "-k", "5", "--json")
+    code, out, err = synced.verb("evaluate", "rows", "--recall", "--queries", "8", "-k", "5", "--json")
     assert code == 0, err
     report = json.loads(out)
     assert (report["queries"], report["k"]) == (8, 5)
@@ -139,7 +141,6 @@ def test_an_index_against_exact_search(synced: Scene) -> None:
     assert report["recall"] == report["low"] == report["high"] == report["same_first"] == 1
 
 
-@pytest.mark.parametrize("synced", ["local"], indirect=True)
 def test_what_cannot_be_evaluated(synced: Scene) -> None:
     (synced.folder / "wrong.jsonl").write_text('{"query": "a", "relevant": [[1]], "filter": {"GRP": {"$no": 1}}}')
     (synced.folder / "no-report.json").write_text("{}")
@@ -156,6 +157,6 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (("rows", "queries.jsonl", "--against", "other-k.json"), "made with -k 3, this one with -k 10"),
         (("row", "queries.jsonl"), 'did you mean "rows"'),
     ):
-        code, _, err = synced.cli("evaluate", *arguments)
+        code, _, err = synced.verb("evaluate", *arguments)
         assert code == 2, err
         assert message in " ".join(err.split()), err

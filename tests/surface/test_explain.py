@@ -24,23 +24,23 @@ def test_a_code_is_explained(cli: Cli) -> None:
     assert json.loads(cli("explain", "owl2006").out)["code"] == "OWL-2006", "off a terminal JSON lines"
 
 
-def test_without_a_code_all_are_listed(cli: Cli) -> None:
-    assert {each["code"] for each in json.loads(cli("explain", "--json").out)} == {
+def test_without_a_code_all_are_listed(here: Cli) -> None:
+    assert {each["code"] for each in json.loads(here("explain", "--json").out)} == {
         each.code for each in explained().values()
     }
-    assert "HANA rejected the login" in cli("--output", "table", "explain").out
+    assert "HANA rejected the login" in here("--output", "table", "explain").out
 
 
 @pytest.mark.parametrize("code", ["OWL-2099", "", "OWL-", "\x1b[2J"])
-def test_a_code_that_is_none(cli: Cli, code: str) -> None:
-    run = cli("explain", code)
+def test_a_code_that_is_none(here: Cli, code: str) -> None:
+    run = here("explain", code)
     assert (run.code, run.out) == (2, "")
     assert run.err.rstrip().endswith("[OWL-1001]")
     assert "\x1b" not in run.err
 
 
-def test_an_error_ends_with_its_code(cli: Cli) -> None:
-    run = cli("sync", "nope")
+def test_an_error_ends_with_its_code(here: Cli) -> None:
+    run = here("sync", "nope")
     assert run.err.rstrip().endswith("[OWL-1011]")
     assert by_code("OWL-1011").error == "UnknownCollection"
 

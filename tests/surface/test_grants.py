@@ -23,7 +23,7 @@ from app.src.service.service import Service
 from app.src.settings import load
 from connector.hana.privileges import excess
 from connector.model import TableRef
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 
 pytest.importorskip("hdbcli")
 
@@ -36,13 +36,6 @@ METHODS = {
 }
 PASSWORD = "Right-1"
 _numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    with running("--data", str(tmp_path_factory.mktemp("house"))) as emulator:
-        yield emulator
-        assert emulator.stop() == 0
 
 
 @dataclass
@@ -146,11 +139,11 @@ class Place:
 
 
 @pytest.fixture
-def place(house: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name in list(os.environ):
         if name.startswith(("OWL_SAP_", "HANA_")):
             monkeypatch.delenv(name)
-    made = Place(house, tmp_path)
+    made = Place(emulator, tmp_path)
     yield made
     made.run(f"DROP USER {made.user} CASCADE", f"DROP SCHEMA {made.source} CASCADE")
 
@@ -182,6 +175,7 @@ def test_with_just_these_rights_everything_works_and_nothing_else(place: Place) 
         assert place.refused(statement) == 258, statement
 
 
+@pytest.mark.slow
 def test_each_right_is_needed(place: Place) -> None:
     statements = place.ready()
     assert place.failing() == set()
@@ -202,6 +196,7 @@ def test_each_right_is_needed(place: Place) -> None:
     assert place.failing() == set()
 
 
+@pytest.mark.slow
 def test_the_schema_is_needed_and_create_any_is_what_stands_in_for_it(place: Place) -> None:
     assert place.cli("changes", "install", "logged", "--apply", user=place.emulator.user).exit_code == 0
     statements = place.grants()
@@ -265,15 +260,15 @@ def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
     place.ready()
     assert "no others" in told()
     place.run(f"CREATE ROLE KEEPER{place.number}", f"GRANT DATA ADMIN TO KEEPER{place.number}")
-    for grant, words in (
-        (f"KEEPER{place.number}", "DATA ADMIN"),
-        (f"INSERT ON {place.source}.FULL", f"INSERT on {place.source}.FULL"),
-        (f"SELECT ON SCHEMA {place.source}", f"SELECT on schema {place.source}"),
-    ):
-        place.run(f"GRANT {grant} TO {place.user}")
-        assert words in told()
-        assert "owl-sap grants" in told()
-        place.run(f"REVOKE {grant} FROM {place.user}")
+    more = {
+        f"KEEPER{place.number}": "DATA ADMIN",
+        f"INSERT ON {place.source}.FULL": f"INSERT on {place.source}.FULL",
+        f"SELECT ON SCHEMA {place.source}": f"SELECT on schema {place.source}",
+    }
+    place.run(*(f"GRANT {grant} TO {place.user}" for grant in more))
+    found = told()
+    assert all(words in found for words in (*more.values(), "owl-sap grants")), found
+    place.run(*(f"REVOKE {grant} FROM {place.user}" for grant in more), f"DROP ROLE KEEPER{place.number}")
     assert "no others" in told()
 
 

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import termios
 import time
 import tomllib
@@ -19,24 +18,15 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from app.src.cli import app
 from app.src.cli.application import guarded
 from app.src.settings import load
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 from tests.forked import owl_sap
-from tests.surface.conftest import Cli, Run, environment
+from tests.surface.conftest import Cli, environment
 
 FILE, VARIABLES = "owl-sap.toml", ".env.example"
 HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    with running("--data", str(tmp_path_factory.mktemp("init")), "--sample") as emulator:
-        yield emulator
-        assert emulator.stop() == 0
 
 
 @pytest.fixture
@@ -47,21 +37,6 @@ def where(sample: Emulator) -> list[str]:
 @pytest.fixture
 def password(sample: Emulator) -> dict[str, str]:
     return {"HANA_PASSWORD": sample.password} | HASHING
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """As `cli`, in this process and five times as fast: for what does not depend on a process of its own."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ.keys() - environment().keys():
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str, **variables: str) -> Run:
-        done = CliRunner().invoke(app, arguments, env=variables | {"COLUMNS": "200"})
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        return Run(subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr))
-
-    return run
 
 
 @contextmanager
@@ -83,7 +58,7 @@ def written(folder: Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- with flags
 
 
-@pytest.mark.parametrize("store", ["local", "hana"])
+@pytest.mark.parametrize("store", ["local", pytest.param("hana", marks=pytest.mark.slow)])
 def test_from_nothing_to_a_search(
     cli: Cli, here: Cli, tmp_path: Path, where: list[str], password: dict[str, str], store: str
 ) -> None:
@@ -171,7 +146,7 @@ def test_nothing_is_overwritten_unless_told_so(
         (["--table", "SAPDEMO.QMELL"], 2, "Did you mean 'QMEL'"),
         (["--table", "sapdemo.QMEL"], 2, "case-sensitive"),
         (["--table", "QMEL"], 2, "SCHEMA.TABLE"),
-        (["--schema", "SAPDEMO"], 2, "no table of SAPDEMO named: give --table"),
+        (["--schema", "SAPDEMO"], 2, "no table of SAPDEMO chosen: give --table"),
         (["--schema", "SAPDEM", "--yes"], 2, "Did you mean 'SAPDEMO'"),
         (["--offline", "--table", "SAPDEMO.QMEL"], 2, "--offline"),
         (["--password-file", "nowhere", "--table", "SAPDEMO.QMEL"], 2, "--password-file"),

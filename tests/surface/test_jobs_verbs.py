@@ -18,8 +18,8 @@ SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
 
 
 @pytest.fixture
-def scene(make_scene: Callable[..., Scene]) -> Scene:
-    return make_scene("local", rows=3000)
+def scene(make_scene: Callable[..., Scene], request: pytest.FixtureRequest) -> Scene:
+    return make_scene("local", rows=3000 if "url" in request.fixturenames else 30)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def ended(scene: Scene, job: str) -> Any:
     deadline = time.monotonic() + 120
     while (shown := document(scene, "show", job))["finished"] is None:
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.05)
     return shown
 
 

@@ -1,4 +1,4 @@
-"""`owl-sap search --like` in a child process, over each kind of store."""
+"""`owl-sap search --like` over each kind of store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.adversity.scene import Scene
 
 
 def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
-    done, out, errors = scene.cli(*arguments)
+    done, out, errors = scene.verb(*arguments)
     assert done == code, errors
     return out, errors
 

@@ -88,7 +88,7 @@ def variables(emulator: Emulator, user: str, password: str) -> dict[str, str]:
         (["doctor"], 1),
     ],
 )
-@pytest.mark.parametrize("collections", [1, 3])
+@pytest.mark.parametrize("collections", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.proves(7)
 def test_the_command_line_tries_once(
     cli: Cli, tmp_path: Path, house: Emulator, guest: str, arguments: list[str], code: int, collections: int
@@ -102,10 +102,10 @@ def test_the_command_line_tries_once(
     assert counted(house, guest) == (1, 1)
 
 
-def test_the_right_password_is_counted_too(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+def test_the_right_password_is_counted_too(here: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     """Else the test above could not fail."""
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
-    assert cli("sync", "rows", **variables(house, guest, "Right-1")).code == 0
+    assert here("sync", "rows", **variables(house, guest, "Right-1")).code == 0
     attempts, failures = counted(house, guest)
     assert (attempts > 0, failures) == (True, 0)
 
@@ -169,47 +169,47 @@ def test_a_job_tries_again_only_when_somebody_says_so(tmp_path: Path, house: Emu
         assert synced(client, retry_login=True) == ("succeeded", "")
 
 
-def test_a_locked_user_is_told_what_to_do(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+def test_a_locked_user_is_told_what_to_do(here: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     for _ in range(6):
-        assert cli("sync", "rows", **variables(house, guest, "wrong")).code == 3
-    locked = cli("sync", "rows", **variables(house, guest, "Right-1"))
+        assert here("sync", "rows", **variables(house, guest, "wrong")).code == 3
+    locked = here("sync", "rows", **variables(house, guest, "Right-1"))
     assert (locked.code, "RESET CONNECT ATTEMPTS" in locked.err) == (3, True)
     run(house, f"ALTER USER {guest} RESET CONNECT ATTEMPTS")
-    assert cli("sync", "rows", **variables(house, guest, "Right-1")).code == 0
+    assert here("sync", "rows", **variables(house, guest, "Right-1")).code == 0
 
 
 @pytest.mark.proves(7)
-def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+def test_a_missing_privilege_is_named(here: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     run(house, f"GRANT INSERT ON T TO {guest}", f"REVOKE SELECT ON T FROM {guest}")
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     login = variables(house, guest, "Right-1")
-    refused = cli("sync", "rows", **login)
+    refused = here("sync", "rows", **login)
     assert refused.code == 3
     assert "SELECT on SAPDEMO.T" in " ".join(refused.err.split())
     assert f'Ask an administrator to run: GRANT SELECT ON "SAPDEMO"."T" TO "{guest}"' in " ".join(refused.err.split())
-    checks = {check["check"]: check for check in cli("doctor", "--json", **login).json}
+    checks = {check["check"]: check for check in here("doctor", "--json", **login).json}
     assert not checks["table of rows"]["ok"]
     assert "GRANT SELECT" in checks["table of rows"]["detail"] + checks["table of rows"]["fix"]
 
 
-def test_a_table_that_the_user_may_not_even_see(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+def test_a_table_that_the_user_may_not_even_see(here: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     """HANA hides it from the catalogue, so it looks as if it were not there."""
     run(house, f"REVOKE SELECT ON T FROM {guest}")
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
-    refused = cli("sync", "rows", **variables(house, guest, "Right-1"))
+    refused = here("sync", "rows", **variables(house, guest, "Right-1"))
     assert (refused.code, "that this user can see" in " ".join(refused.err.split())) == (2, True)
     assert "`owl-sap grants` prints the GRANT" in " ".join(refused.err.split())
 
 
-def test_a_schema_one_may_not_write_in_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+def test_a_schema_one_may_not_write_in_is_named(here: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     elsewhere = variables(house, guest, "Right-1") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
-    checks = {check["check"]: check for check in cli("doctor", "--json", **elsewhere).json}
+    checks = {check["check"]: check for check in here("doctor", "--json", **elsewhere).json}
     assert not checks["store writable"]["ok"]
-    refused = cli("sync", "rows", **elsewhere)
+    refused = here("sync", "rows", **elsewhere)
     assert f'GRANT CREATE ANY ON SCHEMA "SAPDEMO" TO "{guest}"' in " ".join(refused.err.split())
     run(house, f"GRANT CREATE ANY ON SCHEMA SAPDEMO TO {guest}")
-    assert cli("doctor", **elsewhere).code == 0
-    assert cli("sync", "rows", **elsewhere).code == 0
-    assert cli("search", "rows", "pump", "--json", **elsewhere).json[0]["key"] == {"K": 1}
+    assert here("doctor", **elsewhere).code == 0
+    assert here("sync", "rows", **elsewhere).code == 0
+    assert here("search", "rows", "pump", "--json", **elsewhere).json[0]["key"] == {"K": 1}

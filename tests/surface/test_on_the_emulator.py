@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ import pytest
 
 from app.src.service.service import Service
 from app.src.settings import Settings
+from hana_emulator.testing import Emulator
 from tests.adversity.proxy import AUTHENTICATE, CONNECT, Proxy
-from tests.forked import owl_sap
 
-dbapi = pytest.importorskip("hdbcli.dbapi")
+pytest.importorskip("hdbcli.dbapi")
 
-ROOT = Path(__file__).parents[2]
 STORE = {"HANA_HOST", "HANA_PORT", "HANA_USER", "HANA_PASSWORD", "HANA_ENCRYPT"}
 MATERIALS = """
 [[collections]]
@@ -37,61 +34,27 @@ REPORT = {"collection", "read", "upserted", "unchanged", "empty", "quarantined",
 Cli = Callable[..., Any]
 
 
-@contextmanager
-def start_emulator(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
-    """Started as a person starts it; SIGTERM reaches it and ends it with 0."""
-    command = ["emulator", "--port", "0", "--data", str(folder / "data"), *options]
-    process = owl_sap(*command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.terminate()
-        code = process.wait(60)
-        process.communicate()
-    assert code == 0
-
-
-@pytest.fixture(scope="module")
-def sapdemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    with start_emulator(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
-        yield greeting
-
-
-def variables(greeting: dict[str, Any], prefix: str = "HANA_") -> dict[str, str]:
-    names = {name: str(greeting[name.lower()]) for name in ("HOST", "PORT", "USER", "PASSWORD", "SCHEMA")}
+def variables(emulator: Emulator, prefix: str = "HANA_") -> dict[str, str]:
+    names = {name: str(getattr(emulator, name.lower())) for name in ("HOST", "PORT", "USER", "PASSWORD", "SCHEMA")}
     return {prefix + name: value for name, value in (names | {"ENCRYPT": "false"}).items()}
 
 
 @pytest.fixture
-def hana(sapdemo: dict[str, Any]) -> Iterator[dict[str, str]]:
+def hana(sample: Emulator) -> Iterator[dict[str, str]]:
     """Variables for the emulator, the test embedder, and a schema of its own for the vectors."""
-    execute(sapdemo, 'CREATE SCHEMA "VECTORS"')
-    yield variables(sapdemo) | {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__SCHEMA": "VECTORS"}
-    execute(sapdemo, 'DROP SCHEMA "VECTORS" CASCADE')
+    execute(sample, 'CREATE SCHEMA "VECTORS"')
+    yield variables(sample) | {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__SCHEMA": "VECTORS"}
+    execute(sample, 'DROP SCHEMA "VECTORS" CASCADE')
 
 
-def connected(greeting: dict[str, Any]) -> Any:
-    return dbapi.connect(
-        address=greeting["host"],
-        port=greeting["port"],
-        user=greeting["user"],
-        password=greeting["password"],
-        encrypt="false",
-        reconnect="false",
-        connectTimeout=5000,
-        communicationTimeout=20000,
-    )
-
-
-def execute(greeting: dict[str, Any], *statements: str) -> None:
-    with closing(connected(greeting)) as connection:
+def execute(emulator: Emulator, *statements: str) -> None:
+    with closing(emulator.connect(autocommit=True)) as connection:
         for statement in statements:
             connection.cursor().execute(statement)
 
 
-def query(greeting: dict[str, Any], statement: str) -> list[Any]:
-    with closing(connected(greeting)) as connection:
+def query(emulator: Emulator, statement: str) -> list[Any]:
+    with closing(emulator.connect()) as connection:
         cursor = connection.cursor()
         cursor.execute(statement)
         rows: list[Any] = cursor.fetchall()
@@ -126,20 +89,20 @@ def test_the_whole_path(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     assert (report.code, report.json["ok"], report.json["rows"]) == (0, True, first["upserted"])
 
 
-def test_output_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_output_for_people(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     table = ("--output", "table")
-    synced = cli(*table, "sync", "--all", **hana)
+    synced = here(*table, "sync", "--all", **hana)
     assert "materials" in synced.out
     assert "rows/s" in synced.err
-    assert "materials: ok" in cli(*table, "verify", "materials", **hana).out
-    assert "chair" in cli(*table, "search", "materials", "swivel chair", **hana).out
+    assert "materials: ok" in here(*table, "verify", "materials", **hana).out
+    assert "chair" in here(*table, "search", "materials", "swivel chair", **hana).out
 
 
-def test_output_for_programs(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_output_for_programs(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     """Not on a terminal: one JSON object per line with the keys of --json, and progress as such lines on stderr."""
     configure(tmp_path)
-    synced = cli("sync", "--all", **hana)
+    synced = here("sync", "--all", **hana)
     (report,) = lines(synced.out)
     assert set(report) >= REPORT
     progress = [json.loads(line) for line in synced.err.splitlines() if line.startswith("{")]
@@ -148,63 +111,64 @@ def test_output_for_programs(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> 
     assert (progress[0]["collection"], progress[0]["total"]) == ("materials", report["read"])
     search = ("search", "materials", "swivel chair", "-k", "4")
     for verb in (search, ("status",), ("verify", "materials"), ("doctor",)):
-        document = cli(*verb, "--json", **hana).json
+        document = here(*verb, "--json", **hana).json
         records = document if isinstance(document, list) else [document]
-        assert [set(line) for line in lines(cli(*verb, **hana).out)] == [set(record) for record in records], verb
-    assert lines(cli(*search, **hana).out) == cli(*search, "--json", **hana).json
+        assert [set(line) for line in lines(here(*verb, **hana).out)] == [set(record) for record in records], verb
+    assert lines(here(*search, **hana).out) == here(*search, "--json", **hana).json
 
 
 def lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_rows_from_one_hana_vectors_in_another(
+    here: Cli, tmp_path: Path, hana: dict[str, str], emulator: Emulator, hana_schema: str
+) -> None:
     configure(tmp_path)
-    with start_emulator(tmp_path, "--sample") as other:
-        both = hana | variables(other, "HANA_STORE_") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
-        (report,) = cli("sync", "materials", "--json", **both).json
-        assert report["upserted"] > 500
-        assert cli("verify", "materials", **both).code == 0
-        (elsewhere,) = cli("status", "--json", **hana).json
-        assert elsewhere["rows"] == 0
-        assert cli("doctor", **both).code == 0
+    both = hana | variables(emulator, "HANA_STORE_") | {"OWL_SAP_STORE__SCHEMA": hana_schema}
+    (report,) = here("sync", "materials", "--json", **both).json
+    assert report["upserted"] > 500
+    assert here("verify", "materials", **both).code == 0
+    (elsewhere,) = here("status", "--json", **hana).json
+    assert elsewhere["rows"] == 0
+    assert here("doctor", **both).code == 0
 
 
-def test_vectors_in_the_local_store(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_vectors_in_the_local_store(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
     local = hana | {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
-    assert cli("sync", "materials", **local).code == 0
+    assert here("sync", "materials", **local).code == 0
     away = local | {"HANA_PORT": "1"}
-    assert cli("search", "materials", "swivel chair", "--json", **away).json[0]["key"]["MANDT"] == "100"
+    assert here("search", "materials", "swivel chair", "--json", **away).json[0]["key"]["MANDT"] == "100"
     assert (tmp_path / "vectors" / "vectors.sqlite").is_file()
 
 
-def test_a_filter_that_nothing_passes_says_what_there_is(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_a_filter_that_nothing_passes_says_what_there_is(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    assert cli("sync", "materials", **hana).code == 0
-    run = cli("search", "materials", "chair", "--filter", '{"MTARD": "HIBE"}', **hana)
+    assert here("sync", "materials", **hana).code == 0
+    run = here("search", "materials", "chair", "--filter", '{"MTARD": "HIBE"}', **hana)
     assert run.code == 0
     assert "MTART, SPRAS" in run.err
 
 
 def test_a_schema_that_is_not_there_is_told_and_is_no_empty_store(
-    cli: Cli, tmp_path: Path, hana: dict[str, str]
+    here: Cli, tmp_path: Path, hana: dict[str, str]
 ) -> None:
     configure(tmp_path)
     nowhere = hana | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"}
     for arguments in (["status"], ["search", "materials", "chair"], ["sync", "materials"], ["verify", "materials"]):
-        run = cli(*arguments, **nowhere)
+        run = here(*arguments, **nowhere)
         assert run.code == 2, (arguments, run.err)
         assert "NOWHERE" in run.err
         assert len(run.err.strip().splitlines()) == 1
-    check = next(check for check in cli("doctor", "--json", **nowhere).json if check["check"] == "store writable")
+    check = next(check for check in here("doctor", "--json", **nowhere).json if check["check"] == "store writable")
     assert not check["ok"]
     assert "NOWHERE" in check["detail"]
     assert "CREATE ANY" in check["fix"]
 
 
-def test_readiness_needs_the_stores_schema(sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
-    login = {name: sapdemo[name] for name in ("host", "port", "user", "password")} | {"encrypt": False}
+def test_readiness_needs_the_stores_schema(sample: Emulator, hana: dict[str, str]) -> None:
+    login = {name: getattr(sample, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
     document = {"hana": login, "store": {"schema": "NOWHERE"}, "embedding": {"model": "hash:8"}}
     for schema, ready in (("NOWHERE", False), ("VECTORS", True)):
         document["store"] = {"schema": schema}
@@ -239,38 +203,38 @@ def test_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> Non
     ],
 )
 def test_what_does_not_fit_the_table(
-    cli: Cli, tmp_path: Path, hana: dict[str, str], old: str, new: str, words: list[str]
+    here: Cli, tmp_path: Path, hana: dict[str, str], old: str, new: str, words: list[str]
 ) -> None:
     configure(tmp_path, MATERIALS.replace(old, new, 1))
-    run = cli("sync", "materials", **hana)
+    run = here("sync", "materials", **hana)
     assert run.code == 2, run.err
     assert all(word in run.err for word in words), run.err
     assert len(run.err.strip().splitlines()) == 1
 
 
-def test_another_model_is_built_beside_the_one_that_serves(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_another_model_is_built_beside_the_one_that_serves(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    assert cli("sync", "materials", **hana).code == 0
+    assert here("sync", "materials", **hana).code == 0
     other = hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:32"}
-    built = cli("sync", "materials", "--json", **other)
+    built = here("sync", "materials", "--json", **other)
     assert (built.code, built.json[0]["generation"]) == (0, 2)
     assert "--switch" in built.err
     for arguments in (["search", "materials", "chair"], ["verify", "materials"]):
-        assert cli(*arguments, **other).code == 0
-    assert cli("status", "--json", **other).json[0]["generation"] == 1
+        assert here(*arguments, **other).code == 0
+    assert here("status", "--json", **other).json[0]["generation"] == 1
 
 
-def test_one_failure_does_not_stop_the_others(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_one_failure_does_not_stop_the_others(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     broken = MATERIALS.replace('"materials"', '"broken"').replace("V_MATERIALS", "NOPE")
     configure(tmp_path, broken + MATERIALS)
-    run = cli("sync", "--all", "--json", **hana)
+    run = here("sync", "--all", "--json", **hana)
     assert run.code == 2
     assert [(report["collection"], report["error"] is None) for report in run.json] == [
         ("broken", False),
         ("materials", True),
     ]
     assert run.json[1]["upserted"] > 500
-    run = cli("--output", "table", "sync", "--all", **hana)
+    run = here("--output", "table", "sync", "--all", **hana)
     assert "materials" in run.out
     assert "broken" not in run.out, "a failed collection has no counts"
     *_, last = run.err.splitlines()
@@ -286,126 +250,97 @@ template = "{TEXT}"
 
 
 @pytest.fixture
-def small(sapdemo: dict[str, Any], tmp_path: Path) -> Iterator[None]:
+def small(sample: Emulator, tmp_path: Path) -> Iterator[None]:
     configure(tmp_path, SMALL)
     rows = [f"INSERT INTO SMALL.T VALUES ('{key}', 'row number {key}')" for key in range(10)]
     execute(
-        sapdemo, "CREATE SCHEMA SMALL", "CREATE TABLE SMALL.T (K NVARCHAR(3000) PRIMARY KEY, TEXT NVARCHAR(50))", *rows
+        sample, "CREATE SCHEMA SMALL", "CREATE TABLE SMALL.T (K NVARCHAR(3000) PRIMARY KEY, TEXT NVARCHAR(50))", *rows
     )
     yield
-    execute(sapdemo, "DROP SCHEMA SMALL CASCADE")
+    execute(sample, "DROP SCHEMA SMALL CASCADE")
 
 
 @pytest.mark.usefixtures("small")
-def test_a_bad_row_is_set_aside_and_the_others_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
-    execute(sapdemo, f"INSERT INTO SMALL.T VALUES ('{'x' * 2500}', 'canary-82')")
-    run = cli("sync", "small", "--json", **hana)
+def test_a_bad_row_is_set_aside_and_the_others_go_on(here: Cli, sample: Emulator, hana: dict[str, str]) -> None:
+    execute(sample, f"INSERT INTO SMALL.T VALUES ('{'x' * 2500}', 'canary-82')")
+    run = here("sync", "small", "--json", **hana)
     assert run.code == 0, run.err
     assert (run.json[0]["upserted"], run.json[0]["quarantined"]) == (10, 1)
     assert "1 rows are in quarantine" in run.err
     assert "canary-82" not in run.err + run.out
-    assert cli("sync", "small", "--strict", **hana).code == 1
-    assert cli("status", "--json", **hana).json[0]["quarantined"] == 1
+    assert here("sync", "small", "--strict", **hana).code == 1
+    assert here("status", "--json", **hana).json[0]["quarantined"] == 1
 
 
 @pytest.mark.usefixtures("small")
-def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
-    assert cli("sync", "small", **hana).code == 0
-    execute(sapdemo, "DELETE FROM SMALL.T WHERE K < '5'")
-    paused = cli("sync", "small", "--json", **hana)
+def test_many_deletions_pause_and_say_how_to_go_on(here: Cli, sample: Emulator, hana: dict[str, str]) -> None:
+    assert here("sync", "small", **hana).code == 0
+    execute(sample, "DELETE FROM SMALL.T WHERE K < '5'")
+    paused = here("sync", "small", "--json", **hana)
     assert (paused.code, paused.json[0]["paused"], paused.json[0]["deleted"]) == (1, "max_deletes", 0)
     assert "--max-deletes 1" in paused.err
-    verified = cli("verify", "small", "--json", **hana)
+    verified = here("verify", "small", "--json", **hana)
     assert (verified.code, verified.json["orphaned"]) == (1, 5)
-    done = cli("sync", "small", "--max-deletes", "1", "--json", **hana)
+    done = here("sync", "small", "--max-deletes", "1", "--json", **hana)
     assert (done.code, done.json[0]["deleted"]) == (0, 5)
-    assert cli("verify", "small", **hana).code == 0
+    assert here("verify", "small", **hana).code == 0
 
 
 @pytest.mark.usefixtures("small")
 def test_many_blank_rows_and_another_type_pause_with_the_reason(
-    cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]
+    here: Cli, sample: Emulator, hana: dict[str, str]
 ) -> None:
-    execute(sapdemo, *(f"INSERT INTO SMALL.T VALUES ('B{key}', 'more {key}')" for key in range(20)))
-    assert cli("sync", "small", **hana).code == 0
-    execute(sapdemo, "UPDATE SMALL.T SET TEXT = ' ' WHERE K LIKE 'B%'")
-    paused = cli("sync", "small", "--json", **hana)
+    execute(sample, *(f"INSERT INTO SMALL.T VALUES ('B{key}', 'more {key}')" for key in range(20)))
+    assert here("sync", "small", **hana).code == 0
+    execute(sample, "UPDATE SMALL.T SET TEXT = ' ' WHERE K LIKE 'B%'")
+    paused = here("sync", "small", "--json", **hana)
     assert (paused.code, paused.json[0]["paused"], paused.json[0]["to_delete"]) == (1, "max_deletes", 0)
     assert "became blank" in paused.err
-    execute(sapdemo, "ALTER TABLE SMALL.T ALTER (TEXT NCLOB)")
-    assert cli("plan", "small", "--json", **hana).json["paused"] == "schema_changed"
-    retyped = cli("sync", "small", "--json", **hana)
+    execute(sample, "ALTER TABLE SMALL.T ALTER (TEXT NCLOB)")
+    assert here("plan", "small", "--json", **hana).json["paused"] == "schema_changed"
+    retyped = here("sync", "small", "--json", **hana)
     assert (retyped.code, retyped.json[0]["paused"], retyped.json[0]["complete"]) == (1, "schema_changed", False)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(
-    tmp_path: Path, hana: dict[str, str], cli: Cli, number: signal.Signals, code: int
-) -> None:
+def test_doctor_on_a_system_that_is_well(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    process = owl_sap(
-        "sync",
-        "materials",
-        "--json",
-        cwd=tmp_path,
-        env=hana | {"PYTHONPATH": str(ROOT), "OWL_SAP_SYNC__PAGE_ROWS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert "rows" in process.stderr.readline()
-    process.send_signal(number)
-    out, errors = process.communicate(timeout=30)
-    assert process.returncode == code, errors
-    (report,) = json.loads(out)
-    assert report["stopped"]
-    assert 0 < report["read"] < 500
-    assert "owl-sap sync materials" in errors
-    (after,) = cli("sync", "materials", "--json", **hana).json
-    assert after["unchanged"] == report["upserted"]
-    assert cli("verify", "materials", **hana).code == 0
-
-
-def test_doctor_on_a_system_that_is_well(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
-    configure(tmp_path)
-    run = cli("doctor", "--json", **hana)
+    run = here("doctor", "--json", **hana)
     assert run.code == 0, run.out
     checks = {check["check"]: check["detail"] for check in run.json}
     assert "rows readable" in checks["table of materials"]
     assert "REAL_VECTOR" in checks["vector types"]
     assert "VECTORS" in checks["store writable"]
     assert "can be made and written" in checks["store writable"]
-    assert cli("sync", "materials", **hana).code == 0
-    assert cli("doctor", **hana).code == 0, "with the state table there"
+    assert here("sync", "materials", **hana).code == 0
+    assert here("doctor", **hana).code == 0, "with the state table there"
 
 
-def test_doctor_leaves_nothing_in_the_schema(
-    cli: Cli, tmp_path: Path, sapdemo: dict[str, Any], hana: dict[str, str]
-) -> None:
+def test_doctor_leaves_nothing_in_the_schema(here: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    assert cli("doctor", **hana).code == 0
-    left = query(sapdemo, "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'VECTORS'")
+    assert here("doctor", **hana).code == 0
+    left = query(sample, "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'VECTORS'")
     assert left == []
 
 
-def test_doctor_checks_the_columns_of_a_table(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+def test_doctor_checks_the_columns_of_a_table(here: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path, MATERIALS.replace("{MAKTX}", "{MAKT}"))
-    run = cli("doctor", "--json", **hana)
+    run = here("doctor", "--json", **hana)
     check = next(check for check in run.json if check["check"] == "table of materials")
     assert (run.code, check["ok"]) == (1, False)
     assert "MAKTX" in check["detail"]
 
 
 @pytest.mark.parametrize("two_sections", [False, True])
-def test_doctor_tries_a_wrong_password_once(cli: Cli, tmp_path: Path, hana: dict[str, str], two_sections: bool) -> None:
+def test_doctor_tries_a_wrong_password_once(
+    here: Cli, tmp_path: Path, hana: dict[str, str], two_sections: bool
+) -> None:
     """Over all checks of the run, and for a store at the same place with the same user too. A proxy counts."""
     configure(tmp_path)
     with Proxy(int(hana["HANA_PORT"])) as proxy:
         wrong = hana | {"HANA_PORT": str(proxy.port), "HANA_PASSWORD": "canary-86"}
         if two_sections:
             wrong |= {name.replace("HANA_", "HANA_STORE_"): text for name, text in wrong.items() if name in STORE}
-        run = cli("doctor", "--json", **wrong)
+        run = here("doctor", "--json", **wrong)
         assert (proxy.requests[AUTHENTICATE], proxy.requests[CONNECT]) == (1, 1)
     assert "canary-86" not in run.out + run.err
     checks = {check["check"]: check for check in run.json}

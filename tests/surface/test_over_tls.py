@@ -48,7 +48,10 @@ def secure() -> Iterator[dict[str, Any]]:
     yield from started("--sample", "--tls")
 
 
-@pytest.fixture(params=[["--tls-expired"], ["--tls-host", "db.example"]], ids=["expired", "other-host"])
+@pytest.fixture(
+    params=[["--tls-expired"], pytest.param(["--tls-host", "db.example"], marks=pytest.mark.slow)],
+    ids=["expired", "other-host"],
+)
 def unfit(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     yield from started(*request.param)
 
@@ -92,21 +95,21 @@ def test_the_whole_path(cli: Cli, secure: dict[str, Any]) -> None:
         ({"HANA_SSL_TRUST_STORE": ""}, "not trusted"),
         ({"HANA_HOST": "127.0.0.1"}, "another name"),
         ({"HANA_SSL_TRUST_STORE": "nowhere.pem"}, "nowhere.pem"),
-        ({"HANA_ENCRYPT": "false"}, "could not be reached"),
+        pytest.param({"HANA_ENCRYPT": "false"}, "could not be reached", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.proves(8)
-def test_what_does_not_fit_is_refused(cli: Cli, secure: dict[str, Any], change: dict[str, str], word: str) -> None:
-    run = cli("sync", "materials", **variables(secure, **change))
+def test_what_does_not_fit_is_refused(here: Cli, secure: dict[str, Any], change: dict[str, str], word: str) -> None:
+    run = here("sync", "materials", **variables(secure, **change))
     assert run.code == 3, run.err
     assert word in " ".join(run.err.split())
 
 
 @pytest.mark.usefixtures("configured")
 @pytest.mark.proves(8)
-def test_certificates_that_must_be_refused(cli: Cli, unfit: dict[str, Any]) -> None:
+def test_certificates_that_must_be_refused(here: Cli, unfit: dict[str, Any]) -> None:
     login = variables(unfit)
-    assert cli("sync", "materials", **login).code == 3
-    checks = {check["check"]: check for check in cli("doctor", "--json", **login).json}
+    assert here("sync", "materials", **login).code == 3
+    checks = {check["check"]: check for check in here("doctor", "--json", **login).json}
     assert not checks["hana tls"]["ok"]
     assert "certificate" in checks["hana tls"]["detail"]

@@ -21,9 +21,10 @@ template = "{{TXT}}"
 metadata = ["META"]
 """
 CANARY = "canary"
+SLOW_LOCAL, SLOW_HANA = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "hana"))
 
 
-@pytest.fixture(params=["hana", "local"])
+@pytest.fixture(params=["hana"])
 def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> Scene:
     """Rows 4 and 5 of table BAD have more metadata than is kept."""
     scene = make_scene(request.param)
@@ -54,6 +55,7 @@ def numbers(scene: Scene) -> list[tuple[int, int]]:
     return [(entry["key"]["B"], entry["attempts"]) for entry in document(scene, "list", "bad")]
 
 
+@pytest.mark.parametrize("scene", ["hana", SLOW_LOCAL], indirect=True)
 def test_from_quarantine_to_a_hit(scene: Scene) -> None:
     first, _ = document(scene, "list", "bad")
     assert set(first) == {"key", "stage", "reason", "attempts", "given_up", "last_seen"}
@@ -75,6 +77,7 @@ def test_from_quarantine_to_a_hit(scene: Scene) -> None:
     assert scene.verb("verify", "bad")[0] == 0
 
 
+@pytest.mark.parametrize("scene", [SLOW_HANA, "local"], indirect=True)
 def test_what_left_the_source_leaves_quarantine(scene: Scene) -> None:
     scene.run('DELETE FROM "BAD" WHERE "B" = 4')
     report = document(scene, "retry", "bad", "A=100,B=4")
@@ -82,6 +85,7 @@ def test_what_left_the_source_leaves_quarantine(scene: Scene) -> None:
     assert numbers(scene) == [(5, 1)]
 
 
+@pytest.mark.parametrize("scene", [SLOW_HANA, "local"], indirect=True)
 def test_what_is_dropped_is_met_again(scene: Scene) -> None:
     assert document(scene, "drop", "bad", "B=5") == {"collection": "bad", "dropped": 1}
     assert numbers(scene) == [(4, 1)]

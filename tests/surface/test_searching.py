@@ -1,16 +1,15 @@
-"""`owl-sap search` in a child process, over the emulator's sample tables: every mode and option, both stores."""
+"""`owl-sap search` over the emulator's sample tables: every mode and option, both stores."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hana_emulator.testing import Emulator, running
-from tests.surface.conftest import Run
+from hana_emulator.testing import Emulator
+from tests.surface.conftest import Cli, Run
 
 CONFIGURATION = """
 [[collections]]
@@ -22,19 +21,14 @@ template = "{MAKTX}. Number {MATNR}"
 metadata = ["MTART", "SPRAS"]
 """
 Search = Callable[..., Run]
-
-
-@pytest.fixture(scope="module")
-def sapdemo() -> Iterator[Emulator]:
-    with running("--sample") as emulator:
-        yield emulator
+SLOW_LOCAL, SLOW_HANA = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "hana"))
 
 
 @pytest.fixture(params=["local", "hana"])
-def search(request: pytest.FixtureRequest, cli: Any, tmp_path: Path, sapdemo: Emulator) -> Search:
+def search(request: pytest.FixtureRequest, here: Cli, tmp_path: Path, sample: Emulator) -> Search:
     """`search("text", "--option", ...)` in a collection that is synced."""
     (tmp_path / "owl-sap.toml").write_text(CONFIGURATION)
-    place = {name: str(getattr(sapdemo, name.lower())) for name in ("HOST", "PORT", "USER", "PASSWORD")}
+    place = {name: str(getattr(sample, name.lower())) for name in ("HOST", "PORT", "USER", "PASSWORD")}
     variables = {f"HANA_{name}": value for name, value in place.items()} | {
         "HANA_ENCRYPT": "false",
         "OWL_SAP_EMBEDDING__MODEL": "hash:64",
@@ -43,11 +37,10 @@ def search(request: pytest.FixtureRequest, cli: Any, tmp_path: Path, sapdemo: Em
     }
     if request.param == "local":
         variables["OWL_SAP_STORE__PATH"] = "vectors"
-    assert cli("sync", "materials", **variables).code == 0
+    assert here("sync", "materials", **variables).code == 0
 
     def run(*arguments: str, **more: str) -> Run:
-        answer: Run = cli("search", "materials", *arguments, **variables | more)
-        return answer
+        return here("search", "materials", *arguments, **variables | more)
 
     return run
 
@@ -61,6 +54,7 @@ def test_a_card_that_is_asked_for_and_missing(search: Search) -> None:
     assert search("chair", "--mode", "keyword", OWL_SAP_STORE__SCAN="gpu").code == 0
 
 
+@pytest.mark.parametrize("search", [SLOW_LOCAL, "hana"], indirect=True)
 def test_every_mode_and_option(search: Search) -> None:
     english = ("--filter", json.dumps({"SPRAS": "E"}), "--json")
     words = search("swivel chair", "--mode", "keyword", *english).json
@@ -92,6 +86,7 @@ def test_every_mode_and_option(search: Search) -> None:
     assert search("swivel chair", "-k", "5", "--mmr", "1", *by_vector).json == near
 
 
+@pytest.mark.parametrize("search", ["local", SLOW_HANA], indirect=True)
 def test_words_need_no_model_and_notes_go_to_stderr(search: Search) -> None:
     nowhere = {"OWL_SAP_EMBEDDING__MODEL": "/no/such/model"}
     run = search("chair", "--mode", "keyword", "--json", **nowhere)

@@ -29,13 +29,13 @@ VARIABLES = {
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(folder: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = owl_sap(
         "serve",
         "--port",
         "0",
         cwd=folder,
-        env=VARIABLES,
+        env=VARIABLES | more,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +48,7 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_serves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     with served(tmp_path) as (process, url):
         assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
@@ -63,7 +63,7 @@ def test_serves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_an_idle_connection_does_not_hold_the_end_up(tmp_path: Path) -> None:
-    with served(tmp_path) as (process, url):
+    with served(tmp_path, OWL_SAP_API__SHUTDOWN_SECONDS="1") as (process, url):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as half_open:
             half_open.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

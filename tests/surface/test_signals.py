@@ -55,8 +55,16 @@ def interrupted(scene: Scene, *arguments: str, signals: tuple[int, ...], stored:
         yield [process.returncode, out, errors, time.monotonic() - start]
 
 
-@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("scene", "number", "code"),
+    [
+        ("local", signal.SIGINT, 130),
+        ("hana", signal.SIGTERM, 143),
+        pytest.param("local", signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param("hana", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+    indirect=["scene"],
+)
 @pytest.mark.proves(2)
 def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: signal.Signals, code: int) -> None:
     with interrupted(scene, "sync", NAME, "--json", signals=(number,)) as (ended, out, errors, seconds):
@@ -66,14 +74,18 @@ def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: sig
         assert 0 < report["upserted"] < ROWS
         assert "continue with: owl-sap sync rows" in str(errors)
         assert float(str(seconds)) < 15
-    done, again, _ = scene.cli("sync", NAME, "--json")
+    done, again, _ = scene.verb("sync", NAME, "--json")
     (rest,) = json.loads(again)
     assert (done, rest["unchanged"]) == (0, report["upserted"]), "at once: the lease was given back"
+    assert scene.verb("verify", NAME)[0] == 0
 
 
-@pytest.mark.parametrize(("number", "code", "repair"), [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--repair"])])
+@pytest.mark.parametrize(
+    ("number", "code", "repair"),
+    [pytest.param(signal.SIGINT, 130, [], marks=pytest.mark.slow), (signal.SIGTERM, 143, ["--repair"])],
+)
 def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, code: int, repair: list[str]) -> None:
-    assert scene.cli("sync", NAME)[0] == 0
+    assert scene.verb("sync", NAME)[0] == 0
     with scene.spawn("verify", NAME, "--json", *repair, env=SLOW) as process:
         assert process.stderr is not None
         assert json.loads(process.stderr.readline())["done"] < ROWS, "it is in the middle"
@@ -82,18 +94,22 @@ def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, c
     assert (process.returncode, out) == (code, "")
     assert "not everything was compared" in errors
     assert "Traceback" not in errors
-    assert scene.cli("verify", NAME)[0] == 0
+    assert scene.verb("verify", NAME)[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("verb", "number", "code"), [(["status"], signal.SIGINT, 130), (["search", NAME, "pump"], signal.SIGTERM, 143)]
+    ("verb", "number", "code"),
+    [
+        pytest.param(["status"], signal.SIGINT, 130, marks=pytest.mark.slow),
+        (["search", NAME, "pump"], signal.SIGTERM, 143),
+    ],
 )
 def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
     make_scene: Callable[..., Scene], verb: list[str], number: signal.Signals, code: int
 ) -> None:
     """The driver does not return while it waits for an answer, and Python's handlers wait with it."""
     scene = make_scene("hana")
-    assert scene.cli("sync", NAME)[0] == 0
+    assert scene.verb("sync", NAME)[0] == 0
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 1, Fault.STALL))
         with scene.spawn(*verb, port=proxy.port) as process:
@@ -107,7 +123,8 @@ def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
 
 
 @pytest.mark.proves(2)
-def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
+def test_a_second_ctrl_c_ends_a_sync_that_hangs(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene("local")
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
         with scene.spawn("sync", NAME, port=proxy.port, env=SLOW) as process:
@@ -123,8 +140,8 @@ def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
     assert process.returncode == 130
     assert "Traceback" not in errors
     scene.expire_lease()
-    assert scene.cli("sync", NAME)[0] == 0
-    assert scene.cli("verify", NAME)[0] == 0
+    assert scene.verb("sync", NAME)[0] == 0
+    assert scene.verb("verify", NAME)[0] == 0
 
 
 @contextmanager
@@ -137,7 +154,7 @@ def serving(scene: Scene, **more: str) -> Iterator[tuple[subprocess.Popen[str], 
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.proves(2)
 def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: Scene, number: signal.Signals) -> None:
     with serving(scene) as (process, url):
@@ -169,13 +186,13 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
         assert seen[0] == "state"
         _, errors = process.communicate()
         assert "Traceback" not in errors
-    code, out, _ = scene.cli("jobs", "show", job, "--json")
+    code, out, _ = scene.verb("jobs", "show", job, "--json")
     record = json.loads(out)
     assert (code, record["state"], record["error"]) == (0, "queued", None)
     assert "the service ended" in record["note"]
     stored = scene.store().status(NAME)
     assert stored is not None
-    code, out, _ = scene.cli("sync", NAME, "--json")
+    code, out, _ = scene.verb("sync", NAME, "--json")
     assert (code, json.loads(out)[0]["unchanged"]) == (0, stored.rows)
     with (
         serving(scene, **QUICK_AGAIN) as (_, url),
@@ -188,21 +205,22 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
 
 
 @pytest.mark.proves(2, 29)
-def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
+def test_a_service_whose_job_hangs_ends_all_the_same(make_scene: Callable[..., Scene]) -> None:
     """HANA is silent in the middle of the job: it is recorded as interrupted, and the service does not wait for it."""
+    scene = make_scene("local")
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
-        with serving(scene, HANA_PORT=str(proxy.port)) as (process, url):
+        with serving(scene, HANA_PORT=str(proxy.port), OWL_SAP_API__SHUTDOWN_SECONDS="1") as (process, url):
             job = httpx.post(f"{url}/v1/collections/rows/sync", timeout=60).json()["job"]
             assert proxy.fired.wait(60)
             start = time.monotonic()
             process.terminate()
             assert process.wait(60) == 0
             assert time.monotonic() - start < 25
-    code, out, _ = scene.cli("jobs", "show", job, "--json")
+    code, out, _ = scene.verb("jobs", "show", job, "--json")
     record = json.loads(out)
     assert (code, record["state"]) == (0, "queued")
     assert "interrupted" in record["note"]
     scene.expire_lease()
-    assert scene.cli("sync", NAME)[0] == 0
-    assert scene.cli("verify", NAME)[0] == 0
+    assert scene.verb("sync", NAME)[0] == 0
+    assert scene.verb("verify", NAME)[0] == 0

@@ -22,18 +22,32 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
+RUN_ALL = """
+import json, sys
+from typer.testing import CliRunner
+from app.src.cli import app
+
+done = [CliRunner().invoke(app, arguments) for arguments in json.load(sys.stdin)]
+print(json.dumps([[run.exit_code, run.stdout, run.stderr] for run in done]))
+"""
+
+
+def block(folder: Path) -> Path:
+    """A folder that blocks torch for the Python that has it in its path."""
+    (folder / "blocked").mkdir()
+    (folder / "blocked" / "sitecustomize.py").write_text(BLOCK)
+    return folder / "blocked"
 
 
 def without_torch(
-    folder: Path, *arguments: str, stdin: str = "", model: str = "hash:16", more: dict[str, str] | None = None
+    folder: Path, *command: str, stdin: str = "", model: str = "hash:16", more: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    (folder / "blocked").mkdir(exist_ok=True)
-    (folder / "blocked" / "sitecustomize.py").write_text(BLOCK)
+    """`python COMMAND`."""
     return subprocess.run(
-        [sys.executable, "-m", "app", *arguments],
+        [sys.executable, *command],
         cwd=folder,
         env={
-            "PYTHONPATH": f"{folder / 'blocked'}:{ROOT}",
+            "PYTHONPATH": f"{block(folder)}:{ROOT}",
             "OWL_SAP_EMBEDDING__MODEL": model,
             "OWL_SAP_STORE__KIND": "local",
             "OWL_SAP_STORE__PATH": "vectors",
@@ -48,22 +62,30 @@ def without_torch(
 
 
 def test_the_block_works(tmp_path: Path) -> None:
-    without_torch(tmp_path, "--version")
     code = "import importlib.util, sys; sys.exit(0 if 'Blocked' in str(sys.meta_path[0]) else 1)"
-    environ = {"PYTHONPATH": str(tmp_path / "blocked")}
+    environ = {"PYTHONPATH": str(block(tmp_path))}
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--json"], ["embed", "--json"], ["config", "show"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["embed", "--json"],
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (["--help"], ["status", "--json"], ["config", "show"])
+        ),
+    ],
+)
 def test_runs_without_torch(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "a"\nsource = "S.T"\ntemplate = "{X}"\n')
-    run = without_torch(tmp_path, *arguments, stdin="steel\n")
+    run = without_torch(tmp_path, "-m", "app", *arguments, stdin="steel\n")
     assert run.returncode == 0, run.stderr
 
 
 def test_without_torch_a_real_model_is_refused_clearly(tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text('[embedding]\nmodel = "all-MiniLM-L6-v2"\n')
-    run = without_torch(tmp_path, "embed", stdin="steel\n", model="")
+    run = without_torch(tmp_path, "-m", "app", "embed", stdin="steel\n", model="")
     assert run.returncode == 2, run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
     assert "torch" in run.stderr or "engine" in run.stderr
@@ -85,8 +107,9 @@ def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> No
     assert run.stdout.strip() in ("[]", "['numpy']")
 
 
-@pytest.mark.parametrize("kind", ["hana", "local"])
+@pytest.mark.parametrize("kind", [pytest.param("hana", marks=pytest.mark.slow), "local"])
 def test_sync_verify_and_search_without_torch(tmp_path: Path, emulator: Emulator, hana_schema: str, kind: str) -> None:
+    """In one process."""
     connection = emulator.connect(autocommit=True, currentSchema=hana_schema)
     cursor = connection.cursor()
     cursor.execute('CREATE TABLE "T" ("K" NVARCHAR(5) PRIMARY KEY, "X" NVARCHAR(50))')
@@ -98,13 +121,12 @@ def test_sync_verify_and_search_without_torch(tmp_path: Path, emulator: Emulator
     login = {"HOST": emulator.host, "PORT": str(emulator.port), "USER": emulator.user, "PASSWORD": emulator.password}
     more = {f"HANA_{name}": value for name, value in login.items()}
     more |= {"HANA_ENCRYPT": "false", "HANA_SCHEMA": hana_schema, "OWL_SAP_STORE__KIND": kind}
-    (report,) = json.loads(succeed(without_torch(tmp_path, "sync", "c", "--json", more=more)))
-    assert (report["upserted"], report["empty"]) == (2, 1)
-    assert json.loads(succeed(without_torch(tmp_path, "verify", "c", "--json", more=more)))["ok"] is True
-    (hit,) = json.loads(succeed(without_torch(tmp_path, "search", "c", "rubber seal", "-k", "1", "--json", more=more)))
-    assert hit["key"] == {"K": "b"}
-
-
-def succeed(run: subprocess.CompletedProcess[str]) -> str:
+    verbs = (["sync", "c"], ["verify", "c"], ["search", "c", "rubber seal", "-k", "1"])
+    run = without_torch(tmp_path, "-c", RUN_ALL, stdin=json.dumps([[*verb, "--json"] for verb in verbs]), more=more)
     assert run.returncode == 0, run.stderr
-    return run.stdout
+    done = json.loads(run.stdout)
+    assert [code for code, _, _ in done] == [0, 0, 0], done
+    (report,), verified, (hit,) = (json.loads(out) for _, out, _ in done)
+    assert (report["upserted"], report["empty"]) == (2, 1)
+    assert verified["ok"] is True
+    assert hit["key"] == {"K": "b"}

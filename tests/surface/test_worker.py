@@ -107,6 +107,7 @@ def test_a_service_and_a_worker_keep_one_schedule(scene: Scene) -> None:
     assert scene.cli("verify", NAME)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_maintenance_window_is_waited_out_and_search_goes_on(scene: Scene) -> None:
     """1888, as HANA Cloud says it, for every statement on the table."""
     assert scene.cli("sync", NAME)[0] == 0

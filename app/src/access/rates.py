@@ -3,6 +3,7 @@ address. Counters are in memory and bounded."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import threading
 import time
@@ -19,6 +20,7 @@ from app.src.settings.model import UNLIMITED
 # Most counters; beyond that the oldest window is dropped.
 MOST_COUNTED = 10_000
 _SOON = 1.0  # Retry-After when all concurrent requests are taken: their duration is unknown
+_limit = functools.lru_cache(maxsize=256)(parse)
 
 
 class RateExceeded(Exception):
@@ -99,7 +101,7 @@ class Rates:
         rate = principal.rate or self._rate
         if rate == UNLIMITED:
             return None
-        standing = self._windows.hit(parse(rate), "requests", principal.identity)
+        standing = self._windows.hit(_limit(rate), "requests", principal.identity)
         if standing.exceeded:
             self.leave(principal)
             whose, seconds = "the rate of this key" if principal.rate else "setting access.rate", standing.seconds
@@ -119,7 +121,7 @@ class Rates:
         """Charge tokens. A request above the quota of a whole window takes one window alone. Raises RateExceeded."""
         if _free(principal) or self._tokens == UNLIMITED:
             return
-        item = parse(self._tokens)
+        item = _limit(self._tokens)
         standing = self._windows.hit(item, "tokens", principal.identity, cost=min(tokens, item.amount))
         if standing.exceeded:
             why = f"{self._tokens} tokens are allowed (setting access.tokens), and {standing.remaining} are left"
@@ -131,7 +133,7 @@ class Rates:
         once in each window, so that callers without rights cannot fill the log."""
         if self._failures == UNLIMITED:
             return None
-        item, customer = parse(self._failures), "unknown"
+        item, customer = _limit(self._failures), "unknown"
         with suppress(ValueError):
             found = ipaddress.ip_address(address.partition("%")[0])
             mapped = found if found.version == 4 else found.ipv4_mapped
@@ -145,4 +147,4 @@ class Rates:
 
 def _free(principal: Principal) -> bool:
     """Return whether the caller is not limited: unidentified callers get only health and, if open, metrics."""
-    return any(principal is each for each in (LOOPBACK, ANONYMOUS, OPERATOR))
+    return principal is LOOPBACK or principal is ANONYMOUS or principal is OPERATOR

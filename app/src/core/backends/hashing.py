@@ -109,8 +109,9 @@ class HashingBackend(Backend):
 
 def words_of(batch: TokenBatch) -> list[list[str]]:
     """Return the tokens of each text; NUL becomes an empty token."""
-    texts = (ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass").replace("\0", "") for ids in batch)
-    return [text.split(" ") if length else [] for text, length in zip(texts, batch.lengths.tolist(), strict=True)]
+    text = batch.ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
+    spans = zip(pairwise(batch.offsets.tolist()), batch.lengths.tolist(), strict=True)
+    return [text[start:end].replace("\0", "").split(" ") if length else [] for (start, end), length in spans]
 
 
 def _features(names: Sequence[str], weights: Sequence[float], dimension: int) -> _Features:
