@@ -523,7 +523,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
 
     job = jobs.begin("a", work)
     assert ended.wait(60)
-    until(lambda: "not recorded yet" in caplog.text)
+    until(lambda: "cannot record the end of job" in caplog.text)
     assert jobs.get(job.id).state == "running"
     broken.clear()
     assert jobs.get(job.id).state == "succeeded"
@@ -564,7 +564,7 @@ def test_nothing_ends_the_thread_that_begins_jobs(
     monkeypatch.setattr(threading.Thread, "start", starting)
     job = wait_for(jobs, jobs.begin("a", lambda run: {"rows": 2}))
     assert (job.state, job.attempts) == ("succeeded", 3)
-    assert "no job can be begun at the moment: RuntimeError" in caplog.text
+    assert "cannot start jobs at the moment: RuntimeError" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

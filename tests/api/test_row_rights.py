@@ -506,7 +506,7 @@ def test_a_column_that_is_not_in_the_metadata_is_refused_with_the_remedy(tmp_pat
 def test_a_column_whose_name_another_may_get_is_refused(other: str) -> None:
     """Else the order of `metadata` would decide whose values are compared, until the next sync."""
     block = {"name": "m", "source": "S.T", "template": "{T}", "metadata": ["A/B", other], "row_rights": {"A/B": "x"}}
-    with pytest.raises(ValueError, match="becomes the same name"):
+    with pytest.raises(ValueError, match="gets the same name"):
         Settings.model_validate({"collections": [block]})
     block = {"name": "m", "source": "S.T", "template": "{T}", "metadata": ["A", "A_2"], "row_rights": {"A": "x"}}
     assert Settings.model_validate({"collections": [block]}).collections[0].row_rights == {"A": ("x",)}

@@ -72,7 +72,7 @@ def test_the_view_that_is_suggested_can_be_made_and_is_proposed_whole(pool, sche
     assert of_view is not None
     assert (of_view.key, of_view.template) == (("MANDT", "MATNR"), "{MAKTX}")
     assert "MTART" in of_view.metadata
-    assert "unique in the rows" in of_view.reasons["key"]
+    assert "unique in the current rows" in of_view.reasons["key"]
 
 
 def test_a_block_is_loaded_and_fits_its_table(pool, schema, tmp_path):

@@ -195,14 +195,14 @@ def test_plain_bert_is_known(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("difference", "says"),
     [
-        ({"model_type": "deberta-v2"}, "deberta-v2 is none of bert, roberta"),
-        ({"model_type": None}, "None is none of"),
+        ({"model_type": "deberta-v2"}, "deberta-v2 is not one of bert, roberta"),
+        ({"model_type": None}, "None is not one of"),
         ({"hidden_act": "gelu_new"}, "gelu_new, not gelu"),
         ({"position_embedding_type": "relative_key"}, "relative_key, not absolute"),
         ({"is_decoder": True}, "decoder"),
         ({"model_type": "distilbert", "activation": "relu"}, "relu, not gelu"),
-        ({"model_type": "mpnet"}, "mpnet is none of"),
-        ({"model_type": "modernbert"}, "modernbert is none of"),
+        ({"model_type": "mpnet"}, "mpnet is not one of"),
+        ({"model_type": "modernbert"}, "modernbert is not one of"),
     ],
     ids=str,
 )

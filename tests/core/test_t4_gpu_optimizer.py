@@ -106,7 +106,7 @@ def test_table_for_people() -> None:
     done = command("--device", "cpu", "--duration", "0.1", "--sizes", "64", "--model", "hash:64")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^fp32 +square +64 +64 +64 +True +False +\d", done.stdout, re.MULTILINE)
-    assert "is no packaged model" in done.stdout  # the reason why no layers were multiplied
+    assert "is not a packaged model" in done.stdout  # the reason why no layers were multiplied
     assert "measured on the CPU" in done.stdout
     assert re.search(r"^precision +(fp32|bf16) ", done.stdout, re.MULTILINE)
 

@@ -140,7 +140,7 @@ def test_what_the_graph_says_of_itself(minilm_graph: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("mpnet", "is none of"), ("deberta-v2", "is none of")],
+    [("mpnet", "is not one of"), ("deberta-v2", "is not one of")],
 )
 def test_models_without_a_graph(minilm_read: Folder, name: str, reason: str) -> None:
     folder = replace(minilm_read, config=MODELS.get(name, {"model_type": name}))

@@ -212,7 +212,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
 
     def make(graph: bytes | Path, providers: object, threads: int | None) -> Failing:
         if fault == "no memory to load":
-            raise OutOfMemory("the device's memory does not hold this graph")
+            raise OutOfMemory("this graph does not fit in the device's memory")
         return Failing(EPFail("no kernel image" if fault == "no kernels" else "CUDA failure 2: out of memory"))
 
     def full(*_: object) -> None:
@@ -229,7 +229,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
     said = {"no kernels": "no kernel image", "no folder": "cannot be written to", "no space": "No space left"}
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
-        assert said.get(fault, "memory does not hold this") in engine.path_reason
+        assert said.get(fault, "does not fit in the device's memory") in engine.path_reason
         assert "/somewhere" not in engine.path_reason
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
 
