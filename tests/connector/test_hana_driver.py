@@ -29,7 +29,7 @@ from connector.errors import (
     Unreachable,
 )
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, Session
-from connector.retry import ONCE, RetryPolicy
+from connector.retry import RetryPolicy
 from hana_emulator.testing import Emulator, running
 
 pytest.importorskip("hdbcli")
@@ -87,7 +87,7 @@ def connect_to(port: int, host: str = "127.0.0.1", **options: Any) -> None:
     chosen = ConnectionOptions(
         host=host, port=port, user="U", password="Geheim-1", **{"connect_timeout": 1.0, **options}
     )
-    with HanaPool(chosen, retry=ONCE) as pool:
+    with HanaPool(chosen, retry=RetryPolicy(attempts=1)) as pool:
         pool.read("SELECT 1 FROM DUMMY")
 
 
