@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build and start the service on a T4 server with Docker Compose, after checking that the host can run it.
-# Every refusal is one line: what is wrong, and what to do. Prints no value from .env; changes a setting of the card
+# Every error is one line: what is wrong, and what to do. Prints no value from .env; changes a setting of the card
 # only with --apply-gpu-settings. The parts are in scripts/lib/deploy.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
@@ -22,13 +22,13 @@ usage() {
 usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--apply-gpu-settings]
        ./deploy_t4_optimized.sh [--dry-run] --rollback | --status
   --dry-run             check the host and print what would be done; build, start and change nothing
-  --no-build            start the image that is there
+  --no-build            start the existing image
   --no-monitoring       leave out dcgm-exporter, Prometheus, Alertmanager and Grafana
-  --apply-gpu-settings  persistence; with OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS power and clocks too; prints the undo
-  --rollback            start the image that served before this one (again: this one)
+  --apply-gpu-settings  set persistence, with OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS power and clocks; print how to undo
+  --rollback            start the previous image (run again: return to this one)
   --status              show containers, version, last deployment and the GPU; change nothing
-Needs .env (see .env.example) and owl-sap.toml (see owl-sap.example.toml) in this folder. Makes what is missing of keys
-and passwords in the folder secrets. docs/deployment.md has the rest.
+Needs .env (see .env.example) and owl-sap.toml (see owl-sap.example.toml) in this folder. Creates missing keys and
+passwords in the folder secrets. More: docs/deployment.md.
 OWL_DEPLOY_WAIT: seconds to wait until the service is ready (default 300).
 USAGE
 }
@@ -51,7 +51,7 @@ done
 
 deploy() {
   check_host
-  # Exported, both would win over .env.
+  # Exported variables override .env, so use its values first.
   export OWL_CUDA=${setting[OWL_CUDA]:-$cuda}
   export OWL_REVISION=${setting[OWL_REVISION]:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
   pin_images
@@ -62,7 +62,7 @@ deploy() {
   make_secrets
   start
   if [[ $mode == dry-run ]]; then
-    say "dry run: the host is fit, nothing was changed."
+    say "dry run: the host meets all requirements; nothing was changed."
     return
   fi
   wait_until_ready || give_up

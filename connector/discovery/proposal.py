@@ -1,5 +1,5 @@
-"""Propose a `[[collections]]` block for a table, with a reason per setting, from the catalogue and counts. Pure. A user
-reviews it.
+"""Propose a `[[collections]]` block for a table, with a reason per setting, from the catalogue and counts. Sends no
+SQL; a user reviews the block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from connector.discovery.roles import TEXTS, Role, guess, measures, tells_changes
+from connector.discovery.roles import TEXTS, Role, guess, may_hold_change_time, measures
 from connector.discovery.sap_tables import LONG_TEXTS, TABLES, UNPACK
 from connector.discovery.text_views import create_view
 from connector.errors import NoProposal
@@ -28,18 +28,18 @@ _LARGE = 500_000  # rows; comparing more in every run takes noticeable time
 # A key column that numbers items: useless as a filter.
 _ITEM = re.compile(r"\b(number|no|item)\b|NUM$|_ITEM$", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-VIEW_TOLD = (
-    "The view below gives each row the text of the first language that has one (fixed in it, because every sync must "
-    "read the same text for any user; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
+VIEW_NOTE = (
+    "The view below gives each row its text in the first language that has one. The order of languages is fixed in the "
+    "view, so that every sync reads the same text for any user; SESSION_CONTEXT('LOCALE_SAP') would follow the logon"
 )
 
 
 class Facts(NamedTuple):
     """Facts about a table besides its description.
 
-    `clients`: (client, rows), most rows first; None: not read. `shared`: per tried key, how many values occur in
-    several rows; 0 proves it unique now. `stamps`: of `stamp_column`, the rows, those with a value that is not initial,
-    and the different values; None: not read. `rows`: HANA's own count. `texts`, `items`, `languages`: as in
+    `clients`: (client, rows), most rows first; None: not read. `shared`: per candidate key, how many values occur in
+    several rows; 0 proves that the key is unique now. `stamps`: the numbers of rows, non-initial values and distinct
+    values of `stamp_column`; None: not read. `rows`: HANA's own count. `texts`, `items`, `languages`: as in
     `create_view`.
     """
 
@@ -59,7 +59,7 @@ Setting = str | list[str] | dict[str, str]
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """One block. `reasons`: by setting. `guessed`: unproven settings. `notes`: further facts for the user.
-    `create_view`: SQL of a view that joins the table with its text tables, if that has more texts."""
+    `create_view`: SQL of a view that joins the table with its text tables, if the view has more texts."""
 
     name: str
     source: TableRef
@@ -86,7 +86,7 @@ class Proposal:
 
 
 def propose(table: Table, facts: Facts) -> Proposal:
-    """Return the proposal. Raises NoProposal if no column has text that SQL can read, or none can be a key."""
+    """Return the proposal. Raises NoProposal if no column has text that SQL can read, or no column can be a key."""
     name = table.ref.name
     if name in LONG_TEXTS:
         what = f"{name} holds {'the headers of ' * (name == 'STXH')}SAPscript's long texts"
@@ -97,10 +97,10 @@ def propose(table: Table, facts: Facts) -> Proposal:
     where, metadata, changes = chosen.where(), chosen.metadata(key, texts), chosen.changes()
     if facts.texts:
         found = ", ".join(str(other.ref) for other in facts.texts)
-        chosen.notes.append(f"Texts by language are in: {found}. {VIEW_TOLD}: make it and introspect that.")
+        chosen.notes.append(f"Texts by language are in: {found}. {VIEW_NOTE}. Create and introspect it.")
     if facts.items:
         found = ", ".join(str(other.ref) for other in facts.items)
-        chosen.notes.append(f"Items with texts of their own are in: {found}; the view below concatenates them.")
+        chosen.notes.append(f"Item texts are in: {found}; the view below concatenates them.")
     if of_text := TABLES.get(name, {}).get("long_text"):
         chosen.notes.append(f"Long texts written in SAP GUI are compressed in STXL (object {of_text}), {UNPACK}.")
     collection = re.sub(r"[^a-z0-9_]+", "-", name.lower().encode("ascii", "replace").decode()).strip("-_")
@@ -120,7 +120,7 @@ def propose(table: Table, facts: Facts) -> Proposal:
 
 
 class _Choices:
-    """Makes the choices one by one and records their reasons."""
+    """Chooses the settings one by one and records the reasons."""
 
     def __init__(self, table: Table, facts: Facts) -> None:
         self._table = table
@@ -141,7 +141,7 @@ class _Choices:
         if not texts:
             columns = _some([column.name for column in table.columns], 12)
             raise NoProposal(
-                f"{table.ref} has no column that looks like text for people (columns: {columns}). Introspect a view "
+                f"{table.ref} has no column that looks like text to read (columns: {columns}). Introspect a view "
                 "that joins its texts, or write the block by hand"
             )
         used, left = texts[:_MOST_TEXTS], texts[_MOST_TEXTS:]
@@ -178,13 +178,13 @@ class _Choices:
         kind = "a view has no primary key" if table.is_view else "no primary key and no unique constraint"
         key = min(candidates, key=lambda tried: shared.get(tried, math.inf))
         if shared.get(key) == 0:
-            self.reasons["key"] = f"{kind}; chosen by name, and unique in the rows that are there now"
+            self.reasons["key"] = f"{kind}; chosen by name, and unique in the current rows"
             return key
         if not shared and len(candidates) > 1 and set(key) < set(candidates[1]):
             key = candidates[1]  # an extra language is safer than rows that share a key
-        told = f"NOT UNIQUE: {shared[key]} of its values belong to several rows" if shared else "NOT PROVEN UNIQUE"
+        proof = f"NOT UNIQUE: {shared[key]} of its values belong to several rows" if shared else "NOT PROVEN UNIQUE"
         self.reasons["key"] = (
-            f"{kind}; chosen by name only, {told}: sync refuses a key that two rows share, so check it"
+            f"{kind}; chosen by name only, {proof}: sync refuses a key that two rows share, so check it"
         )
         return key
 
@@ -194,19 +194,19 @@ class _Choices:
             return None
         clients = self._facts.clients
         if not clients:
-            why = "the table is empty" if clients is not None else "the rows were not looked at"
+            why = "the table is empty" if clients is not None else "the rows were not read"
             self.notes.append(
-                f"{column.name} is SAP's client and {why}: add where = \"{_plain(column.name)} = '...'\", "
-                "or several clients will mix."
+                f"{column.name} is SAP's client, and {why}: add where = \"{_plain(column.name)} = '...'\", "
+                "or the rows of several clients will mix."
             )
             return None
         client = clients[0][0]
         if len(clients) == 1:
-            why = f"{client} is the only client now; the condition keeps others out that may come"
+            why = f"{client} is the only client now; the condition excludes clients added later"
         else:
             self.guessed.add("where")
             found = _some([f"{name} ({count} rows)" for name, count in clients], 5)
-            why = f"without it clients mix; {client} has most rows. There are: {found}"
+            why = f"without it the rows of several clients mix; {client} has the most. Found: {found}"
         self.reasons["where"] = why
         literal = client.replace("'", "''")
         return f"{_plain(column.name)} = '{literal}'"
@@ -218,14 +218,14 @@ class _Choices:
         for column in table.columns:
             name = column.name
             item = name in table.primary_key and _ITEM.search(f"{name} {column.comment}")
-            # The only number of a row identifies it, so it is no filter.
+            # The only number of a row identifies it, so it is useless as a filter.
             if name not in texts and not item and [name] != numbers:
                 by_role.setdefault(guess(column).role, []).append(name)
         wanted = [name for role in (Role.LANGUAGE, Role.CODE, Role.DATE) for name in by_role.get(role, [])]
         pairs = _pairs(table.columns, {*key, *texts})
         most = _MOST_METADATA - (2 * len(pairs) if len(wanted) + 2 * len(pairs) > _MOST_METADATA else 0)
         chosen, left = wanted[:most], wanted[most:]
-        reason = "languages, codes and dates: what searches filter by" if chosen else "no column looks like a filter"
+        reason = "languages, codes and dates, which searches filter by" if chosen else "no column looks like a filter"
         if pairs:
             chosen += [name for pair in pairs for name in pair]
             shown = ", ".join(f"{{{value}}} {{{unit}}}" for value, unit in pairs)
@@ -233,49 +233,49 @@ class _Choices:
         if left:
             reason += f"; left out: {_some(left, _MOST_METADATA)}"
         if persons := by_role.get(Role.PERSON):
-            reason += f"; not proposed, they name persons: {', '.join(persons)}"
+            reason += f"; not proposed because they name persons: {', '.join(persons)}"
         if chosen:
             self.guessed.add("metadata")
         self.reasons["metadata"] = reason
         if language := next((name for name in by_role.get(Role.LANGUAGE, ()) if name in key), None):
             self.notes.append(
-                f"{language} is part of the key: there is one row for each language. For one language add "
-                f"{_plain(language)} = 'E' to where; for one row each with the best language there is, introspect "
-                "the table whose texts these are, which shows a view."
+                f"{language} is part of the key, so each language has its own row. To use one language, add "
+                f"{_plain(language)} = 'E' to where. To get one row per key in its best language, introspect the "
+                "table that these texts describe: the proposal contains a view."
             )
         return tuple(dict.fromkeys(chosen))
 
     def changes(self) -> Mapping[str, str]:
-        """Return the change method. Cautious, because changes that do not set a watermark are missed until the next
-        full comparison."""
+        """Return the change method: a watermark only if it looks reliable, because changes that do not set it are
+        missed until the next full comparison."""
         table, rows = self._table, self._facts.rows
         column, doubt, why = stamp_column(table), "", ""
         total, filled, distinct = self._facts.stamps or (0, 0, 0)
         if column is None:
-            day = next((each.name for each in table.columns if tells_changes(each)), None)
-            why = f"{day} does not tell the second of a change in UTC" if day else "no column tells when a row changed"
+            day = next((each.name for each in table.columns if may_hold_change_time(each)), None)
+            why = f"{day} is not a UTC time precise to the second" if day else "no column holds the time of a change"
         elif self._facts.stamps is None:
-            doubt = "the rows were not looked at"
+            doubt = "the rows were not read"
         elif filled < total:
-            doubt = f"{total - filled:,} of {total:,} rows have no value in it, so it is not kept up"
+            doubt = f"{total - filled:,} of {total:,} rows have no value in it, so it is not maintained"
         elif distinct < 2:
-            doubt = "the table is empty" if not total else "there is one row only" if total == 1 else ""
-            doubt = doubt or "all rows have the same value: a load wrote it, no change"
+            doubt = "the table is empty" if not total else "the table has only one row" if total == 1 else ""
+            doubt = doubt or "all rows have the same value, written by a load and not by changes"
         if column is not None and not doubt:
             self.guessed.add("changes")
             self.reasons["changes"] = (
-                f"{column.name} is set in all {total:,} rows and differs between them, so a run need read only what is "
-                "new. Right only if every change sets it, in UTC: what does not, and deletions, show at the daily "
-                'comparison (reconcile). In doubt: changes = { method = "full" }'
+                f"{column.name} is set in all {total:,} rows and differs between them, so a run reads only newer rows. "
+                "Use it only if every change sets it, in UTC: other changes and deletions wait for the daily "
+                'comparison (reconcile). If in doubt: changes = { method = "full" }'
             )
             return {"method": "watermark", "column": column.name, "delay": "30s"}
         if column is not None:
-            why = f"{column.name} could tell what is new, but {doubt}"
+            why = f"{column.name} could be the watermark, but {doubt}"
         if rows is not None and rows >= _LARGE:
-            why += '. It is large: hash = "server" leaves unchanged rows in HANA'
+            why += '. The table is large: hash = "server" leaves unchanged rows in HANA'
             if not table.is_view:
                 why += (
-                    ', method = "rowid" reads ids alone (a column that SAP does not document), and method = "log" '
+                    ', method = "rowid" reads only row ids (a column that SAP does not document), and method = "log" '
                     "needs triggers (owl-sap changes install)"
                 )
         self.reasons["changes"] = f"every row is compared: {why}"
@@ -284,12 +284,12 @@ class _Choices:
 
 def stamp_column(table: Table) -> Column | None:
     """Return the possible watermark column: the time of the last change, precise to the second."""
-    found = [column for column in table.columns if tells_changes(column) and tells_time(column)]
+    found = [column for column in table.columns if may_hold_change_time(column) and tells_time(column)]
     return min(found, key=lambda column: not column.name.upper().startswith("LAST"), default=None)
 
 
 def _pairs(columns: Sequence[Column], taken: set[str]) -> list[tuple[str, str]]:
-    """Return each currency or unit once, with the first value that it belongs to."""
+    """Return pairs of value and unit; each currency or unit once, with its first value."""
     by_unit: dict[str, str] = {}
     for value, unit in measures(columns):
         if not {unit.name, value.name} & taken:

@@ -27,7 +27,7 @@ class Role(Enum):
     CODE = "code"
     DATE = "date"
     NUMBER = "number"  # a number or name that identifies something: a key, not a text
-    PERSON = "person"  # the person responsible: not a text, and personal data that need a reason to be stored
+    PERSON = "person"  # the person responsible: not a text, but personal data that need a reason to be stored
     OTHER = "other"
 
 
@@ -88,7 +88,7 @@ def guess(column: Column) -> Guess:
     name, both = column.name.upper().rpartition("/")[2], f"{column.name} {column.comment}"
     long, shape = kind in LOB_TYPES, f"{kind}({length})"
     says_text = _TEXT_NAME.search(column.name) or _TEXT_COMMENT.search(column.comment)
-    rules = (  # the first that fits counts
+    rules = (  # the first match counts
         (kind in _MOMENTS, Guess(Role.DATE, kind)),
         (kind == "BOOLEAN", Guess(Role.CODE, kind)),
         (kind not in CHARACTER_TYPES, Guess(Role.OTHER, kind)),
@@ -109,11 +109,11 @@ def guess(column: Column) -> Guess:
         (name in COLUMNS["person"] or _PERSON.search(both), Guess(Role.PERSON, "names a person")),
         (
             _CONTACT.search(both) or _REPEATED.search(both),
-            Guess(Role.OTHER, "an address for machines, or a repeated text"),
+            Guess(Role.OTHER, "a technical value, or a repeated text"),
         ),
         (_names_unit(column), Guess(Role.OTHER, "a unit or currency")),
-        (_NUMBER_NAME.search(column.name), Guess(Role.NUMBER, "named as a number")),
-        (_CODE_NAME.search(column.name), Guess(Role.CODE, "named as a code")),
+        (_NUMBER_NAME.search(column.name), Guess(Role.NUMBER, "named like a number")),
+        (_CODE_NAME.search(column.name), Guess(Role.CODE, "named like a code")),
         (says_text and 15 <= length <= 100, Guess(Role.TITLE, f"{shape}, name or comment says text")),
         (says_text and length > 100, Guess(Role.TEXT, f"{shape}, name or comment says text")),
         (length > 4 and _NUMBER_COMMENT.search(column.comment), Guess(Role.NUMBER, "its comment says number")),
@@ -130,7 +130,7 @@ def _names_unit(column: Column) -> bool:
 
 def measures(columns: Sequence[Column]) -> list[tuple[Column, Column]]:
     """Return amounts with their currency and quantities with their unit, as SAP pairs them: by known names, by NAMEUnit
-    and NAMECurrency, or because one directly follows the other."""
+    and NAMECurrency, or because the unit directly follows."""
     by_name = {column.name: column for column in columns}
     units = [each for each in columns if each.type_name in CHARACTER_TYPES and each.length <= 5 and _names_unit(each)]
     found = []
@@ -147,7 +147,7 @@ def measures(columns: Sequence[Column]) -> list[tuple[Column, Column]]:
     return found
 
 
-def tells_changes(column: Column) -> bool:
+def may_hold_change_time(column: Column) -> bool:
     """Return whether this column may hold the time of the last change. DECIMAL(15) and (21,7) are ABAP's UTC time
     stamps."""
     stamp = column.type_name == "DECIMAL" and (column.length, column.scale) in ((15, 0), (21, 7))

@@ -1,5 +1,5 @@
-"""Text tables: find the table with the texts of another, and write the SQL of a view that joins both: one row per key,
-with the texts in the best language. A user reviews and runs the SQL.
+"""Find the table with another table's texts, and write the SQL of a view that joins both: one row per key, with the
+texts in the best language. A user reviews and runs the SQL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def items_key(items: Table, table: Table) -> tuple[str, ...]:
 
 
 def languages_for(column: Column, wanted: Sequence[str]) -> list[str]:
-    """Return the preferred languages (SAP's or ISO's form), then English and German, in the form of the column: "E" for
+    """Return the preferred languages (in SAP or ISO form), then English and German, in the form of the column: "E" for
     SPRAS, "en" or "en_GB" for a locale, as CAP writes it."""
     forms = []
     for each in (*wanted, *LANGUAGES):
@@ -69,7 +69,7 @@ def create_view(
     table: Table, texts: Sequence[Table], items: Sequence[Table] = (), languages: Sequence[str] = ()
 ) -> str | None:
     """Return the SQL of a view with the rows and columns of `table` (without persons) and their texts; None if there is
-    nothing to join. `texts`: tables with one row per language. `items`: tables with several rows, without languages.
+    nothing to join. `texts`: tables with one row per language. `items`: with several rows per key, without languages.
 
     Each text table gives the first preferred language that has a text, else any. A text in the table's own default
     language (CAP) is replaced only by the first preferred language, as CAP does. Item texts are concatenated in order.
@@ -80,7 +80,7 @@ def create_view(
         if guess(column).role is not Role.PERSON or column.name in table.primary_key
     }
     joins: list[str] = []
-    joined: set[str] = set()  # columns that a text table provides; the next one may have a column of the same name
+    joined: set[str] = set()  # columns from a text table; the next table may have a column of the same name
     for other in texts:
         key, names = shared_key(other, table), [name for name in _text_columns(other) if name not in joined]
         language = language_of(other)
@@ -121,7 +121,7 @@ def _ranked(texts: Table, key: Sequence[str], names: Sequence[str], chain: Seque
     column = language_of(texts)
     assert column is not None
     language, literals = quote(column.name), ["'" + each.replace("'", "''") + "'" for each in chain]
-    # A blank is no text. HANA cannot compare or trim LOBs.
+    # Blanks do not count as text. HANA cannot compare or trim LOBs.
     values = [quote(name) if _is_lob(texts, name) else f"TRIM({quote(name)})" for name in names]
     condition = " OR ".join(f"LENGTH({value}) > 0" for value in values)
     if replaces:

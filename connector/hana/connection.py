@@ -43,7 +43,7 @@ LONGEST_IDENTIFIER = 127
 def quote(identifier: str) -> str:
     """Return the name as a quoted SQL identifier, keeping its case. Raises ConfigurationError for an invalid name."""
     if not identifier or len(identifier) > LONGEST_IDENTIFIER:
-        raise ConfigurationError(f"a name in HANA has 1 to {LONGEST_IDENTIFIER} characters, this one {len(identifier)}")
+        raise ConfigurationError(f"a HANA name must have 1 to {LONGEST_IDENTIFIER} characters, not {len(identifier)}")
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in identifier):
         raise ConfigurationError(f"{identifier!r} cannot be a name in HANA: it contains NUL or an unpaired surrogate")
     return '"' + identifier.replace('"', '""') + '"'
@@ -53,7 +53,7 @@ def quote(identifier: str) -> str:
 
 
 def load_driver() -> Any:
-    """Import SAP's driver (DB-API; its errors carry `errorcode` and `errortext`). It is an extra because of SAP's
+    """Import SAP's driver (DB-API; its errors carry `errorcode` and `errortext`). It is optional because of SAP's
     licence."""
     try:
         return importlib.import_module("hdbcli.dbapi")
@@ -105,7 +105,7 @@ class ConnectionOptions:
     def properties(self) -> dict[str, str | int]:
         """Return the driver's properties in its exact spelling (`vectoroutputtype` only in lower case).
 
-        Always sets encryption and both timeouts: otherwise the driver uses plain text on any port but 443 and waits
+        Always sets encryption and both timeouts: by default, the driver uses plain text on any port but 443 and waits
         forever. `reconnect` is off, because a silent reconnect loses the transaction.
         """
         login: dict[str, str | int] = {"userkey": self.userkey}
@@ -130,7 +130,7 @@ class ConnectionOptions:
         )
 
     def check_trust_store(self) -> None:
-        """Raise ConnectFailed for a missing file, which the driver reports as an untrusted certificate."""
+        """Raise ConnectFailed for a missing file, because the driver would report an untrusted certificate."""
         inline = "-----BEGIN" in self.trust_store
         if self.encrypt and self.trust_store and not inline and not Path(self.trust_store).is_file():
             raise ConnectFailed(f"`trust_store` names a file that does not exist: {self.trust_store}")
@@ -180,7 +180,7 @@ class Session:
         self._call(doing, lambda: cursor.executemany(sql, rows))
 
     def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> Any:
-        # Without parameters nothing is prepared, so all such statements share one cursor.
+        # Statements without parameters are not prepared, so they share one cursor.
         cursor = self._cursor(sql if parameters else "", doing)
         if self._on_statement:
             self._on_statement(sql)
@@ -300,7 +300,7 @@ class HanaPool:
         self.close()
 
     def close(self) -> None:
-        """Close idle connections now, and the others on return. Safe to call twice."""
+        """Close idle connections now, and the others when they are returned. Safe to call twice."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -378,16 +378,16 @@ class HanaPool:
 
     def _take(self) -> Session:
         """Return an idle session that works, else a new one."""
-        patience, call = self.options.communication_timeout, cancellation.current()
+        timeout, call = self.options.communication_timeout, cancellation.current()
         with call.calling(self._wake), self._changed:
             free = self._changed.wait_for(
-                lambda: call.cancelled or self._closed or self._idle or self._open < self.size, patience
+                lambda: call.cancelled or self._closed or self._idle or self._open < self.size, timeout
             )
             call.check()
             if self._closed:
                 raise ConnectionLost("the connection pool is closed")
             if not free:
-                raise Overloaded(f"all {self.size} connections were in use for {patience:g} s: raise `pool_size`")
+                raise Overloaded(f"all {self.size} connections were in use for {timeout:g} s: raise `pool_size`")
             session = self._idle.pop() if self._idle else None
             self._open += session is None
         try:
@@ -458,8 +458,8 @@ class HanaPool:
 
 @dataclass(frozen=True, slots=True)
 class HanaFeatures:
-    """Capabilities that the server reports. `version`: that of HANA Cloud, or of HANA on premise; "" if the user may
-    not see it."""
+    """Capabilities that the server reports. `version`: of HANA Cloud or HANA on premise; "" if the user may not read
+    it."""
 
     real_vector: bool
     half_vector: bool
@@ -467,7 +467,7 @@ class HanaFeatures:
 
     @classmethod
     def probe(cls, pool: HanaPool) -> HanaFeatures:
-        """Probe the server. The types decide, not the version."""
+        """Probe the server by its data types, not by its version."""
         doing = "reading HANA's capabilities"
         types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
         version = ""

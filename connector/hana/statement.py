@@ -1,4 +1,4 @@
-"""The SQL of one query, and how its result rows are read. Pure: sends nothing."""
+"""Build the SQL of one query, and convert its result rows. Sends nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOKUP_SIZES = (1, 8, 64)  # keys per look-up statement; few sizes give few stat
 
 
 class Statement:
-    """`upto`: the last key to read."""
+    """The statements of one query. `upto`: the last key to read."""
 
     def __init__(self, query: Query, upto: Key | None = None) -> None:
         if not query.key:
@@ -36,7 +36,7 @@ class Statement:
         self._upto = ("", ()) if upto is None else self.upto(upto)
 
     def of_all(self, what: str) -> str:
-        """Select the SQL expressions `what` over all rows of the query."""
+        """Return a SELECT of the SQL expressions `what` over all rows of the query."""
         return f"SELECT {what} FROM {self._table}{self.where()}"  # noqa: S608
 
     def select_with(self, what: str) -> str:
@@ -83,15 +83,15 @@ class Statement:
         return " AND ".join(sql for sql in (after, upto) if sql), (*parameters, *more)
 
     def behind(self, name: str, bound: str, value: Any, last: Key | None) -> tuple[str, tuple[Any, ...]]:
-        """Return the condition for all rows after `value` of another column, and for rows with that value after this
-        key. `bound`: SQL with one parameter for the value."""
+        """Return the condition for rows whose column `name` is above `value`, or equals it with a key after `last`.
+        `bound`: SQL with one parameter for the value."""
         if last is None:
             return f"{name} > {bound}", (value,)
         condition, parameters = self.after(last)
         return f"({name} > {bound} OR ({name} = {bound} AND {condition}))", (value, value, *parameters)
 
     def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield statements that start with `start` and together find exactly these keys; each key with NULL alone."""
+        """Yield statements that start with `start` and together find exactly these keys; one per key with NULL."""
         whole = [key for key in keys if None not in key]
         parts = [[key] for key in keys if None in key]
         while whole:
@@ -119,8 +119,8 @@ def place(table: TableRef) -> str:
 
 
 def with_bytes(rows: Rows) -> Rows:
-    """Return the rows with bytes instead of memoryviews, which cannot be part of a key. The first value of a column
-    that is not NULL gives its type."""
+    """Return the rows with bytes instead of memoryviews, which cannot be part of a key. The first non-NULL value
+    of a column determines its type."""
     firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
     binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
     if not binary:

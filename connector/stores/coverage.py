@@ -26,19 +26,17 @@ jemand kann kein keine können man mehr mein mit muss müssen nach nicht nichts 
 seine sich sie sind so soll um und uns unser unter vom von vor war waren was wegen weil welche welcher wenn wer
 werden wie wieder will wir wird wo zu zum zur
 """
-_ENDINGS = (
+_ENDINGS = (  # longest first
     *("lichen", "ungen", "ingly", "liche"),
     *("ings", "lich"),
     *("ing", "ung", "ern", "ers"),
     *("ly", "ed", "er", "en", "es", "em"),
     *("e", "n", "s"),
 )
-"""Ordered by length, longest first."""
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
-_SHORTEST_END = 6
-"""Letters of a stem that may end a longer one: Karton, Wellpappkarton. Fewer would find table in stable."""
+_SHORTEST_END = 6  # at the end of one: Karton, Wellpappkarton; with fewer letters, table would match stable
 
 
 def folded(word: str) -> str:
@@ -49,8 +47,8 @@ def folded(word: str) -> str:
     return "".join(part for part in parts if not unicodedata.combining(part))
 
 
+# Grammatical words without content.
 FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
-"""Grammatical words without content."""
 
 
 def content_words(text: str) -> tuple[str, ...]:

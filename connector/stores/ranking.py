@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from connector.model import Hit
 from connector.stores.records import best_per_document
 
+# The score gained by a row with all words of the search text, and the exponent of its share: half the words give an
+# eighth. Tuned on one half of benchmarks/queries (docs/search.md).
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
-"""The score gained by a row with all words of the search text, and its exponent: half the words give an eighth. Tuned
-on one half of benchmarks/queries (docs/search.md)."""
 FEWEST_ROWS = 100  # with fewer rows, the backdrop cannot be separated from the content
 
 

@@ -32,7 +32,7 @@ from connector.model import (
 )
 from connector.protocols import Embedder
 
-FOREIGN = "record:"  # prefix of a foreign record's id, which has no key; its number follows
+FOREIGN = "record:"  # id prefix of a foreign record, which has no key; the record's number follows
 LONGEST_ID = 2000  # of a document id, in UTF-16 units: SRC_KEY is NVARCHAR(2000)
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
 UNIT_TOLERANCE = 1e-3  # allowed difference of a stored vector's length from 1; half precision stays within it
@@ -125,7 +125,7 @@ def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float3
     query = np.asarray(vector, dtype=np.float64)
     if query.shape != (dimension,):
         raise ConfigurationError(
-            f"the query vector has shape {query.shape}, the collection's vectors have {dimension} dimensions"
+            f"the query vector has shape {query.shape}, but the collection's vectors have {dimension} dimensions"
         )
     length = float(np.linalg.norm(query))
     if not np.isfinite(length) or length == 0.0:
@@ -194,8 +194,8 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
 
 
 def to_compare_whole(checkpoint: Checkpoint) -> str:
-    """Return a checkpoint's text that makes the next run compare everything. The change log may have been consumed for
-    another generation."""
+    """Return a checkpoint's text that makes the next run compare everything, because the change log may have been
+    consumed for another generation."""
     return checkpoint_text(replace(checkpoint, mark=None, last_full=None))
 
 
@@ -245,8 +245,8 @@ SPREAD_FACTOR = 1_327_217_885  # SPREAD_MODULUS divided by the golden ratio
 
 
 def asked_ids(ids: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the documents, and the foreign records by number, that the ids name. Omits ids that a column cannot hold:
-    a database may reject a whole query that binds one."""
+    """Return the document ids, and the numbers of foreign records, among these ids. Omits ids that a column cannot
+    hold: a database may reject a whole query that binds one."""
     documents, foreign = [], []
     for id_ in dict.fromkeys(ids):
         try:
@@ -283,7 +283,7 @@ def given_id(stored: str) -> str:
 
 
 def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
-    """Return the store's ids of rows by the ids that users see; omits impossible ids."""
+    """Convert the ids that users see to the store's ids; omit impossible ones."""
     if not spec.written_by_clients:
         return list(shown)
     found = []
@@ -306,5 +306,5 @@ def foreign_ids(shown: Sequence[str]) -> list[str]:
 
 
 def shown_id(spec: CollectionSpec, stored: str) -> str:
-    """Return the id that users see; for a foreign row the store's own."""
+    """Return the id that users see, which for a foreign row is the store's id."""
     return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored

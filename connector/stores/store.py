@@ -52,8 +52,8 @@ from connector.stores.state import (
     portions,
 )
 
+# Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting.
 ATTEMPTS_OVERLOADED = 2
-"""Attempts to write several documents while HANA is overloaded. Smaller change sets help more than waiting."""
 DROPPED = ""  # the fingerprint of a generation whose deletion has started; no model has this fingerprint
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
@@ -61,8 +61,8 @@ DROPPED = ""  # the fingerprint of a generation whose deletion has started; no m
 
 
 class View(Protocol):
-    """Reads one collection. Rows outside the row filter affect no result, score or error: a `where` that cannot be
-    compared with their values does not fail. All methods raise UnknownCollection and GenerationChanged; those with a
+    """Reads one collection. Rows outside the row filter never affect results, scores or errors: a `where` that cannot
+    be compared with their values does not fail. All methods raise UnknownCollection and GenerationChanged; those with a
     `where` also BadFilter."""
 
     def search(
@@ -71,8 +71,8 @@ class View(Protocol):
         """Return up to `k` documents by their best chunk, best first, ties by id. `exact`: no approximate index."""
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
-        """Return hits as in `search`, by BM25 over the words of `text` (`stores/words.py`): whole words, any case, any
-        of them. Scores are comparable only within one result. `text` has no query syntax."""
+        """Return hits as in `search`, by BM25 over the words of `text` (`stores/words.py`): rows with any whole word
+        of it, in any case. Scores are comparable only within one result. `text` has no query syntax."""
 
     def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
         """Return the first chunk of up to `count` rows whose id contains `number` (letters and digits), with score 0.
@@ -83,7 +83,7 @@ class View(Protocol):
         unknown ids."""
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
-        """Return the stored vectors in the order of `chunks`; zeros for a chunk deleted in between."""
+        """Return the stored vectors in the order of `chunks`; zeros for a chunk deleted since."""
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
         """Return up to `count` rows spread over the collection, foreign ones included. The result is stable until the
@@ -95,7 +95,7 @@ class View(Protocol):
 
 
 class VectorStore(ABC):
-    """A store of vectors in two state tables and tables of its own. Thread-safe. `collection` is the configured name,
+    """A store with two state tables, and its own tables for vectors. Thread-safe. `collection` is the configured name,
     or NAME@N for a generation that is not active.
 
     Writes need a `Lease`; every write transaction compares its epoch. Methods other than `open` and `status` raise
@@ -144,8 +144,8 @@ class VectorStore(ABC):
 
     @abstractmethod
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        """Create the state tables and the table for the vectors of generation `name` where missing. Return the table's
-        name. Raises ConfigurationError if it belongs to another collection."""
+        """Create the state tables and the vector table of generation `name` if missing; return the vector table's name.
+        Raises ConfigurationError if it belongs to another collection."""
 
     @abstractmethod
     def _ensure_table(self, table: str, dimension: int) -> None:
@@ -156,7 +156,7 @@ class VectorStore(ABC):
 
     @abstractmethod
     def _counts(self, found: Collection) -> tuple[int, int, int]:
-        """Count records, our records, our documents."""
+        """Return the numbers of records, our records and our documents."""
 
     @abstractmethod
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
@@ -179,7 +179,7 @@ class VectorStore(ABC):
     # ---------------------------------------------------------------------------------------------------- opening
 
     def open(self, collection: str, embedder: Embedder) -> Checkpoint:
-        """Create missing tables and rows. Raises ModelMismatch if the collection holds vectors of another model."""
+        """Create missing tables and rows; return the checkpoint. Raises ModelMismatch for vectors of another model."""
         stamp = ModelStamp.of(embedder)
         self._forget()
         found = self._find(collection)
@@ -246,7 +246,7 @@ class VectorStore(ABC):
             if left <= 0:
                 raise LeaseLost(
                     f"collection {collection!r} is being written by {taken!r} and did not become free in time; "
-                    "wait until it is done, then try again"
+                    "try again when that writer is done"
                 )
             time.sleep(min(times.poll, left))
         lease, done = Lease(collection, owner, taken), threading.Event()
@@ -421,7 +421,7 @@ class Generations:
 
     def rows(self, collection: str) -> list[Collection]:
         """Return the generations by number; [] if the collection was never opened."""
-        doing = f"looking at the generations of {collection!r}"
+        doing = f"reading the generations of {collection!r}"
         return self._tables.generations(lambda *asked: self._database.read(*asked, doing=doing), collection)
 
     def all(self, collection: str, counted: bool = True) -> list[Generation]:
@@ -445,8 +445,8 @@ class Generations:
         ]
 
     def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        """Return the name NAME@N of a generation to build beside the active one with `embedder`. In this order: the
-        newest unfinished one of that model, the newest retired one of that model and recipe (to rebuild), a new one.
+        """Return the name NAME@N of a generation to build beside the active one with `embedder`: the newest
+        unfinished one of that model, else the newest retired one of that model and recipe (to rebuild), else a new one.
         Raises UnknownCollection if none is active."""
         stamp = ModelStamp.of(embedder)
         while True:
@@ -459,7 +459,7 @@ class Generations:
             found = building[0] if building else next(same, None)
             if found is not None:
                 sql = f'UPDATE {self._tables.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
-                self._database.execute(sql, (found.name,), doing=f"building {found.name!r} on")
+                self._database.execute(sql, (found.name,), doing=f"resuming {found.name!r}")
                 return found.name
             number = free_number(rows)
             with suppress(RowRejected):  # another worker has started one: read again
@@ -470,13 +470,13 @@ class Generations:
         """Store the recipe of a generation. Does nothing if the generation does not exist."""
         text = records.recipe_text(recipe)
         if any(row.number == number and row.spec != text for row in self.rows(collection)):
-            values = (text, number, collection, generation_name(collection, number))  # a switch may change the name now
+            values = (text, number, collection, generation_name(collection, number))  # a switch may have renamed it
             sql = f'UPDATE {self._tables.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
             self._database.execute(sql, values, doing=f"recording the recipe of {collection!r}")
 
     def switch(self, collection: str, number: int) -> None:
         """Make this generation active and retire the other, in one transaction. Writers to either lose their lease.
-        Does nothing if it is already active, as a retry after a lost reply finds it. Raises UnknownGeneration."""
+        Does nothing if it is already active, as in a retry after a lost reply. Raises UnknownGeneration."""
         numbered(collection, self.rows(collection), number)
         tables = self._tables
 
@@ -489,7 +489,7 @@ class Generations:
                 return
             if target.stamp.fingerprint == DROPPED:
                 raise GenerationRefused(
-                    f"generation {number} of {collection!r} was being dropped; drop it again to finish that"
+                    f"generation {number} of {collection!r} is partly dropped; drop it again to finish"
                 )
             epoch = max(row.epoch for row in rows) + 1  # above every earlier lease of either name
 
@@ -520,7 +520,7 @@ class Generations:
         name = dropped.name
         if not is_generation(name):
             raise GenerationRefused(
-                f"generation {number} of {collection!r} serves the searches and is not dropped: switch to another first"
+                f"generation {number} of {collection!r} is active and cannot be dropped: switch to another one first"
             )
         store, tables, doing = self._store, self._tables, f"dropping {name!r}"
         with store.lease(name, "drop", 0) as lease:
@@ -535,7 +535,7 @@ class Generations:
             def work(session: Session) -> None:
                 lock = f'SELECT "COLLECTION" FROM {tables.state} WHERE {OF_COLLECTION}{tables.lock}'
                 session.query(lock, names_of(collection), doing="locking the generations")
-                rows = tables.generations(session.query, collection)  # another may have been begun since
+                rows = tables.generations(session.query, collection)  # another may have been started since
                 if not any(row.name == name for row in rows):
                     return  # a retry after a lost reply
                 store._check(session, lease)

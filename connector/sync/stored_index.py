@@ -20,7 +20,7 @@ _NO_ROW = 0
 
 
 def id_digest(document_id: str) -> bytes:
-    """Return 16 bytes; a collision reaches even odds at about 2**64 documents."""
+    """Return a 16-byte digest; a collision has even odds at about 2**64 documents."""
     return blake2b(document_id.encode(), digest_size=16).digest()
 
 
@@ -35,7 +35,7 @@ class StoredIndex:
         for page in filter(None, pages):
             _, ids, page_numbers, page_hashes = zip(*page, strict=True)
             if set(map(len, page_hashes)) != {_HASH_BYTES}:
-                # A damaged hash must not shift its neighbours; padded or cut, it differs.
+                # A damaged hash must not shift its neighbours; padded or cut, it never matches.
                 page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
             page_keys = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
             page_array = np.frombuffer(b"".join(page_hashes), dtype=_HASH)

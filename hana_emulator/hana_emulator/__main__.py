@@ -1,4 +1,4 @@
-"""`python -m hana_emulator`: runs the HANA emulator in the foreground until SIGTERM, SIGINT or its parent's end."""
+"""`python -m hana_emulator`: run the HANA emulator in the foreground until SIGTERM, SIGINT or the end of its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hana_emulator.tls import Tls
 
 _PARENT_CHECK_SECONDS = 0.5
-# In the data folder while it is served: the first line again, for those who know the folder only
+# In the data folder while it is served: a copy of the first line, for programs that know only the folder
 _GREETING = "connection.json"
 
 
@@ -43,29 +43,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m hana_emulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="0 (default) picks a free one")
-    parser.add_argument("--data", type=Path, help="folder kept across runs, made if absent; default: a temporary one")
+    parser.add_argument("--port", type=int, default=0, help="0 (default) picks a free port")
+    parser.add_argument("--data", type=Path, help="folder to keep, created if missing; default: a temporary one")
     parser.add_argument("--user", default="OWL")
-    parser.add_argument("--password", default="Owl-Stand-in-1", help="no secret: test data on loopback")
+    parser.add_argument("--password", default="Owl-Stand-in-1", help="not secret: test data on loopback")
     parser.add_argument("--schema", default="SAPDEMO", help="the user's schema (default %(default)s)")
     parser.add_argument("--sample", action="store_true", help="fill the schema with SAP-like sample tables")
-    parser.add_argument("--tls", action="store_true", help="speak TLS, with a certificate of its own authority")
-    parser.add_argument("--tls-host", metavar="NAME", help="TLS with a certificate for NAME only: clients must refuse")
-    parser.add_argument("--tls-expired", action="store_true", help="TLS with a certificate that has ended")
+    parser.add_argument("--tls", action="store_true", help="use TLS, with a certificate of its own authority")
+    parser.add_argument("--tls-host", metavar="NAME", help="TLS, certificate for NAME only: clients must reject it")
+    parser.add_argument("--tls-expired", action="store_true", help="TLS with an expired certificate")
     parser.add_argument(
         "--fault",
         type=_fault,
         action="append",
         default=[],
         metavar="JSON",
-        help='what goes wrong: {"match": "INSERT", "action": "drop_after"}; repeatable (docs/emulator.md)',
+        help='inject a fault: {"match": "INSERT", "action": "drop_after"}; repeatable (docs/emulator.md)',
     )
     parser.add_argument(
         "--max-login-failures",
         type=int,
         default=6,
         metavar="N",
-        help="wrong passwords in a row that lock a user (default %(default)s; 0: never)",
+        help="lock a user after N wrong passwords in a row (default %(default)s; 0: never)",
     )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
     options = parser.parse_args(arguments)
@@ -82,14 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refusal(error: Exception, options: argparse.Namespace) -> str:
-    """Explain what to do about an error of the operating system."""
+    """Return the error as a message that says what to do."""
     if not isinstance(error, OSError):
         return str(error)
     if error.errno in (errno.EADDRINUSE, errno.EACCES) and error.filename is None:
-        why = "is in use" if error.errno == errno.EADDRINUSE else "may not be bound by this user"
-        return f"{options.host}:{options.port} {why}; choose another with --port, 0 takes any free one"
+        why = "is in use" if error.errno == errno.EADDRINUSE else "cannot be bound by this user"
+        return f"{options.host}:{options.port} {why}; choose another with --port; 0 picks a free one"
     if error.filename is not None and options.data is not None:
-        return f"--data {options.data}: {error.filename}: {error.strerror}; choose a folder that can be written"
+        return f"--data {options.data}: {error.filename}: {error.strerror}; choose a writable folder"
     return str(error)
 
 
@@ -144,7 +144,8 @@ def _tls(options: argparse.Namespace, folder: Path) -> Tls | None:
 
 @contextlib.contextmanager
 def _announced(greeting: str, file: Path) -> Iterator[None]:
-    """Print the line that scripts wait for when connections are accepted; remove `file` at the end."""
+    """Once connections are accepted, write the greeting to `file` and stdout for waiting scripts. Remove `file` at
+    the end."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(greeting)
@@ -162,7 +163,7 @@ def _follow(pid: int, server: Server) -> None:
     pause = threading.Event()
 
     def alive() -> bool:
-        if is_parent:  # a dead parent may stay a zombie
+        if is_parent:  # a dead parent may remain a zombie
             return os.getppid() == pid
         try:
             os.kill(pid, 0)

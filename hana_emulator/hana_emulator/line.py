@@ -11,14 +11,14 @@ import time
 
 _PIECE = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
-_LAST_WORDS_SECONDS = 0.5
+_DRAIN_SECONDS = 0.5
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Line:
     """One thread reads, writes and closes; other threads may call `cut` and `wake`.
 
-    `shutdown` of `ssl` would remove the encryption while a thread still reads, so the socket's own is called.
+    `SSLSocket.shutdown` would drop the encryption while a thread still reads, so `socket.shutdown` is called instead.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -38,7 +38,7 @@ class Line:
         secured.settimeout(None)
 
     def receive(self, size: int) -> bytes:
-        """Read exactly `size` bytes. Raises OSError if the client leaves first. Allocates only for bytes received."""
+        """Read exactly `size` bytes. Raises OSError if the client disconnects. Allocates only for bytes received."""
         pieces: list[bytes] = []
         missing = size
         while missing:
@@ -53,14 +53,14 @@ class Line:
         self._socket.sendall(data)
 
     def trickle(self, data: bytes, size: int, seconds: float) -> None:
-        """Send `size` bytes at a time with pauses of `seconds`. Raises OSError if the line is cut."""
+        """Send `size` bytes at a time with pauses of `seconds`. Raises OSError after `cut`."""
         for start in range(0, len(data), size):
             if start:
                 self.pause(seconds)
             self._socket.sendall(data[start : start + size])
 
     def pause(self, seconds: float) -> bool:
-        """Wait; return True if `wake` or `cut` is called, at any time since the last `begin`."""
+        """Wait; return True as soon as `wake` or `cut` has been called since the last `begin`."""
         return self._wake.wait(seconds)
 
     def begin(self) -> None:
@@ -76,7 +76,7 @@ class Line:
         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def reset_on_close(self) -> None:
-        """Make `close` reset the connection, as after a crash of the server."""
+        """Make `close` reset the connection, as if the server had crashed."""
         self._resets = True
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class Line:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
-            until = time.monotonic() + _LAST_WORDS_SECONDS
+            until = time.monotonic() + _DRAIN_SECONDS
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_WR)
-                self._socket.settimeout(_LAST_WORDS_SECONDS)
+                self._socket.settimeout(_DRAIN_SECONDS)
                 while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
                     pass
         self._socket.close()

@@ -33,11 +33,11 @@ from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (emulator)"
-_FORMAT_OPTIONS = (23, 12)  # Connect options with the client's data format; the first one that it sends counts
+_FORMAT_OPTIONS = (23, 12)  # Connect options that carry the client's data format; the first one present wins
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
 _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d{1,18})'[\s;]*", re.IGNORECASE)
-# A statement of this emulator's own; HANA has nothing like it
+# Statements that only this emulator has
 _FAULT_COMMAND = re.compile(
     r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
@@ -98,7 +98,7 @@ _BEFORE_LOGIN = _LOGIN | {MessageType.DBCONNECTINFO, MessageType.DISCONNECT}
 
 
 def _struck_by(text: str) -> Callable[[Handler], Handler]:
-    """Let faults that match `text` strike the handler's requests."""
+    """Apply faults that match `text` to the handler's requests."""
 
     def decorate(handler: Handler) -> Handler:
         return lambda session, request: session._struck(text, lambda: handler(session, request))
@@ -124,12 +124,12 @@ class Session:
         self._last_id = 0
         self._data_format: int = DataFormat.LATEST
         self._ended = False
-        self._pace: Fault | None = None  # How slowly the next reply is to be sent
+        self._pace: Fault | None = None  # Makes the session send the next reply slowly
 
     # --- life of the connection
 
     def run(self) -> None:
-        """Serve until the client leaves or violates the protocol, then roll back uncommitted work."""
+        """Serve until the client disconnects or violates the protocol, then roll back uncommitted work."""
         try:
             packet.check_handshake(self._line.receive(packet.HANDSHAKE_REQUEST_SIZE))
             self._line.send(packet.HANDSHAKE_REPLY)
@@ -140,7 +140,7 @@ class Session:
         except _Dropped:
             self._line.reset_on_close()
         except OSError:
-            _log.debug("session %d: the client is gone", self.id)
+            _log.debug("session %d: the client disconnected", self.id)
         finally:
             self.close()
 
@@ -205,7 +205,7 @@ class Session:
                 self._connection.rollback()
             return replies.error_reply(error)
         except Exception as error:  # an internal error must not look like a lost connection
-            # Log only kind and place of the error: its message may contain values.
+            # Log only the error's type and location: its message may contain values.
             frames = traceback.extract_tb(error.__traceback__)
             places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
             kind = type(error).__name__
@@ -264,8 +264,8 @@ class Session:
         self._data_format = _data_format(request.find(PartKind.CONNECTOPTIONS))
         self._connection = database.connect(user)
         self.id = self._connection.connection_id
-        # Send few options and do not echo the client's. 49 (compression) and 53 (features) without flags reject both:
-        # without them node-hdb uses its own flags.
+        # Send few options and do not echo the client's. 49 (compression) and 53 (features) are 0 to reject both; if
+        # they were absent, node-hdb would use its own flags.
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
@@ -311,7 +311,7 @@ class Session:
         return self._sql.prepare(sql)
 
     def _own_command(self, sql: str) -> Reply | None:
-        """Run commands about sessions and faults; None for any other statement."""
+        """Run a session or fault command; return None for any other statement."""
         if command := _SESSION_COMMAND.fullmatch(sql):
             verb = command[1].upper()
             session_id = int(command[2])
@@ -341,7 +341,7 @@ class Session:
         statement = self._statement_of(_command(request))
         statement_id = self._new_id()
         self._statements[statement_id] = _Prepared(statement, ParameterDecoder(statement.parameters))
-        described = metadata.parameter_metadata(statement.parameters, self._data_format)  # node-hdb needs an empty one
+        described = metadata.parameter_metadata(statement.parameters, self._data_format)  # even if empty, for node-hdb
         parts = [Part(PartKind.STATEMENTID, statement_id), described]
         if statement.columns:
             parts.append(metadata.result_metadata(statement.columns, self._data_format))
@@ -488,7 +488,7 @@ class Session:
 
 
 def _data_format(connect_options: Part | None) -> int:
-    """The client's data format; the latest if the client names none."""
+    """Return the client's data format, or the latest if the client names none."""
     options = {} if connect_options is None else parse_options(connect_options)
     named = (options.get(key) for key in _FORMAT_OPTIONS)
     return min(next((value for value in named if isinstance(value, int)), DataFormat.LATEST), DataFormat.LATEST)

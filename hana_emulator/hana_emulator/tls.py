@@ -17,16 +17,16 @@ _EXPIRED_DAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS of a server. `trust_store`: PEM file of the authority, for clients."""
+    """A server's TLS. `trust_store`: PEM file of the authority, for clients."""
 
     context: ssl.SSLContext
     trust_store: Path
 
 
 def prepare(folder: Path, name: str | None = None, *, expired: bool = False) -> Tls:
-    """The TLS of a data folder. Authority and certificate are created once; only the owner can read the keys.
+    """Return the TLS of a data folder. Authority and certificate are created once; only the owner can read the keys.
 
-    `name` (instead of the loopback names) or `expired` create an invalid certificate of the same authority for tests.
+    For tests, `name` (instead of the loopback names) or `expired` creates an invalid certificate of the same authority.
     """
     place = folder / _FOLDER
     place.mkdir(mode=0o700, exist_ok=True)

@@ -31,11 +31,17 @@ def sql(database: Database) -> Sql:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Sql]:
-    """A session on a database that the module's tests share: for what changes neither."""
+def shared_database() -> Iterator[Database]:
+    """One that the module's tests share: for what does not change it."""
     opened = open_database(lock_timeout=0.3)
-    yield Sql(opened.connect(USER))
+    yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def shared(shared_database: Database) -> Sql:
+    """A session on the database that the module's tests share: for what changes neither."""
+    return Sql(shared_database.connect(USER))
 
 
 @pytest.fixture

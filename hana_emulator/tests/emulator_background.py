@@ -39,7 +39,7 @@ class Background:
         while self.is_running and not self._stands():
             assert time.monotonic() < deadline, "it runs, and waits for no lock"
             time.sleep(0.002)
-        self.assert_lasts(0.05)
+        self.assert_lasts(0.02)
 
     def assert_lasts(self, seconds: float = 0.2) -> None:
         """The call is still running after that time. What goes through a driver may not have begun by then."""

@@ -134,6 +134,7 @@ def test_a_window_of_timestamp_and_key(connection: Any) -> None:
     assert (later - now).total_seconds() == 1
 
 
+@pytest.mark.slow
 def test_row_ids_over_the_wire_and_over_a_restart(tmp_path: Path) -> None:
     snapshot = 'SELECT K, "$rowid$" FROM T ORDER BY K'
     with running("--data", str(tmp_path)) as first, closing(first.connect()) as opened:
@@ -163,7 +164,7 @@ TEXTS = ["", "plain", "Größe", "\U0001f600 and \U00010348", "a\U0001f600b"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("name", ["sha256", "md5"])
+@pytest.mark.parametrize("name", ["sha256", pytest.param("md5", marks=pytest.mark.slow)])
 def test_hashes_are_of_cesu_8(connection: Any, text: str, name: str) -> None:
     """UTF-8 of each half of a surrogate pair by itself."""
     units = text.encode("utf-16-be")

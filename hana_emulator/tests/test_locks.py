@@ -182,9 +182,23 @@ def test_a_key_that_another_has_inserted_is_free_if_that_rolls_back(a: Sql, b: S
     assert waiting.result() == 1
 
 
-@pytest.mark.parametrize("text", ["DELETE FROM T WHERE K = 1", "UPDATE T SET K = 11, Q = 12 WHERE K = 1"])
-@pytest.mark.parametrize("insert", ["INSERT INTO T VALUES (1, 'b', 99)", "INSERT INTO T VALUES (7, 'b', 10)"])
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+DELETE, MOVE = "DELETE FROM T WHERE K = 1", "UPDATE T SET K = 11, Q = 12 WHERE K = 1"
+PRIMARY, UNIQUE = "INSERT INTO T VALUES (1, 'b', 99)", "INSERT INTO T VALUES (7, 'b', 10)"
+
+
+@pytest.mark.parametrize(
+    ("text", "insert", "end"),
+    [
+        (DELETE, PRIMARY, "commit"),
+        (MOVE, UNIQUE, "rollback"),
+        pytest.param(DELETE, PRIMARY, "rollback", marks=pytest.mark.slow),
+        pytest.param(DELETE, UNIQUE, "commit", marks=pytest.mark.slow),
+        pytest.param(DELETE, UNIQUE, "rollback", marks=pytest.mark.slow),
+        pytest.param(MOVE, PRIMARY, "commit", marks=pytest.mark.slow),
+        pytest.param(MOVE, PRIMARY, "rollback", marks=pytest.mark.slow),
+        pytest.param(MOVE, UNIQUE, "commit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_key_that_another_gives_up_is_waited_for(a: Sql, b: Sql, text: str, insert: str, end: str) -> None:
     a.run(text)
     waiting = Background(lambda: b.run(insert))
@@ -356,7 +370,7 @@ def test_a_folder_of_an_older_emulator_gets_its_triggers(tmp_path: Path) -> None
 def test_definitions_wait_for_open_writers(a: Sql, b: Sql) -> None:
     update(a, 1, "a")
     for text in ("ALTER TABLE T ADD (Z INTEGER)", "TRUNCATE TABLE T", "DROP TABLE T", "CREATE INDEX I ON T (N)"):
-        b.run("SET TRANSACTION LOCK WAIT TIMEOUT 50")
+        b.run("SET TRANSACTION LOCK WAIT TIMEOUT 10")
         assert b.code(text) == 131
     b.run("SET TRANSACTION LOCK WAIT TIMEOUT 10000")
     b.run("CREATE TABLE OTHER (K INTEGER)")
@@ -585,7 +599,7 @@ def test_a_batch_waits_for_keys_as_a_whole(a: Sql, b: Sql) -> None:
 
 # --- isolation levels -------------------------------------------------------------------------------------------------
 
-SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
+SNAPSHOTS = ["REPEATABLE READ", pytest.param("SERIALIZABLE", marks=pytest.mark.slow)]
 
 
 def level(sql: Sql) -> str:

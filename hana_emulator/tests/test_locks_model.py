@@ -218,4 +218,4 @@ class RowLocks(RuleBasedStateMachine):
 
 
 TestRowLocks = RowLocks.TestCase
-TestRowLocks.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestRowLocks.settings = settings(max_examples=10, stateful_step_count=30, deadline=None)

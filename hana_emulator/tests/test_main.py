@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from emulator_sql import open_database
 from hana_emulator.testing import launch, running
 
 
@@ -25,6 +27,7 @@ def test_the_first_line_says_how_to_log_in(tmp_path: Path) -> None:
         assert emulator.stop() == 0
 
 
+@pytest.mark.slow
 def test_sample_tables_go_into_the_named_schema(tmp_path: Path) -> None:
     with running("--data", str(tmp_path), "--sample", "--user", "ME", "--schema", "OTHER") as emulator:
         cursor = emulator.connect().cursor()
@@ -33,7 +36,7 @@ def test_sample_tables_go_into_the_named_schema(tmp_path: Path) -> None:
         assert emulator.stop() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signals_end_it_cleanly_with_clients_connected(tmp_path: Path, number: int) -> None:
     with running("--data", str(tmp_path)) as emulator:
         connection = emulator.connect()
@@ -80,7 +83,9 @@ def test_without_data_its_folder_is_temporary(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "example.org"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", *(pytest.param(host, marks=pytest.mark.slow) for host in ("192.168.0.1", "example.org"))]
+)
 def test_it_refuses_to_listen_beyond_loopback(host: str, tmp_path: Path) -> None:
     with launch("--host", host, "--data", str(tmp_path / "unused")) as process:
         out, err = process.communicate(timeout=30)
@@ -101,17 +106,18 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_one_clear_line(tmp_path: Path) -> None:
-    with running("--data", str(tmp_path)), launch("--data", str(tmp_path)) as process:
+    with closing(open_database(tmp_path)), launch("--data", str(tmp_path)) as process:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert str(tmp_path) in err
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_named_process_is_gone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with other, running("--data", str(tmp_path), "--parent-pid", str(other.pid)) as emulator:
-        time.sleep(0.7)
+        time.sleep(0.3)
         assert emulator.process.poll() is None
         other.kill()
         other.wait()

@@ -149,6 +149,7 @@ def test_loading_is_quick_and_idempotent() -> None:
         made.close()
 
 
+@pytest.mark.slow
 def test_an_interrupted_load_is_made_anew() -> None:
     made = Database(None, "OWL", "pw", "SAPDEMO")
     try:

@@ -13,12 +13,17 @@ from typing import Any
 import pytest
 
 from emulator_background import Background
+from emulator_sql import Sql
+from hana_emulator.sql.database import Database
 from hana_emulator.testing import Emulator, running
 
 dbapi = pytest.importorskip("hdbcli.dbapi")
 
 
-@pytest.fixture(scope="module", params=[(), ("--tls",)], ids=["plain", "tls"])
+PLAIN, TLS = pytest.param((), id="plain"), pytest.param(("--tls",), id="tls", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, TLS])
 def emulator(request: pytest.FixtureRequest) -> Iterator[Emulator]:
     with running(*request.param) as started:
         yield started
@@ -134,10 +139,10 @@ def test_a_batch_reports_every_kind_of_constraint_by_row(client: Any, emulator: 
     ("action", "code"),
     [
         ({"action": "error", "code": 131}, 131),
-        ({"action": "error", "code": 301}, 301),
-        ({"action": "drop_before"}, -10807),
+        pytest.param({"action": "error", "code": 301}, 301, marks=pytest.mark.slow),
+        pytest.param({"action": "drop_before"}, -10807, marks=pytest.mark.slow),
         ({"action": "drop_after"}, -10807),
-        ({"action": "delay", "seconds": 0.1}, 0),
+        pytest.param({"action": "delay", "seconds": 0.1}, 0, marks=pytest.mark.slow),
         ({"action": "slow", "bytes": 3, "seconds": 0.001}, 0),
     ],
     ids=lambda value: str(value),
@@ -202,5 +207,5 @@ def test_stopping_while_a_session_waits_for_a_parked_one_is_quick_and_keeps_noth
         assert started.stop() == 0
         with suppress(dbapi.Error):  # what it waits for may have ended before its own line
             waiting.result()
-    with running("--data", str(tmp_path)) as started, closing(started.connect()) as a:
-        assert rows(a, "SELECT * FROM T") == []
+    with closing(Database(tmp_path, started.user, started.password, started.schema)) as database:
+        assert Sql(database.connect(started.user)).rows("SELECT * FROM T") == []

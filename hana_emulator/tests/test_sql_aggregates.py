@@ -12,11 +12,11 @@ ROWS = [(1, "a", 1.0, "10.5"), (2, "a", 2.0, "9.5"), (3, "a", 4.0, None), (4, "b
 VALUES = [row[2] for row in ROWS if row[2] is not None]
 
 
-@pytest.fixture
-def filled(sql: Sql) -> Sql:
-    sql.run("CREATE TABLE T (ID INTEGER, K NVARCHAR(3), X DOUBLE, D DECIMAL(10,2))")
-    sql.many("INSERT INTO T VALUES (?, ?, ?, ?)", ROWS)
-    return sql
+@pytest.fixture(scope="module")
+def filled(shared: Sql) -> Sql:
+    shared.run("CREATE TABLE T (ID INTEGER, K NVARCHAR(3), X DOUBLE, D DECIMAL(10,2))")
+    shared.many("INSERT INTO T VALUES (?, ?, ?, ?)", ROWS)
+    return shared
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,17 @@ from hana_emulator.errors import HanaError
 from hana_emulator.sql.database import Database
 
 
-@pytest.fixture
-def table(sql: Sql) -> Sql:
+def with_table(sql: Sql) -> Sql:
     sql.run("CREATE TABLE T (K INTEGER PRIMARY KEY, N NVARCHAR(5) NOT NULL, D DECIMAL(6,2), X INTEGER)")
     sql.run("CREATE INDEX I ON T (N, D DESC)")
     sql.run("CREATE UNIQUE INDEX J ON T (X)")
     sql.many("INSERT INTO T VALUES (?, ?, ?, ?)", [(1, "one", "1.50", 10), (2, "2", "22.25", None)])
     return sql
+
+
+@pytest.fixture
+def table(sql: Sql) -> Sql:
+    return with_table(sql)
 
 
 @pytest.mark.parametrize("kind", ["NVARCHAR(50)", "NVARCHAR(3) NULL DEFAULT 'q'", "VARCHAR(3)"])
@@ -77,15 +81,21 @@ REFUSED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def refusing(shared: Sql) -> Sql:
+    with_table(shared)
+    shared.run("CREATE TABLE LONELY (A INTEGER)")
+    return shared
+
+
 @pytest.mark.parametrize(("text", "code"), REFUSED)
-def test_refused_alterations_change_nothing(table: Sql, database: Database, text: str, code: int) -> None:
-    table.run("CREATE TABLE LONELY (A INTEGER)")
-    before, rows = database.catalog, table.rows("SELECT * FROM T ORDER BY K")
-    assert table.code(text) == code
-    assert database.catalog is before
-    assert table.rows("SELECT * FROM T ORDER BY K") == rows
-    assert table.code("INSERT INTO T VALUES (1, 'x', 1, 1)") == 301
-    assert table.code("INSERT INTO T VALUES (3, 'x', 1, 10)") == 301
+def test_refused_alterations_change_nothing(refusing: Sql, shared_database: Database, text: str, code: int) -> None:
+    before, rows = shared_database.catalog, refusing.rows("SELECT * FROM T ORDER BY K")
+    assert refusing.code(text) == code
+    assert shared_database.catalog is before
+    assert refusing.rows("SELECT * FROM T ORDER BY K") == rows
+    assert refusing.code("INSERT INTO T VALUES (1, 'x', 1, 1)") == 301
+    assert refusing.code("INSERT INTO T VALUES (3, 'x', 1, 10)") == 301
 
 
 def test_what_is_not_written_of_a_column_stays(table: Sql) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator_sql import USER, Sql, open_database, vector
+from emulator_sql import Sql, vector
 from hana_emulator.errors import HanaError
 
 Rows = list[tuple[object, ...]]
@@ -85,6 +85,7 @@ def test_an_error_in_any_row_leaves_nothing_of_its_statement(
     assert content(other) == [*START, (8, "eight", 80), (9, "nine", 90)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "rows", "code"), BATCHES)
 def test_the_rows_before_the_bad_one_are_good(table: Sql, text: str, rows: Rows, code: int) -> None:
     """Else the case above would prove nothing: one by one, all rows but one go in."""
@@ -203,18 +204,20 @@ def test_refused_form(table: Sql, text: str, code: int) -> None:
     assert content(table) == START
 
 
+@pytest.fixture(scope="module")
+def names(shared: Sql) -> Sql:
+    shared.run("CREATE TABLE T (K INTEGER PRIMARY KEY, N NVARCHAR(3))")
+    return shared
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 6), st.text("abc", max_size=3)), max_size=12))
-def test_upsert_is_the_last_row_of_each_key(rows: list[tuple[int, str]]) -> None:
-    database = open_database()
-    sql = Sql(database.connect(USER))
-    sql.run("CREATE TABLE T (K INTEGER PRIMARY KEY, N NVARCHAR(3))")
+def test_upsert_is_the_last_row_of_each_key(names: Sql, rows: list[tuple[int, str]]) -> None:
+    names.run("DELETE FROM T")
     for row in rows:
-        sql.many("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", [row])
-    found = sql.rows("SELECT * FROM T ORDER BY K")
-    sql.run("DELETE FROM T")
+        names.many("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", [row])
+    found = names.rows("SELECT * FROM T ORDER BY K")
+    names.run("DELETE FROM T")
     if rows:
-        assert sql.many("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", rows) == [1] * len(rows)
-    again = sql.rows("SELECT * FROM T ORDER BY K")
-    database.close()
-    assert found == again == sorted(dict(rows).items())
+        assert names.many("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", rows) == [1] * len(rows)
+    assert found == names.rows("SELECT * FROM T ORDER BY K") == sorted(dict(rows).items())

@@ -124,17 +124,22 @@ CREATE_ERRORS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def refusing(shared: Sql) -> Sql:
+    shared.run("CREATE TABLE T (A INTEGER PRIMARY KEY, B NVARCHAR(5), C NCLOB)")
+    shared.run("CREATE VIEW V AS SELECT A FROM T")
+    shared.run("CREATE INDEX I ON T (B)")
+    shared.many("INSERT INTO T VALUES (?, 'same', ?)", [(1, "c"), (2, "c")])
+    return shared
+
+
 @pytest.mark.parametrize(("text", "code"), CREATE_ERRORS)
-def test_refused_definition_changes_nothing(sql: Sql, database: Database, text: str, code: int) -> None:
-    sql.run("CREATE TABLE T (A INTEGER PRIMARY KEY, B NVARCHAR(5), C NCLOB)")
-    sql.run("CREATE VIEW V AS SELECT A FROM T")
-    sql.run("CREATE INDEX I ON T (B)")
-    sql.many("INSERT INTO T VALUES (?, 'same', ?)", [(1, "c"), (2, "c")])
-    before = database.catalog
-    assert sql.code(text) == code
-    assert database.catalog is before
-    assert not sql.session.in_transaction
-    assert sql.value("SELECT COUNT(*) FROM T WHERE B = 'same'") == 2
+def test_refused_definition_changes_nothing(refusing: Sql, shared_database: Database, text: str, code: int) -> None:
+    before = shared_database.catalog
+    assert refusing.code(text) == code
+    assert shared_database.catalog is before
+    assert not refusing.session.in_transaction
+    assert refusing.value("SELECT COUNT(*) FROM T WHERE B = 'same'") == 2
 
 
 def test_alter_table(sql: Sql) -> None:

@@ -13,11 +13,21 @@ CREATE COLUMN TABLE T (I INTEGER PRIMARY KEY, S SMALLINT, L BIGINT, D DECIMAL(10
 """
 
 
-@pytest.fixture
-def table(sql: Sql) -> Sql:
+def with_tables(sql: Sql) -> Sql:
     sql.run(TABLE)
     sql.run("CREATE TABLE T2 (A BIGINT, Z NVARCHAR(4))")
     return sql
+
+
+@pytest.fixture
+def table(sql: Sql) -> Sql:
+    return with_tables(sql)
+
+
+@pytest.fixture(scope="module")
+def preparing(shared: Sql) -> Sql:
+    """The same, for what is only prepared."""
+    return with_tables(shared)
 
 
 POSITIONS = [
@@ -104,19 +114,19 @@ POSITIONS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), POSITIONS)
-def test_type_by_position(table: Sql, text: str, expected: str) -> None:
-    assert [parameter.type.name for parameter in table.prepare(text).parameters] == expected.split()
+def test_type_by_position(preparing: Sql, text: str, expected: str) -> None:
+    assert [parameter.type.name for parameter in preparing.prepare(text).parameters] == expected.split()
 
 
-def test_sizes_follow_the_column(table: Sql) -> None:
-    statement = table.prepare("INSERT INTO T (N, D, V, X) VALUES (?, ?, ?, ?)")
+def test_sizes_follow_the_column(preparing: Sql) -> None:
+    statement = preparing.prepare("INSERT INTO T (N, D, V, X) VALUES (?, ?, ?, ?)")
     sizes = [(parameter.type.length, parameter.type.scale) for parameter in statement.parameters]
     assert sizes == [(7, 0), (10, 2), (3, 0), (9, 0)]
     assert [parameter.name for parameter in statement.parameters] == ["N", "D", "V", "X"]
 
 
-def test_default_is_nvarchar_5000(table: Sql) -> None:
-    (parameter,) = table.prepare("SELECT ? FROM DUMMY").parameters
+def test_default_is_nvarchar_5000(preparing: Sql) -> None:
+    (parameter,) = preparing.prepare("SELECT ? FROM DUMMY").parameters
     assert (parameter.type.name, parameter.type.length) == ("NVARCHAR", 5000)
 
 
@@ -187,8 +197,8 @@ RESULTS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), RESULTS)
-def test_result_columns(table: Sql, text: str, expected: list[tuple[str, int, int, bool]]) -> None:
-    columns = table.prepare(text).columns
+def test_result_columns(preparing: Sql, text: str, expected: list[tuple[str, int, int, bool]]) -> None:
+    columns = preparing.prepare(text).columns
     assert [(c.type.name, c.type.length, c.type.scale, c.nullable) for c in columns] == expected
 
 
@@ -211,8 +221,8 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), FUNCTIONS)
-def test_what_a_statement_does(table: Sql, text: str, expected: FunctionCode) -> None:
+def test_what_a_statement_does(preparing: Sql, text: str, expected: FunctionCode) -> None:
     """hdbcli tells by this code whether there are rows to fetch."""
-    statement = table.prepare(text)
+    statement = preparing.prepare(text)
     assert statement.function is expected
     assert bool(statement.columns) is (expected in (FunctionCode.SELECT, FunctionCode.SELECT_FOR_UPDATE))

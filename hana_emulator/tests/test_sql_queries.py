@@ -10,14 +10,24 @@ from emulator_sql import Sql
 from hana_emulator.errors import HanaError
 
 
-@pytest.fixture
-def shop(sql: Sql) -> Sql:
+def stocked(sql: Sql) -> Sql:
     sql.run("CREATE TABLE P (ID INTEGER PRIMARY KEY, NAME NVARCHAR(20), KIND NVARCHAR(5), PRICE DECIMAL(8,2))")
     sql.run("CREATE TABLE O (ID INTEGER PRIMARY KEY, PID INTEGER, QTY INTEGER)")
     products = [(1, "pump", "A", "10"), (2, "seal", "A", "2.5"), (3, "belt", "B", "7"), (4, "none", "C", None)]
     sql.many("INSERT INTO P VALUES (?,?,?,?)", products)
     sql.many("INSERT INTO O VALUES (?,?,?)", [(10, 1, 2), (11, 1, 3), (12, 2, 1), (13, 9, 5)])
     return sql
+
+
+@pytest.fixture
+def shop(sql: Sql) -> Sql:
+    return stocked(sql)
+
+
+@pytest.fixture(scope="module")
+def window(shared: Sql) -> Sql:
+    """The shop for those that only look."""
+    return stocked(shared)
 
 
 QUERIES = [
@@ -77,8 +87,8 @@ QUERIES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), QUERIES)
-def test_query(shop: Sql, text: str, expected: list[tuple[object, ...]]) -> None:
-    assert shop.rows(text) == expected
+def test_query(window: Sql, text: str, expected: list[tuple[object, ...]]) -> None:
+    assert window.rows(text) == expected
 
 
 ERRORS = [
@@ -127,8 +137,8 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "code"), ERRORS)
-def test_error(shop: Sql, text: str, code: int) -> None:
-    assert shop.code(text) == code
+def test_error(window: Sql, text: str, code: int) -> None:
+    assert window.code(text) == code
 
 
 def test_syntax_error_tells_the_position(shared: Sql) -> None:

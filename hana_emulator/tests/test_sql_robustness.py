@@ -72,7 +72,7 @@ def garbled(chance: random.Random) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_garbled_statements_end_in_a_hana_error_or_run(sql: Sql, seed: int) -> None:
     sql.run("CREATE TABLE T (A INTEGER PRIMARY KEY, B NVARCHAR(10), C NCLOB, D DECIMAL(5,2))")
     chance = random.Random(seed)
@@ -263,13 +263,13 @@ def value_or_refusal(shared: Sql, expression: str) -> None:
     assert value is None or keeps_its_promise(column.type, value), (column.type, value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(expressions)
 def test_every_value_is_of_its_declared_type(shared: Sql, expression: str) -> None:
     value_or_refusal(shared, expression)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.sampled_from(NAMES), st.lists(literals, max_size=3))
 def test_every_function_takes_or_refuses_any_argument(shared: Sql, name: str, arguments: list[str]) -> None:
     value_or_refusal(shared, f"{name}({', '.join(arguments)})")
@@ -301,7 +301,7 @@ def test_what_random_expressions_found(shared: Sql, expression: str) -> None:
     value_or_refusal(shared, expression)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(st.sampled_from("SELECT FROM DUMMY WHERE 1234'\"()[]{}*/+-<>=|?:;,.%#@!~^&\\`$\t\n\0é😀"), max_size=60))
 def test_noise_is_refused(shared: Sql, text: str) -> None:
     for statement in (f"SELECT {text} FROM DUMMY", f"SELECT 1 FROM DUMMY WHERE {text}", f"({text})", f"SELECT {text}"):

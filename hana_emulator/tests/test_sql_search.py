@@ -297,7 +297,7 @@ def test_searches_of_several_sessions_beside_random_writes(table: Sql, other: Sq
     third = Sql(database.connect(table.session.context.user))
     third.run(f"SET SCHEMA {table.session.context.schema}")
     text, columns = SEARCH.format(where="", more=", ID"), "(V, M) VALUES (?, ?)"
-    for step in range(50):
+    for step in range(20):
         session = (table, other)[int(chance.integers(2))]
         session.autocommit = bool(chance.integers(2)) and not session.session.in_transaction
         number, row = int(chance.integers(1, ROWS)), (vector(*chance.normal(size=8)), f"word{step % 5} n")

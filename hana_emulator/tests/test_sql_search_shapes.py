@@ -184,7 +184,7 @@ components = st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0])
 pairs = st.tuples(components, components)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.none() | pairs), max_size=14),
     pairs,

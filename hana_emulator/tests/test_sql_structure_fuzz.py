@@ -67,7 +67,7 @@ START = [
 ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STATEMENTS, min_size=4, max_size=25))
 def test_the_catalogue_and_sqlite_agree(sql: Sql, statements: list[str]) -> None:
     for text in START:

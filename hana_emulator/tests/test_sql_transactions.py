@@ -141,6 +141,7 @@ def test_lock_wait_is_ten_seconds_unless_told_otherwise() -> None:
 
 
 def test_select_for_update_and_lock_table_take_the_lock(table: Sql, other: Sql) -> None:
+    other.run("SET TRANSACTION LOCK WAIT TIMEOUT 50")
     table.rows("SELECT K FROM T WHERE K = 1 FOR UPDATE")
     assert other.code("UPDATE T SET N = 'x'") == 131
     table.session.rollback()
@@ -340,7 +341,7 @@ def test_result_set_inside_a_transaction_keeps_its_rows(filled: Sql) -> None:
 
 
 def test_connections_of_long_results_are_used_again(filled: Sql) -> None:
-    for _ in range(5):
+    for _ in range(2):
         assert len(filled.rows("SELECT K FROM T")) == 10_000
     assert len(filled.session._spare) == 1
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +343,7 @@ def stage() -> Iterator[tuple[Sql, Sql]]:
     opened.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=STEPS)
 def test_grants_and_revokes_in_any_order(stage: tuple[Sql, Sql], steps: list[tuple[bool, str, str, str]]) -> None:
     """Against the plain rule: one has what any of one's names has, on the table or on its schema."""
@@ -408,7 +410,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(first=st.sampled_from(["GRANT", "REVOKE", "CREATE USER", "ALTER USER", "CREATE ROLE"]), words=st.lists(
     st.sampled_from(WORDS), max_size=9
 ))  # fmt: skip
@@ -470,72 +472,94 @@ def test_users_and_roles_are_listed(sql: Sql, guest: Sql) -> None:
 # --- logging in, by the real driver
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[Emulator]:
-    with running("--data", str(tmp_path), "--max-login-failures", "3") as emulator:
-        with closing(emulator.connect(autocommit=True)) as connection:
-            connection.cursor().execute('CREATE USER GUEST PASSWORD "Right-1" NO FORCE_FIRST_PASSWORD_CHANGE')
+@dataclass(frozen=True)
+class House:
+    """An emulator, and a user of it for one test alone: logins are counted for ever."""
+
+    emulator: Emulator
+    guest: str
+
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        with closing(self.emulator.connect(autocommit=True)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(sql)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def connect(self, password: str = "Right-1", **options: Any) -> Any:
+        return self.emulator.connect(user=self.guest, password=password, **options)
+
+    def login(self, password: str) -> int:
+        try:
+            self.connect(password).close()
+        except dbapi.Error as error:
+            return int(error.errorcode)
+        return 0
+
+    @property
+    def counted(self) -> list[tuple[Any, ...]]:
+        logins = "SELECT ATTEMPTS, FAILURES, IS_LOCKED FROM SYS.M_EMULATOR_LOGINS"
+        return self.run(f"{logins} WHERE USER_NAME = '{self.guest}'")
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with running("--data", str(tmp_path_factory.mktemp("house")), "--max-login-failures", "3") as emulator:
         yield emulator
         assert emulator.stop() == 0
 
 
-def run(emulator: Emulator, sql: str) -> list[tuple[Any, ...]]:
-    with closing(emulator.connect(autocommit=True)) as connection:
-        cursor = connection.cursor()
-        cursor.execute(sql)
-        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+_guests = itertools.count(1)
 
 
-def login(emulator: Emulator, password: str) -> int:
-    try:
-        emulator.connect(user="GUEST", password=password).close()
-    except dbapi.Error as error:
-        return int(error.errorcode)
-    return 0
+@pytest.fixture
+def house(strict: Emulator) -> House:
+    house = House(strict, f"GUEST{next(_guests)}")
+    house.run(f'CREATE USER {house.guest} PASSWORD "Right-1" NO FORCE_FIRST_PASSWORD_CHANGE')
+    return house
 
 
-COUNTED = "SELECT ATTEMPTS, FAILURES, IS_LOCKED FROM SYS.M_EMULATOR_LOGINS WHERE USER_NAME = 'GUEST'"
+def test_too_many_wrong_passwords_lock_the_user(house: House) -> None:
+    assert [house.login("wrong") for _ in range(4)] == [10, 10, 10, 416]
+    assert house.login("Right-1") == 416
+    assert house.counted == [(5, 5, "TRUE")]
+    attempts = f"SELECT INVALID_CONNECT_ATTEMPTS FROM SYS.USERS WHERE USER_NAME = '{house.guest}'"
+    assert house.run(attempts) == [(3,)]
+    house.run(f"ALTER USER {house.guest} RESET CONNECT ATTEMPTS")
+    assert house.login("Right-1") == 0
+    assert house.counted == [(6, 5, "FALSE")]
 
 
-def test_too_many_wrong_passwords_lock_the_user(house: Emulator) -> None:
-    assert [login(house, "wrong") for _ in range(4)] == [10, 10, 10, 416]
-    assert login(house, "Right-1") == 416
-    assert run(house, COUNTED) == [(5, 5, "TRUE")]
-    assert run(house, "SELECT INVALID_CONNECT_ATTEMPTS FROM SYS.USERS WHERE USER_NAME = 'GUEST'") == [(3,)]
-    run(house, "ALTER USER GUEST RESET CONNECT ATTEMPTS")
-    assert login(house, "Right-1") == 0
-    assert run(house, COUNTED) == [(6, 5, "FALSE")]
-
-
-def test_a_right_password_forgives_wrong_ones(house: Emulator) -> None:
-    assert [login(house, word) for word in ("w", "w", "Right-1", "w", "w", "Right-1")] == [10, 10, 0, 10, 10, 0]
+def test_a_right_password_forgives_wrong_ones(house: House) -> None:
+    assert [house.login(word) for word in ("w", "w", "Right-1", "w", "w", "Right-1")] == [10, 10, 0, 10, 10, 0]
     attempts = "SELECT SUCCESSFUL_CONNECTS, INVALID_CONNECT_ATTEMPTS FROM SYS.INVALID_CONNECT_ATTEMPTS"
-    assert run(house, f"{attempts} WHERE USER_NAME = 'GUEST'") == [(2, 0)]
+    assert house.run(f"{attempts} WHERE USER_NAME = '{house.guest}'") == [(2, 0)]
 
 
-def test_a_deactivated_user_stays_out(house: Emulator) -> None:
-    run(house, "ALTER USER GUEST DEACTIVATE USER NOW")
-    assert login(house, "Right-1") == 415
-    run(house, "ALTER USER GUEST ACTIVATE USER NOW")
-    assert login(house, "Right-1") == 0
+def test_a_deactivated_user_stays_out(house: House) -> None:
+    house.run(f"ALTER USER {house.guest} DEACTIVATE USER NOW")
+    assert house.login("Right-1") == 415
+    house.run(f"ALTER USER {house.guest} ACTIVATE USER NOW")
+    assert house.login("Right-1") == 0
 
 
-def test_a_user_changes_his_own_password(house: Emulator) -> None:
-    with closing(house.connect(user="GUEST", password="Right-1", autocommit=True)) as connection:
-        connection.cursor().execute('ALTER USER GUEST PASSWORD "New-1"')
-    assert (login(house, "Right-1"), login(house, "New-1")) == (10, 0)
+def test_a_user_changes_his_own_password(house: House) -> None:
+    with closing(house.connect(autocommit=True)) as connection:
+        connection.cursor().execute(f'ALTER USER {house.guest} PASSWORD "New-1"')
+    assert (house.login("Right-1"), house.login("New-1")) == (10, 0)
 
 
+@pytest.mark.slow
 def test_without_a_limit_nobody_is_locked(tmp_path: Path) -> None:
     with running("--data", str(tmp_path), "--max-login-failures", "0") as emulator:
-        run(emulator, "CREATE USER GUEST PASSWORD x")
-        assert {login(emulator, "wrong") for _ in range(10)} == {10}
+        house = House(emulator, "GUEST")
+        house.run("CREATE USER GUEST PASSWORD x")
+        assert {house.login("wrong") for _ in range(10)} == {10}
         assert emulator.stop() == 0
 
 
-def test_a_guest_meets_258_through_the_driver(house: Emulator) -> None:
-    run(house, 'CREATE TABLE SAPDEMO."T x" (A INTEGER)')
-    with closing(house.connect(user="GUEST", password="Right-1")) as connection:
+def test_a_guest_meets_258_through_the_driver(house: House) -> None:
+    house.run('CREATE TABLE SAPDEMO."T x" (A INTEGER)')
+    with closing(house.connect()) as connection:
         for statement, parameters in (
             ('SELECT * FROM SAPDEMO."T x"', ()),
             ('INSERT INTO SAPDEMO."T x" VALUES (?)', (1,)),
@@ -546,11 +570,13 @@ def test_a_guest_meets_258_through_the_driver(house: Emulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "iterations"), [(b"SCRAMPBKDF2SHA256", struct.pack(">I", 15_000)), (b"SCRAMSHA256", b"")]
+    ("name", "iterations"),
+    [
+        (b"SCRAMPBKDF2SHA256", struct.pack(">I", 15_000)),
+        pytest.param(b"SCRAMSHA256", b"", marks=pytest.mark.slow),
+    ],
 )
-def test_the_driver_logs_in_by_the_method_the_server_chooses(
-    house: Emulator, name: bytes, iterations: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_logs_in_by_the_method_the_server_chooses(house: House, name: bytes, iterations: bytes) -> None:
     """The emulator takes the best method offered; what hdbcli does with either shows on a line that listens in."""
     import socket
     import threading
@@ -560,7 +586,7 @@ def test_the_driver_logs_in_by_the_method_the_server_chooses(
 
         def pump() -> None:
             client, _ = listener.accept()
-            server = socket.create_connection((house.host, house.port))
+            server = socket.create_connection((house.emulator.host, house.emulator.port))
             with client, server:
                 server.sendall(client.recv(14))
                 client.sendall(server.recv(8))
@@ -583,10 +609,10 @@ def test_the_driver_logs_in_by_the_method_the_server_chooses(
 
         thread = threading.Thread(target=pump)
         thread.start()
-        connection = house.connect(user="GUEST", password="Right-1", port=listener.getsockname()[1])
+        connection = house.connect(port=listener.getsockname()[1])
         cursor = connection.cursor()
         cursor.execute("SELECT CURRENT_USER FROM DUMMY")
-        assert cursor.fetchone()[0] == "GUEST"
+        assert cursor.fetchone()[0] == house.guest
         connection.close()
         thread.join(10)
     assert b"SCRAMPBKDF2SHA256" in offered

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -45,6 +45,7 @@ matrices = arrays.arrays(np.float32, st.tuples(st.integers(1, 30), st.just(4)), 
 
 
 @pytest.mark.parametrize("metric", list(Metric))
+@settings(max_examples=50, deadline=None)
 @given(values=matrices)
 def test_scores_agree_with_the_scalar_functions(metric: Metric, values: np.ndarray) -> None:
     rows: Rows = [(10 * position, fvecs.encode(row)) for position, row in enumerate(values)]
@@ -191,14 +192,15 @@ def test_blocks_without_changed_rows_are_shared_and_superseded_ones_are_freed() 
 
 writes = st.lists(
     st.tuples(
-        st.sets(st.integers(1, 3000), max_size=60),
-        st.dictionaries(st.integers(1, 3000), st.one_of(st.none(), st.integers(0, 9)), max_size=60),
+        st.sets(st.integers(1, 900), max_size=60),
+        st.dictionaries(st.integers(1, 900), st.one_of(st.none(), st.integers(0, 9)), max_size=60),
     ),
     max_size=6,
 )
 
 
-@given(first=st.integers(0, 2000), writes=writes)
+@settings(max_examples=25, deadline=None)
+@given(first=st.integers(0, 600), writes=writes)
 def test_a_column_after_writes_is_the_column_of_the_rows(
     first: int, writes: list[tuple[set[int], dict[int, int | None]]]
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_failing_load_leaves_the_cache_usable() -> None:
     assert contents(cache.at(KEY, versions.current("T"), table_of(rows_of([1, 0]), []))) == {1: [1, 0]}
 
 
+@pytest.mark.slow
 def test_a_search_over_20000_vectors_takes_milliseconds() -> None:
     values = np.random.default_rng(1).normal(size=(20_000, 384)).astype(np.float32)
     rows: Rows = [(rowid, fvecs.encode(row)) for rowid, row in enumerate(values)]

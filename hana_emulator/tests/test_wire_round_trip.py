@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("type_", TYPES)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_generated_values_come_back(connection: Any, type_: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), TYPES[type_]), min_size=1, max_size=40))
@@ -89,9 +89,19 @@ def test_generated_values_come_back(connection: Any, type_: str, data: st.DataOb
         assert cursor.fetchone()[0] == values.count(value), "a bound value equals the stored one"
 
 
-@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 100_000])
-@pytest.mark.parametrize("unit", ["x", "ä", "漢", "😀", "a😀"])
-def test_long_texts_around_the_inline_limit(connection: Any, length: int, unit: str) -> None:
+LENGTHS = {
+    (unit, length): unit in ("x", "a😀") and length < 100_000
+    for unit in ("x", "ä", "漢", "😀", "a😀")
+    for length in (0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 100_000)
+}
+"""Whether it is tried each time."""
+
+
+@pytest.mark.parametrize(
+    ("unit", "length"),
+    [pytest.param(*pair, marks=[] if often else [pytest.mark.slow]) for pair, often in LENGTHS.items()],
+)
+def test_long_texts_around_the_inline_limit(connection: Any, unit: str, length: int) -> None:
     """Lengths count UTF-16 units; a piece may end in the middle of a character above U+FFFF."""
     text = (unit * length)[:length]
     table = f"T{next(_numbers)}"
@@ -120,7 +130,7 @@ def test_vectors_come_back_to_the_bit(connection: Any, dimension: int, count: in
 # --------------------------------------------------------------------------------- without the driver, at length
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(number=st.integers(-(10**34 - 1), 10**34 - 1), scale=st.integers(0, 30))
 def test_decimals_of_34_digits_are_exact(number: int, scale: int) -> None:
     value = exactly(number, scale)
@@ -128,7 +138,7 @@ def test_decimals_of_34_digits_are_exact(number: int, scale: int) -> None:
     assert decimals.from_fixed(decimals.to_fixed(str(value), scale), scale) == value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(moment=MOMENTS, tick=st.integers(0, 9))
 def test_times_are_ordered_as_their_numbers(moment: datetime.datetime, tick: int) -> None:
     text = f"{moment:%H:%M:%S.%f}{tick}"
@@ -187,6 +197,6 @@ def test_days_before_the_gregorian_calendar_are_julian(number: int, text: str) -
 
 
 def test_every_julian_day_has_its_number() -> None:
-    texts = [temporal.date_text.__wrapped__(number) for number in range(1, 577_738, 7)]
+    texts = [temporal.date_text.__wrapped__(number) for number in range(1, 577_738, 29)]
     assert texts == sorted(set(texts))
-    assert [temporal.date_number.__wrapped__(text) for text in texts] == list(range(1, 577_738, 7))
+    assert [temporal.date_number.__wrapped__(text) for text in texts] == list(range(1, 577_738, 29))

@@ -1,4 +1,4 @@
-"""The synchronous and the asyncio client. Most methods send the operation of the same name in `operations`."""
+"""The synchronous and asyncio clients. Most methods send the operation of the same name in `operations`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished
 P = ParamSpec("P")
 T = TypeVar("T")
 # Multiplies the retries of a request: a restarting service needs time to load a model.
-_BREAKS = 5
+_RESTART_FACTOR = 5
 
 
 def _patient(retries: Retries) -> Retries:
-    return replace(retries, most=_BREAKS * retries.most)
+    return replace(retries, most=_RESTART_FACTOR * retries.most)
 
 
 def _now(operation: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -105,7 +105,7 @@ class Client:
     metrics = _now(operations.metrics)
 
     def send(self, call: Call[T], *, retries: Retries | None = None) -> T:
-        """Send an operation. `retries`: None for the client's own."""
+        """Send an operation. `retries`: None uses the client's own."""
         retries = retries or self._retries
         tried, outcome = 0, self._once(call)
         while (seconds := retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
@@ -130,7 +130,7 @@ class Client:
 
     def events(self, job: str, *, after: int = 0) -> Iterator[JobEvent]:
         """Yield the events of a job after event `after`, past and future; the last is `result`. Reconnects by itself,
-        also after a restart of the service."""
+        even after a restart of the service."""
         following = Following(job, after)
         while not following.over:
             outcome: Outcome
@@ -149,7 +149,7 @@ class Client:
                     outcome.close()
             except httpx.RequestError as error:
                 outcome = error
-            time.sleep(_break(self._retries, following, outcome))
+            time.sleep(_reconnect_pause(self._retries, following, outcome))
 
     def close(self) -> None:
         self._http.close()
@@ -166,7 +166,7 @@ class Client:
         return f"{type(self).__name__}({str(self._http.base_url)!r})"
 
 
-def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
+def _reconnect_pause(retries: Retries, following: Following, outcome: Outcome) -> float:
     """Return the seconds until a lost stream is requested again, or raise its error when the retries are used up."""
     if following.over:
         return 0.0
@@ -174,7 +174,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
         outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
     elif isinstance(outcome, httpx.Response) and outcome.status_code in (502, 504):  # a restart
         outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
-    elif isinstance(outcome, httpx.ReadTimeout):  # the service sends a comment every 15 s, so the connection is lost
+    elif isinstance(outcome, httpx.ReadTimeout):  # a live service sends a comment every 15 s
         outcome = httpx.ReadError(str(outcome), request=outcome.request)
     seconds = _patient(retries).wait(following.quiet, outcome, repeatable=True)
     following.quiet += 1
@@ -186,7 +186,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
 
 
 class AsyncClient:
-    """The asyncio client: the methods of Client, awaited. It belongs to one event loop."""
+    """The asyncio client: the methods of Client as coroutines. Use each instance in one event loop."""
 
     def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
         self._http = httpx.AsyncClient(**http_options(url, key, connection))
@@ -272,7 +272,7 @@ class AsyncClient:
                     await outcome.aclose()
             except httpx.RequestError as error:
                 outcome = error
-            await asyncio.sleep(_break(self._retries, following, outcome))
+            await asyncio.sleep(_reconnect_pause(self._retries, following, outcome))
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -1,10 +1,10 @@
 """The error tree. Messages quote the service, never a key or a text that was sent.
 
 OwlSapError
-├── NotReached            no answer: refused, reset, timed out, or a certificate that is not trusted
+├── NotReached            no answer: connection refused or reset, timeout, or an untrusted certificate
 ├── UnexpectedAnswer      an answer this service never gives: a proxy's page, another service, another version
 ├── JobFailed             a job ended as failed or cancelled; `job` is its record
-├── WaitTimeout           a job is still running after the timeout and continues. Also a TimeoutError
+├── WaitTimeout           a job is still running after the timeout, and goes on; also a TimeoutError
 └── ProblemError          the service rejected the request, with a reason
     ├── BadRequest 400    Unauthorized 401    Forbidden 403    NotFound 404    Conflict 409
     ├── TooLarge 413      Unprocessable 422   TooMany 429
@@ -26,8 +26,8 @@ from owl_sap_client.results import Job
 
 
 class OwlSapError(Exception):
-    """Base of all errors of this package, except ValueError and TypeError for wrong arguments. Can be pickled, so that
-    it passes through a pool of processes."""
+    """Base of all errors of this package, except ValueError and TypeError for wrong arguments. Can be pickled, so it
+    passes through a process pool."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]  # not __init__
@@ -139,10 +139,10 @@ def refused(response: httpx.Response) -> OwlSapError:
 
 def retry_after(response: httpx.Response) -> float | None:
     """Return the seconds of Retry-After, also from a date (RFC 9110); None if the header is absent or invalid."""
-    said = response.headers.get("retry-after", "")
-    if said.isascii() and said.isdecimal():
-        return float(said)
+    value = response.headers.get("retry-after", "")
+    if value.isascii() and value.isdecimal():
+        return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - time())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except (ValueError, TypeError, OverflowError):
         return None

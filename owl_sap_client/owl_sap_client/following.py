@@ -1,4 +1,4 @@
-"""Parse a job's server-sent events, and resume after a lost connection. Does no input or output itself."""
+"""Parse a job's server-sent events, and resume after a lost connection. Does no I/O itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Following:
         """Raise UnexpectedAnswer for anything but an event stream, such as a proxy's login page."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
-            raise UnexpectedAnswer(f"{response.url.host} sent no events; does the address lead to this service?")
+            raise UnexpectedAnswer(f"{response.url.host} sent no events; check the client's url")
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
         """Yield the events that `chunk` completes."""
@@ -66,4 +66,4 @@ class Following:
         try:
             return JobEvent(int(fields["id"]), fields["event"], json.loads(fields["data"]))
         except (KeyError, ValueError) as error:
-            raise UnexpectedAnswer("the stream holds an invalid event") from error
+            raise UnexpectedAnswer("the stream contains an invalid event") from error

@@ -1,7 +1,7 @@
 """LangChain over REST: embeddings, a vector store and a retriever. The service embeds and searches. Needs
 langchain-core.
 
-Asynchronous methods use the AsyncClient if one is given (it belongs to one event loop), otherwise the other client in a
+Asynchronous methods use the AsyncClient if one is given (it belongs to one event loop), otherwise the Client in a
 thread.
 """
 
@@ -30,7 +30,7 @@ _VECTOR: Mapping[str, Any] = {"mode": "vector"}
 
 
 class _Most:
-    """The service's limit of texts per request, fetched once."""
+    """The service's limit on texts per request, fetched once."""
 
     def __init__(self, client: Client, async_client: AsyncClient | None) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class _Most:
 
 
 class OwlSapEmbeddings(Embeddings):
-    """The service's model. `truncate`: cut texts that are too long instead of raising Unprocessable."""
+    """Embeddings of the service's model. `truncate`: cut texts that are too long instead of raising Unprocessable."""
 
     def __init__(self, client: Client, async_client: AsyncClient | None = None, *, truncate: bool = False) -> None:
         self._client = client
@@ -83,7 +83,7 @@ class OwlSapEmbeddings(Embeddings):
 
 
 class OwlSapVectorStore(VectorStore):
-    """A collection as vector store. Only collections with `documents = true` can be written; others raise Conflict.
+    """A collection as a vector store. Only collections with `documents = true` can be written; others raise Conflict.
 
     Searches take `filter` (docs/search.md), `mode` and `min_score`. A search by text uses `mode` (default hybrid); MMR,
     relevance scores and searches by vector use the mode vector, whose scores are cosines.
@@ -112,10 +112,10 @@ class OwlSapVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> OwlSapVectorStore:
-        """Write texts into a new store; takes the arguments of the constructor too. Raises ValueError for embeddings
-        other than the service's own, which are the ones it uses."""
+        """Create a store, write texts into it and return it; takes the constructor's arguments too. Raises ValueError
+        if `embedding` is not an OwlSapEmbeddings: the service embeds the texts itself."""
         if not isinstance(embedding, OwlSapEmbeddings):
-            raise ValueError("the service embeds by its own model: give OwlSapEmbeddings(client)")
+            raise ValueError("the service embeds with its own model; pass OwlSapEmbeddings(client)")
         made = cls(**kwargs)
         made.add_texts(texts, metadatas, ids=ids)
         return made
@@ -251,8 +251,8 @@ class OwlSapVectorStore(VectorStore):
 
 
 class OwlSapRetriever(BaseRetriever):
-    """Retrieve the best `k` rows of a collection. Their metadata holds the row's key as `_key`, the score as `_score`,
-    and the row's own fields. `invoke` takes `k`, `filter`, `mode` and the other options too."""
+    """Retrieve the best `k` rows of a collection. Their metadata contains the row's key as `_key`, the score as
+    `_score`, and the row's own fields. `invoke` also takes `k`, `filter`, `mode` and the other options."""
 
     model_config = {"arbitrary_types_allowed": True, "extra": "forbid"}  # noqa: RUF012 - as pydantic reads it
 
@@ -315,7 +315,7 @@ def _documents(
 ) -> list[operations.Document]:
     """Return the documents to write. Raises ValueError for lists of different lengths and for a single string."""
     if isinstance(texts, str):
-        raise ValueError("texts is one string; give a list: [text]")
+        raise ValueError("texts is one string; pass a list: [text]")
     texts = list(texts)
     rows = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
     return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in rows]

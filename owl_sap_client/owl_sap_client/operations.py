@@ -41,8 +41,8 @@ class As(Generic[T]):
             return results.decode(self.shape, document if self.member is None else document[self.member])
         except (ValueError, TypeError, KeyError) as error:
             raise UnexpectedAnswer(
-                f"the answer of {response.url.host} does not fit this operation "
-                f"({type(error).__name__}); does the address lead to this service, in this version?"
+                f"{response.url.host} sent an answer of another form ({type(error).__name__}); "
+                "check the client's url and the service's version"
             ) from error
 
 
@@ -83,7 +83,7 @@ def _given(**members: Any) -> dict[str, Any]:
 class SearchOptions(TypedDict, total=False):
     """Options of a search.
 
-    `vector` or `like` replace the query: a vector, or the id of a row. `filter`: `{"MTART": "FERT"}`,
+    `vector` or `like` replaces the query: a vector, or the id of a row. `filter`: `{"MTART": "FERT"}`,
     `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `mode`: default hybrid for a query, vector otherwise. `min_score`:
     drops hits below it, by score in the modes vector and keyword, by cosine in hybrid. `mmr_lambda`: diversity, from 1
     (relevance alone) to 0. `depth`: how many hits hybrid and MMR choose from. `passages`: matching chunks returned per
@@ -141,7 +141,7 @@ class Document(TypedDict, total=False):
 
 def add_documents(collection: str, documents: Iterable[Document]) -> Call[list[str]]:
     """Write documents into a collection with `documents = true`; existing ids are replaced. Returns the ids in order.
-    New ids are created here, so that a repeated request writes once."""
+    New ids are created here, so that a repeated request writes each document once."""
     named = [{**each, "id": each.get("id") or str(uuid4())} for each in documents]
     path = "/v1/collections/{name}/documents"
     return Call("POST", path, As(list[str], "ids"), {"name": collection}, body={"documents": named})
@@ -166,7 +166,7 @@ def embed(texts: Sequence[str], *, normalize: bool = True, truncate: bool = Fals
 def _listed(name: str, values: Sequence[str]) -> list[str]:
     """Return a list. Raises ValueError for a string, whose letters would become texts."""
     if isinstance(values, str):
-        raise ValueError(f"{name} is one string; give a list")
+        raise ValueError(f"{name} is one string; pass a list")
     return list(values)
 
 
@@ -228,7 +228,7 @@ def sync(
     accept_schema: bool | None = None,
 ) -> Call[str]:
     """Start a sync and return the id of its job. Raises Conflict while a job of this collection runs. `max_deletes`:
-    largest share of the stored rows that may be deleted; above it nothing is."""
+    largest share of the stored rows that may be deleted; above it, none are."""
     body = _given(full=full, max_deletes=max_deletes, retry_login=retry_login, accept_schema=accept_schema)
     return _job("/v1/collections/{name}/sync", collection, body)
 

@@ -25,7 +25,7 @@ def _decode(kind: Any, value: Any) -> Any:
         inner = next(each for each in get_args(kind) if each is not type(None))
         return None if value is None else _decode(inner, value)
     if get_origin(kind) is list:
-        return [_decode(get_args(kind)[0], each) for each in value or ()]  # null: nothing was asked for
+        return [_decode(get_args(kind)[0], each) for each in value or ()]  # null: not requested
     if not dataclasses.is_dataclass(kind):
         return value
     known = _members(cast("Any", kind))
@@ -57,8 +57,8 @@ class Passage:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hit:
     """A row that was found. `key`: by column name. `score`: the cosine (mode vector), BM25 (keyword), or in hybrid the
-    cosine plus up to 0.5 for the words. `text`: of the best chunk. `passages`: if requested, the matching chunks, best
-    first."""
+    cosine plus up to 0.5 for matching words. `text`: of the best chunk. `passages`: if requested, the matching chunks,
+    best first."""
 
     id: str
     key: dict[str, Any]
@@ -99,7 +99,7 @@ class FieldValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """A metadata field for filters. `values`: the most frequent first; `more`: whether there are others."""
+    """A metadata field for filters. `values`: the most frequent first; `more`: whether further values exist."""
 
     name: str
     type: Literal["text", "number", "boolean", "mixed"]
@@ -176,7 +176,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collection:
-    """Times are UTC in ISO 8601. `table`: where the vectors are, None in the local store. `key`: the columns."""
+    """Times are UTC in ISO 8601. `table`: stores the vectors; None for the local store. `key`: its columns."""
 
     collection: str
     store: str
@@ -305,7 +305,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableDetail:
-    """`proposal`: a `[[collections]]` block with its reasons and, in `toml`, its text; None with a `reason`."""
+    """`proposal`: a `[[collections]]` block with its reasons and, in `toml`, its text; if None, `reason` says why."""
 
     schema: str
     name: str
@@ -368,8 +368,8 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
-    """`device`, `settings`: the device, and what was chosen on it and why. `models`: the collections' own models;
-    empty for an older service."""
+    """`device`, `settings`: the device, and the settings chosen for it, with reasons. `models`: the collections' own
+    models; empty for an older service."""
 
     version: str
     model: str

@@ -1,4 +1,4 @@
-"""Connection settings, retry rules and answers, shared by both clients. Never waits itself."""
+"""Connection settings, retry rules and results of calls, shared by both clients. Never sleeps itself."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KEY_VARIABLE = "OWL_SAP_API_KEY"
 Outcome = httpx.Response | httpx.RequestError
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _BROKEN = (*_NOT_SENT, httpx.NetworkError, httpx.RemoteProtocolError)
-# A read timeout is not included: the service may still work on the request.
+# A read timeout is not included: the service may still be working on the request.
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
     """How requests are retried. `most`: retries of one request. `longest`: longest pause before a retry, in seconds;
-    if the service asks for more, the error is raised at once. Retried are 429 and 503, which the service sends before
-    it does anything, and lost connections of operations that may run twice."""
+    if the service asks for more, the error is raised at once. Retries cover 429 and 503, which the service sends before
+    it does any work, and lost connections of operations that may run twice."""
 
     most: int = 2
     longest: float = 30.0
@@ -39,14 +39,14 @@ class Retries:
         asked = None
         if isinstance(outcome, httpx.Response):
             asked = retry_after(outcome)
-            # A gateway's 503 has no Retry-After and may come after the work began.
+            # A gateway's 503 lacks Retry-After and may come after the work has begun.
             retryable = outcome.status_code in (429, 503) and (repeatable or "retry-after" in outcome.headers)
         else:
             retryable = isinstance(outcome, _BROKEN if repeatable else _NOT_SENT)
         if tried >= self.most or not retryable:
             return None
         seconds = min(0.25 * 2**tried, 5.0) if asked is None else asked
-        # Jitter, because other clients may have the same number.
+        # Jitter, so that clients with the same pause do not retry together.
         return None if seconds > self.longest else seconds * random.uniform(1, 1.1)
 
 
@@ -66,7 +66,7 @@ def not_reached(error: httpx.RequestError) -> NotReached:
 class Connection(TypedDict, total=False):
     """Options of a client. `timeout`: seconds for each of connecting, sending and receiving, or an httpx.Timeout.
     `retries`: see Retries. `tls`: False trusts any certificate, a path names a file of authorities, an ssl.SSLContext
-    allows the rest (client certificates). `transport`: replaces httpx's. `user_agent`: put before ours."""
+    covers the rest (client certificates). `transport`: replaces httpx's. `user_agent`: prepended to ours."""
 
     timeout: float | httpx.Timeout
     retries: Retries
@@ -77,15 +77,15 @@ class Connection(TypedDict, total=False):
 
 def http_options(url: str, key: str | None, connection: Connection) -> dict[str, Any]:
     """Return the arguments of httpx.Client and httpx.AsyncClient. Raises ValueError for an invalid address or key,
-    without quoting it, and TypeError for an unknown option: a misspelt one would silently send no key."""
+    without quoting it, and TypeError for an unknown option: a misspelt `key` would send requests without one."""
     if unknown := sorted(set(connection) - set(Connection.__annotations__)):
         known = ", ".join(Connection.__annotations__)
-        raise TypeError(f"a client takes url, key and {known}; not {', '.join(unknown)}")
+        raise TypeError(f"a client takes url, key, {known}, not {', '.join(unknown)}")
     address = httpx.URL(url)
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("the address must begin with http:// or https:// and name a host")
     if address.userinfo:
-        raise ValueError("the address holds a user or a password; give the key as the argument key instead")
+        raise ValueError("the address contains a user or password; pass the key as the argument `key` instead")
     tls = connection.get("tls", True)
     return {
         "base_url": address,

@@ -1,6 +1,6 @@
-"""Check what no linter knows: the import contracts and that each can fail, declared dependencies, sizes, docstrings.
+"""Check what linters do not: that each import contract holds and can fail, declared dependencies, sizes, docstrings.
 
-scripts/check runs this in one process. Violations are planted into the import graph, not into files.
+scripts/check runs this in one process. Violations are planted in the import graph, not in files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PLANTS = [
     ("hana_emulator.protocol", "hana_emulator.sql", "wire and SQL meet at the seam"),
 ]
 
-# Packages imported by a string, which the graph does not contain -> the only place that may do so.
+# Packages whose imports by a string the graph misses -> the only place that may import them so.
 BY_NAME = {
     "hdbcli": "connector/hana/connection.py",
     "torch": "app/src/core/",
@@ -71,7 +71,7 @@ BY_NAME = {
     "hana_emulator": "hana_emulator/",
 }
 
-# Extras for users; none is only for developers.
+# Extras for users, not developers.
 EXTRAS = {
     "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
     "connector": {"hana", "langchain"},
@@ -145,7 +145,7 @@ def source_faults(package: str, folder: str) -> Iterator[str]:
             yield f"{name}: {lines} lines, at most {LINES_MAX}"
         if text.strip() and not ast.get_docstring(tree):
             yield f"{name}: no docstring"
-        # Top-level names of absolute imports, those inside functions too; and of imports by a string.
+        # Top-level names of absolute imports, including those inside functions, and of imports by a string.
         nodes = list(ast.walk(tree))
         modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

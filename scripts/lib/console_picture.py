@@ -1,4 +1,4 @@
-"""Starts `owl-sap demo --serve`, searches in the console and keeps what is seen. Called by scripts/console-picture."""
+"""Start `owl-sap demo --serve`, search in the console and save a screenshot. Called by scripts/console-picture."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from playwright.sync_api import expect, sync_playwright
 
 SIZE = {"width": 1280, "height": 800}
-LOOKED_FOR = "#/search/notifications?q=pump+loses+water+at+the+shaft+seal"
+SEARCH = "#/search/notifications?q=pump+loses+water+at+the+shaft+seal"
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
-PATIENCE = 60_000
+TIMEOUT_MS = 60_000
 
 
 def main(chromium: str, picture: Path) -> None:
@@ -27,12 +27,12 @@ def main(chromium: str, picture: Path) -> None:
             url = json.loads(demo.stdout.readline())["url"]
             browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
             page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type]
-            page.set_default_timeout(PATIENCE)
-            page.goto(f"{url}/{LOOKED_FOR}")
-            expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
-            page.reload()  # the first search fills what later ones find ready
-            expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
-            expect(page.locator("fieldset.filter").first).to_be_visible(timeout=PATIENCE)
+            page.set_default_timeout(TIMEOUT_MS)
+            page.goto(f"{url}/{SEARCH}")
+            expect(page.locator(".hit").first).to_be_visible(timeout=TIMEOUT_MS)
+            page.reload()  # the first search filled the caches
+            expect(page.locator(".hit").first).to_be_visible(timeout=TIMEOUT_MS)
+            expect(page.locator("fieldset.filter").first).to_be_visible(timeout=TIMEOUT_MS)
             picture.parent.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=picture)
             browser.close()

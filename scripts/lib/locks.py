@@ -1,5 +1,5 @@
-"""The hash-locked requirements of the container image (deployment/requirements): made with uv from pyproject.toml and
-PyPI's metadata; and the check that they still fit pyproject.toml, without a network.
+"""Lock the requirements of the container image by hash (deployment/requirements), with uv, from pyproject.toml and
+PyPI's metadata. Also checks, without a network, that the locks still match pyproject.toml.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment" / "requirements"
 PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"  # of the image; Debian 12 and later run manylinux_2_28
 BASE = ("hana", "engine", "serve")
-# The values of EXTRAS= of Dockerfile.t4. Without `tensorrt`: a build script fetches its libraries, past any hash.
+# The values of EXTRAS= of Dockerfile.t4. Not `tensorrt`: its build script fetches libraries without checking hashes.
 EXTRAS = ("mcp", "onnx", "train")
-# By the CUDA of the wheel. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
+# By the wheel's CUDA version. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
 TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
 COOLING = timedelta(days=3)  # age of a release after which most hijacked releases have been found
 BUILD = "build.txt"
@@ -61,11 +61,11 @@ def project() -> dict[str, Any]:
 
 def digest(pyproject: Mapping[str, Any]) -> str:
     """Return the SHA-256 of everything that determines the locks."""
-    told = pyproject["project"]
+    metadata = pyproject["project"]
     known = {
-        "python": told["requires-python"],
-        "dependencies": told["dependencies"],
-        "extras": {name: told["optional-dependencies"][name] for name in (*BASE, *EXTRAS)},
+        "python": metadata["requires-python"],
+        "dependencies": metadata["dependencies"],
+        "extras": {name: metadata["optional-dependencies"][name] for name in (*BASE, *EXTRAS)},
         "build": pyproject["build-system"]["requires"],
         "torch": dict(TORCH),
         "platform": [PYTHON, PLATFORM],
@@ -80,13 +80,13 @@ def names() -> list[str]:
 
 
 def wanted(pyproject: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
-    """Return the requirements of pyproject.toml with these extras on the image's platform, without its own name."""
-    told = pyproject["project"]
-    lines = list(told["dependencies"])
+    """Return the requirements of pyproject.toml with these extras on the image's platform, without the project."""
+    metadata = pyproject["project"]
+    lines = list(metadata["dependencies"])
     for extra in extras:
-        lines += told["optional-dependencies"][extra]
+        lines += metadata["optional-dependencies"][extra]
     found = [Requirement(line) for line in lines]
-    own = canonicalize_name(told["name"])
+    own = canonicalize_name(metadata["name"])
     return [
         each
         for each in found
@@ -106,7 +106,7 @@ def pins(text: str) -> dict[str, Pin]:
             name, equals, number = head.partition("==")
             hashes = tuple(each.removeprefix("--hash=") for each in rest)
             if not equals or not all(each.startswith("--hash=sha256:") for each in rest):
-                raise ValueError(f"no pinned requirement with hashes: {head}")
+                raise ValueError(f"not a pinned requirement with hashes: {head}")
             found[canonicalize_name(name)] = Pin(canonicalize_name(name), Version(number), hashes, tuple(block))
             block = []
         if line:
@@ -116,14 +116,14 @@ def pins(text: str) -> dict[str, Pin]:
 
 def stale(folder: Path = FOLDER) -> list[str]:
     """Return a sentence for each lock that does not match pyproject.toml."""
-    told = digest(project())
+    current = digest(project())
     faults = []
     for name in names():
         file = folder / name
         if not file.is_file():
             faults.append(f"{name} is missing")
-        elif f"{_MARK}{told}" not in file.read_text(encoding="utf-8").splitlines():
-            faults.append(f"{name} was made for other dependencies than pyproject.toml has now")
+        elif f"{_MARK}{current}" not in file.read_text(encoding="utf-8").splitlines():
+            faults.append(f"{name} does not match the dependencies in pyproject.toml")
     return faults
 
 
@@ -135,7 +135,7 @@ def make(folder: Path, *, upgrade: bool) -> None:
     resolution covers all variants of one CUDA, so that any EXTRAS can be installed together."""
     pyproject, ours = project(), ROOT / "pyproject.toml"
     folder.mkdir(parents=True, exist_ok=True)
-    told = digest(pyproject)
+    current = digest(pyproject)
     written: dict[str, tuple[str, Mapping[str, Pin]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for cuda, torch in TORCH.items():
@@ -158,14 +158,14 @@ def make(folder: Path, *, upgrade: bool) -> None:
     for name, (what, packages) in written.items():
         header = [
             f"# {name}: {what}. CPython {PYTHON}, Linux on x86_64. Made by scripts/lock-requirements; do not edit.",
-            f"{_MARK}{told}",
+            f"{_MARK}{current}",
         ]
         lines = [line for _, pin in sorted(packages.items()) for line in pin.lines]
         (folder / name).write_text("\n".join((*header, *lines, "")), encoding="utf-8")
 
 
 def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
-    """Return the versions that uv keeps where they fit: the current pins, or the packages that the tests ran with."""
+    """Return the versions that uv keeps if they fit: the current pins, or the packages that the tests ran with."""
     present = [folder / name for name in files if (folder / name).is_file()]
     if upgrade or not present:
         installed = {
@@ -198,7 +198,7 @@ def _resolved(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/lock-requirements", description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="only say whether the files fit pyproject.toml; no network"
+        "--check", action="store_true", help="only check that the files match pyproject.toml; no network"
     )
     parser.add_argument("--upgrade", action="store_true", help="take the versions installed in .venv")
     options = parser.parse_args(arguments)
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         make(FOLDER, upgrade=options.upgrade)
     except subprocess.CalledProcessError:
-        sys.stderr.write("nothing was written: uv could not resolve; see its message above\n")
+        sys.stderr.write("nothing was written: uv found no solution; see its message above\n")
         return 1
     sys.stdout.write(f"written: {', '.join(names())}\n")
     return 0

@@ -1,5 +1,5 @@
-"""What a release needs to agree on: the tag, the version in pyproject.toml, and a dated section of CHANGELOG.md, whose
-text is printed for the release's page.
+"""Check that a release's tag, the version in pyproject.toml and a dated section of CHANGELOG.md agree. Prints that
+section's text for the release page.
 
     python scripts/lib/release.py v0.2.0
 """

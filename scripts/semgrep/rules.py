@@ -1,4 +1,4 @@
-# Lines that the rules of rules.yml must find (ruleid: on the line before) and must let pass (ok:). Never run.
+# Lines that the rules of rules.yml must flag (ruleid: on the line before) or accept (ok:). Never run.
 
 
 def sql(db, table, value, statement, place):

@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -282,6 +283,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
 
 
 def test_a_hanging_issuer_holds_up_neither_others_nor_the_loop(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "download", partial(download, seconds=0.5))
     keys.answer = _silent
     made = authentication(keys.url)
     ticks = 0

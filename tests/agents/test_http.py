@@ -433,6 +433,7 @@ async def test_the_deadline_holds(tmp_path: Path) -> None:
         release.set()
 
 
+@pytest.mark.slow
 @pytest.mark.proves(28)
 async def test_a_client_that_leaves_takes_its_call_along(tmp_path: Path) -> None:
     """One thread, which is busy: what waits for it and is wanted by nobody any more is never done."""

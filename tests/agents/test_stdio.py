@@ -109,6 +109,7 @@ def read(process: subprocess.Popen[bytes], id_: int) -> dict[str, Any]:
     raise AssertionError("stdout has ended")
 
 
+@pytest.mark.slow
 async def test_tools_for_the_program_that_starts_it(folder: Path) -> None:
     """Who starts it has the operator's rights: he sees every row, and nothing writes. A request that is cancelled
     leaves the others alone."""
@@ -154,6 +155,7 @@ async def test_with_a_key_its_rows_alone_until_it_is_revoked(folder: Path) -> No
             await client.list_tools()
 
 
+@pytest.mark.slow
 def test_a_key_that_is_no_good_ends_the_start(folder: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text(TOML)
     create(tmp_path / "keys.json", Grant("embeds", ("embed",)))
@@ -223,6 +225,7 @@ def ends(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     return code
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_is_told_to(folder: Path) -> None:
     with piped(folder) as process:
         write(process, HELLO, READY, LIST)
@@ -230,6 +233,7 @@ def test_it_ends_when_it_is_told_to(folder: Path) -> None:
         assert ends(process, signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_collections_are_listed_where_torch_cannot_be_imported(folder: Path) -> None:
     """Only a search by meaning loads the engine."""
     (folder / "blocked").mkdir()
@@ -246,6 +250,7 @@ def test_collections_are_listed_where_torch_cannot_be_imported(folder: Path) -> 
         assert ends(process, signal.SIGINT) == 130
 
 
+@pytest.mark.slow
 async def test_a_sync_that_was_asked_for_is_done_here(make_scene: Callable[..., Scene]) -> None:
     """With --write and nobody else to do it."""
     scene = make_scene("local", rows=12)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,11 +122,34 @@ def service(make_service: Callable[[], Service]) -> Service:
     return make_service()
 
 
+class PromptServer(uvicorn.Server):
+    """Ends when it is told to: uvicorn's own looks ten times a second, and waits as long again for what is over."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.005)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.server_state
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def serving(service: Service) -> Iterator[httpx.Client]:
     """The application behind a real HTTP server, in a thread so that tests can reach into the service."""
     with contextlib.closing(bound("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(configuration(create_app(service), service))
+        server = PromptServer(configuration(create_app(service), service))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -142,11 +167,17 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a service that the module's tests share: `materials` is synced. For requests that change nothing."""
-    service = Service(settings_in(tmp_path_factory.mktemp("shared")), source=TableSource())
-    service.sync.run("materials")
-    with contextlib.closing(service), serving(service) as client:
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for those of the module's tests that change nothing: `materials` is synced."""
+    with contextlib.closing(Service(settings_in(tmp_path_factory.mktemp("shared")), source=TableSource())) as service:
+        service.sync.run("materials")
+        yield service
+
+
+@pytest.fixture(scope="module")
+def shared(shared_service: Service) -> Iterator[httpx.Client]:
+    """A client of that service, for requests that change nothing."""
+    with serving(shared_service) as client:
         yield client
 
 
@@ -156,11 +187,22 @@ def synced(service: Service) -> Service:
     return service
 
 
-@pytest.fixture
-def tables_service(emulator: Emulator, tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def tables_service(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Over the emulator, with a local store and the hashing model: for what is asked of HANA's tables."""
     login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
-    store = {"kind": "local", "path": tmp_path / "vectors"}
+    store = {"kind": "local", "path": tmp_path_factory.mktemp("tables") / "vectors"}
     service = Service(Settings.model_validate({"hana": login, "store": store, "embedding": {"model": "hash:8"}}))
     yield service
     service.close()
+
+
+@pytest.fixture(scope="module")
+def tables_schema(request: pytest.FixtureRequest, administrator: Any, emulator: Emulator) -> Iterator[tuple[str, Any]]:
+    """A schema that the module's tests share, and a connection to it."""
+    name = f"OF_{request.module.__name__.rpartition('.')[2].upper()}"
+    administrator.execute(f'CREATE SCHEMA "{name}"')
+    connection = emulator.connect(currentSchema=name)
+    yield name, connection
+    connection.close()
+    administrator.execute(f'DROP SCHEMA "{name}" CASCADE')

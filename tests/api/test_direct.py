@@ -207,7 +207,9 @@ def test_a_body_may_come_in_pieces(client: httpx.Client, route: str, body: dict[
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("dimension", [8, 9, 64, 384])
+@pytest.mark.parametrize(
+    "dimension", [8, pytest.param(9, marks=pytest.mark.slow), 64, pytest.param(384, marks=pytest.mark.slow)]
+)
 def test_base64_of_every_length(tmp_path_factory: pytest.TempPathFactory, dimension: int) -> None:
     """Rows of bytes that are a multiple of three, and those that need one or two signs of padding."""
     settings = settings_in(tmp_path_factory.mktemp("base64"))

@@ -134,7 +134,7 @@ def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(cl
     assert client.post("/v1/collections/unknown/documents", json={"documents": [{"text": "x"}]}).status_code == 404
 
 
-@pytest.mark.parametrize(("levels", "status"), [(99, 200), (100, 422), (900, 422)])
+@pytest.mark.parametrize(("levels", "status"), [(99, 200), (100, 422), pytest.param(900, 422, marks=pytest.mark.slow)])
 def test_metadata_may_be_so_deep_and_no_deeper(client: httpx.Client, levels: int, status: int) -> None:
     """900 levels, which the parser still takes, were an unexpected error."""
     deep: dict[str, Any] = {"bottom": 1}

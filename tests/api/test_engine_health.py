@@ -118,7 +118,7 @@ def test_time_without_work_is_no_stall(client: Client, clock: Clock) -> None:
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
 
-@pytest.mark.parametrize(("seconds", "live"), [(0, 200), (59, 200), (61, 503)])
+@pytest.mark.parametrize(("seconds", "live"), [pytest.param(0, 200, marks=pytest.mark.slow), (59, 200), (61, 503)])
 @pytest.mark.proves(29)
 def test_an_engine_that_fails_its_own_probe(
     client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch, seconds: float, live: int

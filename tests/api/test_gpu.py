@@ -35,16 +35,16 @@ STATE = nvml.GpuState(
 )
 
 
-def test_a_card(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot((STATE,), "580.95", "13.0"))
-    answer = client.get("/v1/gpu").json()
+    answer = shared.get("/v1/gpu").json()
     assert (answer["driver_version"], answer["cuda_version"], answer["reason"]) == ("580.95", "13.0", None)
     device = answer["devices"][0]
     assert (device["name"], device["throttled_abnormally"]) == ("Tesla T4", False)
     assert (device["throttle"][0]["reason"], device["throttle"][0]["normal"]) == ("sw_power_cap", True)
     assert device["processes"] == [{"pid": 4711, "memory_bytes": None}]
     assert "DCGM" in answer["note"]
-    shapes = client.get("/openapi.json").json()["components"]["schemas"]
+    shapes = shared.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["GpuSnapshot"]["properties"]) == set(answer)
     assert set(shapes["GpuState"]["properties"]) == set(device)
     assert shapes["GpuState"]["properties"]["throttled_abnormally"]["description"].startswith("Held back by heat")
@@ -58,9 +58,9 @@ def of_gpus(client: Client) -> dict[str, tuple[dict[str, str], float]]:
     return {each.name: (each.labels, each.value) for each in samples if each.name.startswith("owl_sap_gpu_")}
 
 
-def test_a_card_in_metrics(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_in_metrics(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot((STATE,), "580.95", "13.0"))
-    found = of_gpus(client)
+    found = of_gpus(shared)
     card = {"index": "0", "uuid": "GPU-1", "name": "Tesla T4"}
     labels, busy = found["owl_sap_gpu_utilization_ratio"]
     assert (labels, round(busy, 6)) == (card, 0.37)
@@ -105,14 +105,14 @@ def test_a_loaded_engine_says_what_computes_although_the_driver_hangs(
         assert "owl_sap_gpu_wanted_but_missing 1.0" in service.metrics.render().decode()
 
 
-def test_no_card_is_an_answer_and_no_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_card_is_an_answer_and_no_error(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
-    response = client.get("/v1/gpu")
+    response = shared.get("/v1/gpu")
     assert response.status_code == 200
     assert response.json()["devices"] == []
     assert "no NVIDIA driver" in response.json()["reason"]
 
 
-def test_on_this_machine(client: Client) -> None:
-    answer = client.get("/v1/gpu").json()
+def test_on_this_machine(shared: Client) -> None:
+    answer = shared.get("/v1/gpu").json()
     assert bool(answer["devices"]) == (answer["reason"] is None)

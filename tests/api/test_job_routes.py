@@ -16,10 +16,17 @@ from httpx_sse import ServerSentEvent, connect_sse
 from app.src.api import jobs as routes
 from app.src.jobs.runner import Jobs
 from app.src.service.service import Service
+from connector.sync import run
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import finished, problem
 
 Make = Callable[[], Service]
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run, "_LEASE_SLICE_SECONDS", 0.1)
 
 
 def begun(client: Client, verb: str = "sync", **body: Any) -> str:
@@ -57,7 +64,7 @@ def events_of(client: Client, job: str, after: int | None = None, most: int = 10
 def test_events_come_while_the_job_runs_and_end_with_its_result(client: Client, source: TableSource) -> None:
     source.gate.clear()
     job = begun(client)
-    threading.Timer(0.5, source.gate.set).start()
+    threading.Timer(0.2, source.gate.set).start()
     events = events_of(client, job)
     assert [int(event.id) for event in events] == list(range(1, len(events) + 1))
     states = [json.loads(event.data)["state"] for event in events if event.event == "state"]
@@ -107,7 +114,7 @@ def test_events_of_a_job_in_another_process(make_service: Make, source: TableSou
         until_running(client, job)
         assert client.get("/v1/collections/materials").json()["job"] == job
         problem(client.post("/v1/collections/materials/sync"), 409)
-        threading.Timer(0.4, source.gate.set).start()
+        threading.Timer(0.2, source.gate.set).start()
         assert json.loads(events_of(client, job)[-1].data)["state"] == "succeeded"
 
 
@@ -178,12 +185,14 @@ def test_following_costs_little(client: Client, service: Service, source: TableS
         stream = following.iter_sse()
         next(stream)
         start, before = time.monotonic(), len(looks)
-        time.sleep(1.0)
+        time.sleep(0.4)
         # However long the machine slept: one look a pause.
         assert len(looks) - before <= (time.monotonic() - start) / routes.POLL_SECONDS + 2
         until(lambda: len(looks) > before)
     deadline = time.monotonic() + 60
-    while time.monotonic() - looks[-1] < 1.0:  # the server notices within a moment that the client has gone
+    while (
+        time.monotonic() - looks[-1] < 10 * routes.POLL_SECONDS
+    ):  # the server notices within a moment that the client has gone
         assert time.monotonic() < deadline
         time.sleep(0.1)
     source.gate.set()
@@ -205,8 +214,8 @@ def test_records_can_be_chosen(client: Client) -> None:
 
 
 @pytest.mark.parametrize("params", [{"limit": 0}, {"limit": 1001}, {"state": "odd"}])
-def test_odd_choices_are_refused(client: Client, params: dict[str, Any]) -> None:
-    problem(client.get("/v1/jobs", params=params), 422)
+def test_odd_choices_are_refused(shared: Client, params: dict[str, Any]) -> None:
+    problem(shared.get("/v1/jobs", params=params), 422)
 
 
 def test_a_running_sync_is_cancelled_and_keeps_what_it_has(

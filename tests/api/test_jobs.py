@@ -523,7 +523,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
 
     job = jobs.begin("a", work)
     assert ended.wait(60)
-    until(lambda: "not recorded yet" in caplog.text)
+    until(lambda: "cannot record the end of job" in caplog.text)
     assert jobs.get(job.id).state == "running"
     broken.clear()
     assert jobs.get(job.id).state == "succeeded"
@@ -553,7 +553,7 @@ def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypat
 def test_nothing_ends_the_thread_that_begins_jobs(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs, start = make(), threading.Thread.start
+    jobs, start = make(look_seconds=0.05), threading.Thread.start
     failures = [RuntimeError("can't start new thread"), RuntimeError("can't start new thread")]
 
     def starting(thread: threading.Thread) -> None:
@@ -564,7 +564,7 @@ def test_nothing_ends_the_thread_that_begins_jobs(
     monkeypatch.setattr(threading.Thread, "start", starting)
     job = wait_for(jobs, jobs.begin("a", lambda run: {"rows": 2}))
     assert (job.state, job.attempts) == ("succeeded", 3)
-    assert "no job can be begun at the moment: RuntimeError" in caplog.text
+    assert "cannot start jobs at the moment: RuntimeError" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

@@ -256,7 +256,7 @@ def test_tokens_of_a_text(client: Client, service: Service, tokens: int, status:
     response = client.post("/embed", json={"inputs": ["a", text]})
     assert response.status_code == status
     if status == 422:
-        assert "inputs[1] has 255 tokens, the model takes 254" in problem(response, 422)["detail"]
+        assert "inputs[1] has 255 tokens; the limit is 254" in problem(response, 422)["detail"]
     assert client.post("/embed", json={"inputs": text, "truncate": True}).status_code == 200
 
 

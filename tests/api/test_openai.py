@@ -94,6 +94,7 @@ def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None
     np.testing.assert_array_equal([np.array(answer.data[0].embedding, np.float32) for answer in answers], expected)
 
 
+@pytest.mark.slow
 def test_the_clients_try_again_when_the_engine_is_busy(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

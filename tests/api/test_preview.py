@@ -20,14 +20,15 @@ from tests.api.test_routes import problem
 ROWS = 900
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tables_service: Service) -> Iterator[httpx.Client]:
     with serving(tables_service) as client:
         yield client
 
 
-@pytest.fixture
-def schema(hana_schema: str, hana: Any) -> str:
+@pytest.fixture(scope="module")
+def schema(tables_schema: tuple[str, Any]) -> str:
+    name, hana = tables_schema
     cursor = hana.cursor()
     for sql in (
         'CREATE COLUMN TABLE "MARA" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "MTART" NVARCHAR(4), '
@@ -35,6 +36,7 @@ def schema(hana_schema: str, hana: Any) -> str:
         'CREATE COLUMN TABLE "MAKT" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "SPRAS" NVARCHAR(1), '
         '"MAKTX" NVARCHAR(40), PRIMARY KEY ("MANDT", "MATNR", "SPRAS"))',
         'CREATE COLUMN TABLE "/BIC/AZD" ("K" INTEGER PRIMARY KEY, "NOTE" NCLOB, "ERDAT" NVARCHAR(8))',
+        'CREATE COLUMN TABLE "BOOK" ("K" INTEGER PRIMARY KEY, "NOTE" NCLOB)',
         'CREATE COLUMN TABLE "NUMBERS" ("K" INTEGER PRIMARY KEY)',
         "INSERT INTO \"MARA\" VALUES ('100', '1', 'ROH')",
         "INSERT INTO \"MAKT\" VALUES ('100', '1', 'E', 'Gear oil')",
@@ -45,8 +47,9 @@ def schema(hana_schema: str, hana: Any) -> str:
     rows = [(number, None if number % 9 == 0 else f"note {number} " + "word " * (number % 30), "20240131")
             for number in range(ROWS)]  # fmt: skip
     cursor.executemany('INSERT INTO "/BIC/AZD" VALUES (?, ?, ?)', rows)
+    cursor.execute('INSERT INTO "BOOK" VALUES (?, ?)', (1, "tome " * 9000))
     hana.commit()
-    return hana_schema
+    return name
 
 
 def test_texts_as_they_would_be_embedded(client: httpx.Client, schema: str) -> None:
@@ -83,10 +86,8 @@ def test_a_large_table_is_sampled_all_over(client: httpx.Client, schema: str) ->
     assert client.post(path, json={"template": "{NOTE}", "samples": 0}).json()["samples"] == []
 
 
-def test_a_text_as_long_as_a_book(client: httpx.Client, schema: str, hana: Any) -> None:
-    hana.cursor().execute('INSERT INTO "/BIC/AZD" VALUES (?, ?, ?)', (-1, "tome " * 9000, "20240131"))
-    hana.commit()
-    found = client.post(f"/v1/tables/{schema}//BIC/AZD/preview", json={"samples": 1}).json()
+def test_a_text_as_long_as_a_book(client: httpx.Client, schema: str) -> None:
+    found = client.post(f"/v1/tables/{schema}/BOOK/preview", json={"samples": 1}).json()
     (sample,) = found["samples"]
     assert (len(sample["text"]), sample["tokens"]) == (LONGEST_SAMPLE, 9000)
     assert (found["chunked"], found["truncated"], found["histogram"]["513+"]) == (1, 0, 1)

@@ -47,12 +47,12 @@ def finished(client: Client, job: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- health
 
 
-def test_live(client: Client) -> None:
-    assert client.get("/health/live").json() == {"status": "ok", "checks": {}}
+def test_live(shared: Client) -> None:
+    assert shared.get("/health/live").json() == {"status": "ok", "checks": {}}
 
 
-def test_ready(client: Client) -> None:
-    response = client.get("/health/ready")
+def test_ready(shared: Client) -> None:
+    response = shared.get("/health/ready")
     assert response.status_code == 200
     assert response.json() == {"status": "ok", "checks": {"engine": True, "store": True}}
 
@@ -105,8 +105,8 @@ def test_live_answers_while_the_engine_is_busy(
     assert answers == [200]
 
 
-def test_info(client: Client) -> None:
-    info = client.get("/v1/info").json()
+def test_info(shared: Client) -> None:
+    info = shared.get("/v1/info").json()
     assert (info["model"], info["dimension"], info["device"]["kind"]) == ("hash:64", 64, "cpu")
     assert info["limits"]["max_inputs"] == 4
     assert info["collections"] == ["materials", "never"]
@@ -114,7 +114,7 @@ def test_info(client: Client) -> None:
     assert (chosen["precision"]["value"], chosen["path"]["value"]) == ("fp32", "hashing")
     assert all(each["reason"] for each in info["settings"])
     InfoBody.model_validate_json(json.dumps(info), strict=True)
-    shapes = client.get("/openapi.json").json()["components"]["schemas"]
+    shapes = shared.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["InfoBody"]["properties"]) == set(info)
 
 
@@ -147,32 +147,34 @@ def test_openapi_lists_the_routes(shared: Client) -> None:
 # --------------------------------------------------------------------------------------------------------------- embed
 
 
-def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
-    expected = service.parts.engine.embed(["steel"])
-    one = client.post("/embed", json={"inputs": "steel"}).json()
+def test_embed_always_gives_a_list(shared: Client, shared_service: Service) -> None:
+    expected = shared_service.parts.engine.embed(["steel"])
+    one = shared.post("/embed", json={"inputs": "steel"}).json()
     np.testing.assert_allclose(one, expected, atol=1e-7)
-    two = client.post("/embed", json={"inputs": ["oil", "steel"]}).json()
+    two = shared.post("/embed", json={"inputs": ["oil", "steel"]}).json()
     np.testing.assert_allclose(two[1], expected[0], atol=1e-7)
 
 
-def test_embed_raw(client: Client, service: Service) -> None:
-    response = client.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
+def test_embed_raw(shared: Client, shared_service: Service) -> None:
+    response = shared.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
     assert response.headers["content-type"] == "application/octet-stream"
     vectors = np.frombuffer(response.content, dtype="<f4").reshape(2, int(response.headers["x-embedding-dimension"]))
-    np.testing.assert_array_equal(vectors, service.parts.engine.embed(["a", "b"]))
+    np.testing.assert_array_equal(vectors, shared_service.parts.engine.embed(["a", "b"]))
 
 
-def test_embed_without_normalising(client: Client, service: Service) -> None:
-    vector = client.post("/embed", json={"inputs": "steel oil pump", "normalize": False}).json()
-    np.testing.assert_allclose(vector, service.parts.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
+def test_embed_without_normalising(shared: Client, shared_service: Service) -> None:
+    vector = shared.post("/embed", json={"inputs": "steel oil pump", "normalize": False}).json()
+    np.testing.assert_allclose(
+        vector, shared_service.parts.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6
+    )
 
 
-def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> None:
-    long = "word " * (service.parts.engine.max_tokens + 1)
-    detail = problem(client.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
+def test_embed_refuses_what_it_would_cut(shared: Client, shared_service: Service) -> None:
+    long = "word " * (shared_service.parts.engine.max_tokens + 1)
+    detail = problem(shared.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
     assert "inputs[1]" in detail
     assert "truncate" in detail
-    assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
+    assert shared.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -203,14 +205,14 @@ def test_a_body_that_is_no_json(shared: Client, content: bytes) -> None:
     assert response.status_code in (400, 422)
 
 
-def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: Client) -> None:
-    problem(client.post("/embed", content=b" " * 20_001), 413)
+def test_a_large_body_is_refused_by_its_length_and_while_it_comes(shared: Client) -> None:
+    problem(shared.post("/embed", content=b" " * 20_001), 413)
 
     def chunks() -> Iterator[bytes]:
         for _ in range(30):
             yield b" " * 1000
 
-    detail = problem(client.post("/embed", content=chunks()), 413)["detail"]
+    detail = problem(shared.post("/embed", content=chunks()), 413)["detail"]
     assert "api.max_body_bytes" in detail
 
 
@@ -237,9 +239,9 @@ def test_search_by_text(shared: Client) -> None:
     assert set(answer["took_ms"]) == {"embed", "store"}
 
 
-def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None:
-    vector = (synced.parts.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
-    hits = client.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
+def test_search_by_vector_of_any_length(shared: Client, shared_service: Service) -> None:
+    vector = (shared_service.parts.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
+    hits = shared.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
     assert hits[0]["key"] == {"MATNR": "3"}
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)
 

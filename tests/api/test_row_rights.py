@@ -161,6 +161,11 @@ def asking(shared: Service) -> Iterator[Asking]:
         yield asking
 
 
+RARELY_HANA = pytest.mark.parametrize(
+    "shared", ["local", pytest.param("hana", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+
+
 def until(done: Callable[[], bool]) -> None:
     for _ in range(3000):
         if done():
@@ -214,6 +219,7 @@ WIDENING = [
 ]
 
 
+@RARELY_HANA
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", WIDENING, ids=lambda where: str(where)[:50])
 def test_no_filter_widens_what_may_be_seen(asking: Asking, where: Any, mode: str) -> None:
@@ -306,6 +312,7 @@ def own_ids(owner: str) -> list[str]:
     return ALL_IDS[OWNERS.index(owner) :: 3]
 
 
+@RARELY_HANA
 @pytest.mark.parametrize("owner", OWNERS)
 def test_rows_that_may_not_be_seen_are_as_if_they_were_not_there(asking: Asking, owner: str) -> None:
     mine = asking.post(claiming(owner), ROWS, ids=ALL_IDS).json()
@@ -316,6 +323,7 @@ def test_rows_that_may_not_be_seen_are_as_if_they_were_not_there(asking: Asking,
     assert answers[0].content == answers[1].content == b'{"rows":[]}'
 
 
+@RARELY_HANA
 @pytest.mark.parametrize("owner", OWNERS)
 def test_fields_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
     answer = asking.get(claiming(owner), FIELDS).json()
@@ -355,6 +363,7 @@ def test_what_a_search_remembers_is_of_the_rows_that_its_caller_sees(
     assert sorted(counts) == [169, 170], "what was written since is known at once"
 
 
+@RARELY_HANA
 @pytest.mark.parametrize("owner", OWNERS)
 def test_a_map_is_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
     """Where a point stands is told by them alone too: others move nothing."""
@@ -399,6 +408,7 @@ def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Ask
         assert sent[1] == sent[2] != [], look
 
 
+@RARELY_HANA
 @pytest.mark.parametrize("owner", OWNERS)
 def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str) -> None:
     for way in ({}, {"mmr_lambda": 0.3}, {"filter": {"MTART": {"$ne": "nobody"}}}):
@@ -409,6 +419,7 @@ def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str)
             assert len(mine) == min(k, 19)
 
 
+@RARELY_HANA
 def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
     """Whatever else is asked, both answers are the same: with filters that are right, wrong or fail at a value."""
     bodies: list[dict[str, Any]] = [
@@ -495,7 +506,7 @@ def test_a_column_that_is_not_in_the_metadata_is_refused_with_the_remedy(tmp_pat
 def test_a_column_whose_name_another_may_get_is_refused(other: str) -> None:
     """Else the order of `metadata` would decide whose values are compared, until the next sync."""
     block = {"name": "m", "source": "S.T", "template": "{T}", "metadata": ["A/B", other], "row_rights": {"A/B": "x"}}
-    with pytest.raises(ValueError, match="becomes the same name"):
+    with pytest.raises(ValueError, match="gets the same name"):
         Settings.model_validate({"collections": [block]})
     block = {"name": "m", "source": "S.T", "template": "{T}", "metadata": ["A", "A_2"], "row_rights": {"A": "x"}}
     assert Settings.model_validate({"collections": [block]}).collections[0].row_rights == {"A": ("x",)}

@@ -283,6 +283,7 @@ def test_looking_before_anybody_ran_them_makes_no_folder(tmp_path: Path, clock: 
         assert not jobs.folder.exists()
 
 
+@pytest.mark.slow
 def test_it_runs_beside_the_jobs_and_ends(tmp_path: Path) -> None:
     """With the real clock."""
     with closing(Given(tmp_path / "state", JobOptions(look_seconds=0.01))) as jobs:

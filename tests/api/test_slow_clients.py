@@ -246,7 +246,10 @@ def test_who_never_reads_is_told_that_it_is_over(
     assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
-@pytest.mark.parametrize("closing", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+@pytest.mark.parametrize(
+    "closing",
+    [pytest.param(b"", id="kept"), pytest.param(b"Connection: close\r\n", id="closed", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("size", "pace"), [(30_000_000, 15_000_000), pytest.param(8_000_000, 400_000, marks=pytest.mark.slow)]
 )
@@ -316,7 +319,7 @@ def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(synced.status, "collections", slow)
     try:
-        for client in bounded(synced, timeout=1.0, read_timeout=30.0):
+        for client in bounded(synced, timeout=0.5, read_timeout=30.0):
             answer = client.get("/v1/collections")
             assert not go.is_set()
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")

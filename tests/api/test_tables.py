@@ -17,14 +17,15 @@ from tests.api.conftest import serving
 from tests.api.test_routes import problem
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tables_service: Service) -> Iterator[httpx.Client]:
     with serving(tables_service) as client:
         yield client
 
 
-@pytest.fixture
-def schema(hana_schema: str, hana: Any) -> str:
+@pytest.fixture(scope="module")
+def schema(tables_schema: tuple[str, Any]) -> str:
+    name, hana = tables_schema
     cursor = hana.cursor()
     for sql in (
         'CREATE COLUMN TABLE "/BIC/AZD00100" ("MANDT" NVARCHAR(3), "/BIC/NO" NVARCHAR(10), "/BIC/TXT" NVARCHAR(200) '
@@ -35,7 +36,7 @@ def schema(hana_schema: str, hana: Any) -> str:
     ):
         cursor.execute(sql)
     hana.commit()
-    return hana_schema
+    return name
 
 
 def test_tables(client: httpx.Client, schema: str) -> None:

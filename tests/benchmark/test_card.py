@@ -122,7 +122,7 @@ def test_a_part_that_fails_is_a_row_and_the_next_one_runs(capsys: pytest.Capture
         yield Figure("first", [1.0])
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    first, failed = card.going_on("bert-base", broken, given(), Report("card", {}))
+    first, failed = card.with_failures("bert-base", broken, given(), Report("card", {}))
     assert first.rounds == [1.0]
     assert (failed.name, failed.verdict) == ("bert-base", "failed")
     assert failed.error == "RuntimeError: CUDA error: an illegal memory access"
@@ -135,7 +135,7 @@ def test_a_machine_without_a_card_is_refused_at_once() -> None:
         yield
 
     with pytest.raises(DeviceUnavailable, match="no CUDA device"):
-        list(card.going_on("products", start, given(device="cuda"), Report("card", {})))
+        list(card.with_failures("products", start, given(device="cuda"), Report("card", {})))
 
 
 def test_what_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_what_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
     bench = card.Bench(tmp_path)
     assert list(card.of_model("bert-large", bench, given(minutes=0.0), report)) == []
     assert list(card.latency(bench, given(minutes=0.0), report)) == []
-    assert "not measured, the time was up: bert-large" in report.notes
-    assert "not measured, the time was up: latency, minilm" in report.notes
+    assert "not measured, out of time: bert-large" in report.notes
+    assert "not measured, out of time: latency, minilm" in report.notes
     assert list(tmp_path.iterdir()) == [], "no model is made in vain"
 
 

@@ -100,7 +100,7 @@ examples = {"deadline": None, "suppress_health_check": [HealthCheck.function_sco
 given_tables = given(first=tables, second=tables, page=st.integers(1, 9), window=st.integers(1, 30))
 
 
-@settings(max_examples=12, **examples)
+@settings(max_examples=6, **examples)
 @example(first=EVERY, second=EVERY, page=3, window=4)
 @given_tables
 def test_every_row_is_accounted_for_and_no_bad_row_stops_another(first, second, page, window, make_ends):

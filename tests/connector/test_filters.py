@@ -292,7 +292,7 @@ wheres = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(where=wheres, metadata=metadatas)
 def test_python_and_sqlite_agree(db, where, metadata):
     try:
@@ -312,7 +312,7 @@ def test_python_and_sqlite_agree(db, where, metadata):
         assert isinstance(condition, Group), "only a part that Python skipped can be unreadable"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pattern=st.text("ab%_", max_size=7), text=st.text("ab", max_size=9))
 def test_like_is_what_a_regular_expression_says(pattern, text):
     wanted = re.compile("".join({"%": ".*", "_": "."}.get(char, char) for char in pattern), re.DOTALL)

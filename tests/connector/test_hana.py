@@ -30,7 +30,7 @@ from connector.errors import (
 from connector.extras import install_command
 from connector.hana import connection as hana
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, quote
-from connector.retry import ONCE, RetryPolicy
+from connector.retry import RetryPolicy
 
 RETRYABLE = [-10807, -10108, -10735, 18, 597, 1888, 131, 133, 138, 143, 146, 129, 145, 149, 139, 4, 142, 613]
 LOST = [-10807, -10108, -10735, 18, 597, 1888]
@@ -417,7 +417,7 @@ def test_threads_that_waited_for_a_failing_connect_share_its_failure():
             time.sleep(0.1)  # for those that are about to ask
 
     driver.before = before
-    with pool_over(driver, size=8, retry=ONCE) as pool:
+    with pool_over(driver, size=8, retry=RetryPolicy(attempts=1)) as pool:
 
         def work():
             here.wait()
@@ -492,7 +492,7 @@ def test_a_second_connection_in_the_same_thread_is_refused():
 
 def test_an_exhausted_pool_says_which_setting_helps():
     options = ConnectionOptions(host="h", communication_timeout=0.05)
-    with HanaPool(options, 1, retry=ONCE, driver=ScriptedDriver()) as pool, pool.session():
+    with HanaPool(options, 1, retry=RetryPolicy(attempts=1), driver=ScriptedDriver()) as pool, pool.session():
         caught: list[Exception] = []
 
         def work():
@@ -554,7 +554,7 @@ def test_an_idle_connection_is_asked_for_a_sign_of_life():
 
 def test_a_connection_that_died_while_idle_is_replaced_unseen():
     driver = ScriptedDriver(execute=[0, -10807])
-    with pool_over(driver, idle_check=0.0, retry=ONCE) as pool:
+    with pool_over(driver, idle_check=0.0, retry=RetryPolicy(attempts=1)) as pool:
         pool.read("SELECT A")
         assert pool.read("SELECT B") == [(1, "x")]
     assert driver.count("connect") == 2

@@ -29,7 +29,7 @@ from connector.errors import (
     Unreachable,
 )
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, Session
-from connector.retry import ONCE, RetryPolicy
+from connector.retry import RetryPolicy
 from hana_emulator.testing import Emulator, running
 
 pytest.importorskip("hdbcli")
@@ -87,7 +87,7 @@ def connect_to(port: int, host: str = "127.0.0.1", **options: Any) -> None:
     chosen = ConnectionOptions(
         host=host, port=port, user="U", password="Geheim-1", **{"connect_timeout": 1.0, **options}
     )
-    with HanaPool(chosen, retry=ONCE) as pool:
+    with HanaPool(chosen, retry=RetryPolicy(attempts=1)) as pool:
         pool.read("SELECT 1 FROM DUMMY")
 
 
@@ -101,8 +101,8 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
         (HTTP, {}, ConnectFailed, "plain text.*`port`"),
         (b"x" * 64, {"encrypt": False}, ConnectFailed, "not HANA's SQL port.*`encrypt`"),
         (b"", {"encrypt": False}, Unreachable, "could not be reached.*`port`"),
-        (None, {"encrypt": False}, Unreachable, "`connect_timeout`"),
-        (None, {}, Unreachable, "`connect_timeout`"),
+        (None, {"encrypt": False, "connect_timeout": 0.3}, Unreachable, "`connect_timeout`"),
+        pytest.param(None, {"connect_timeout": 0.3}, Unreachable, "`connect_timeout`", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_no_hana_is_told_apart(wrong_server, reply, options, error, named):
@@ -132,6 +132,13 @@ def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, opt
     assert [data[0] for data in server.received] == [first]
 
 
+@pytest.fixture(scope="module")
+def encrypted() -> Iterator[Emulator]:
+    with running("--tls", "--tls-host", "db.example") as emulator:
+        yield emulator
+
+
+@pytest.mark.xdist_group("encrypted emulator")
 @pytest.mark.parametrize(
     ("tls", "options", "error", "named"),
     [
@@ -141,10 +148,10 @@ def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, opt
         (True, {"host": "localhost", "trust_store": ""}, ConnectFailed, "not trusted.*`trust_store`"),
     ],
 )
-def test_an_address_or_tls_setting_that_is_wrong_is_a_failed_connect(tls, options, error, named):
-    arguments = ("--tls", "--tls-host", "db.example") if tls else ()
-    with running(*arguments) as emulator, pytest.raises(error, match=named) as caught:
-        connect_to(emulator.port, **{"trust_store": emulator.trust_store or "", "connect_timeout": 10.0, **options})
+def test_an_address_or_tls_setting_that_is_wrong_is_a_failed_connect(emulator, encrypted, tls, options, error, named):
+    there = encrypted if tls else emulator
+    with pytest.raises(error, match=named) as caught:
+        connect_to(there.port, **{"trust_store": there.trust_store or "", "connect_timeout": 10.0, **options})
     assert code_of(caught.value) == "OWL-2005"
 
 

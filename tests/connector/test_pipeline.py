@@ -435,7 +435,7 @@ def test_what_was_read_before_the_line_went_dead_is_stored(ends: Ends, source: M
     assert status.rows == 150
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(SystemExit, marks=pytest.mark.slow)])
 def test_an_interrupted_caller_leaves_no_thread_and_no_lease(
     ends: Ends, source: MemorySource, error: type[BaseException]
 ) -> None:

@@ -100,7 +100,7 @@ def assert_foretold(foretold: Plan, done: SyncReport, stored: set[str], after: s
     assert sum(counts) + foretold.superseded == foretold.rows
 
 
-@pytest.mark.parametrize("kind", ["local", "hana"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("hana", marks=pytest.mark.slow)])
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=first, rounds=st.lists(edits, min_size=1, max_size=3), full=st.booleans())
 def test_the_next_sync_does_what_was_planned(stores, kind: str, start: list, rounds: list, full: bool):

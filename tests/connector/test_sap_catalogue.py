@@ -138,17 +138,17 @@ def test_amounts_and_quantities_find_their_unit(name: str, pairs: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stamps", "told"),
     [
-        ("MARA", None, "LAEDA does not tell the second"),
-        ("AUFK", None, "AEDAT does not tell the second"),
-        ("QMEL", None, "AEDAT does not tell the second"),
-        ("BUT000", None, "CHDAT does not tell the second"),
-        ("MAKT", None, "no column tells when a row changed"),
-        ("VBAK", None, "were not looked at"),
+        ("MARA", None, "LAEDA is not a UTC time precise to the second"),
+        ("AUFK", None, "AEDAT is not a UTC time"),
+        ("QMEL", None, "AEDAT is not a UTC time"),
+        ("BUT000", None, "CHDAT is not a UTC time"),
+        ("MAKT", None, "no column holds the time of a change"),
+        ("VBAK", None, "were not read"),
         ("VBAK", (0, 0, 0), "the table is empty"),
         ("VBAK", (100, 60, 55), "40 of 100 rows have no value"),
         ("VBAK", (100, 100, 1), "all rows have the same value"),
         ("VBAK", (2, 2, 1), "all rows have the same value"),
-        ("VBAK", (1, 1, 1), "there is one row only"),
+        ("VBAK", (1, 1, 1), "the table has only one row"),
     ],
 )
 def test_why_every_row_is_compared(name: str, stamps: tuple[int, int, int] | None, told: str) -> None:
@@ -392,4 +392,4 @@ def test_stxl_is_refused_without_a_look_at_its_rows(pool: HanaPool, rows: Any) -
 def test_a_columns_time_alone_is_no_change() -> None:
     created = Table(TableRef("S", "T"), (Column("CREATED_AT", "TIMESTAMP"), Column("EXCHANGE_DATE", "TIMESTAMP")))
     assert stamp_column(created) is None
-    assert "no column tells" in with_text(created, Facts()).reasons["changes"]
+    assert "no column holds" in with_text(created, Facts()).reasons["changes"]

@@ -92,7 +92,7 @@ def rows_of(kind: str, rows: int, query: np.ndarray, rng: np.random.Generator) -
     return normalised(noise)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data())
 def test_nothing_better_than_the_floor_is_left_out(data):
     rows, dimension = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 70))
@@ -217,7 +217,7 @@ def test_views_are_read_while_rows_are_added(kind):
     views = [(100, copy.view())]
 
     def search(query: np.ndarray) -> None:
-        for _ in range(60):
+        for _ in range(20):
             rows, view = views[-1]
             check(view.rank(query[None], None)[0], truth(matrix[:rows], query), np.arange(rows), 5)
 

@@ -255,6 +255,7 @@ def test_another_worker_may_register_the_same_collection_meanwhile(pool, emulato
     assert other.status(NAME) is not None
 
 
+@pytest.mark.slow
 def test_many_workers_open_at_once(pool, hana_schema):
     def work(_: int) -> None:
         HanaStore(pool, hana_schema).open(NAME, Model())  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.document.document import content_hash
@@ -35,6 +35,7 @@ def test_chunks_are_found_in_any_order():
     assert decide(StoredIndex([chunks(doc, 5)[::-1]]).hashes(0), doc) is Action.KEEP
 
 
+@settings(max_examples=50)
 @given(
     stored=st.lists(st.text(max_size=5), unique=True, max_size=50),
     read=st.lists(st.text(max_size=5), unique=True, max_size=50),
@@ -57,6 +58,7 @@ def stored_rows(doc: Document, numbers: list[int], total: int) -> list[StoredChu
     ]
 
 
+@settings(max_examples=50)
 @given(
     documents=st.dictionaries(
         st.text(max_size=3),
@@ -88,7 +90,7 @@ def test_a_row_is_the_same_only_if_its_document_is_whole(documents, asked, page)
     assert index.same_rows(index.positions(ids), digests).tolist() == expected
 
 
-@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("halves", [1, pytest.param(2, marks=pytest.mark.slow)])
 @given(
     stored=st.lists(st.integers(0, 40), unique=True, max_size=30),
     read=st.lists(st.integers(0, 60), unique=True, max_size=30),

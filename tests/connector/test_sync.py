@@ -18,6 +18,7 @@ from connector.errors import (
 )
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, Lease, TableRef
 from connector.stores.local.store import LocalStore
+from connector.sync import run
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
 
@@ -404,7 +405,7 @@ texts = st.sampled_from(["", "  ", "pump", "valve and seal", "one two three four
 tables = st.dictionaries(st.tuples(st.sampled_from(["1", "2"]), st.text("ab/\"'", max_size=3)), texts, max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=tables, second=tables)
 @pytest.mark.proves(11, 12)
 def test_whatever_the_table_becomes_one_sync_makes_the_store_equal(first, second, make_ends):
@@ -441,7 +442,8 @@ def test_progress_and_stages_reach_the_observer(ends, source):
     assert watcher.stages == {"read", "render", "tokenize", "embed", "apply"}
 
 
-def test_a_wait_for_another_worker_ends_when_asked(ends, source, store):
+def test_a_wait_for_another_worker_ends_when_asked(ends, source, store, monkeypatch):
+    monkeypatch.setattr(run, "_LEASE_SLICE_SECONDS", 0.1)
     fill(source, 3)
     sync(SPEC, ends, OPTIONS)
     with store.lease(SPEC.name, "other", 1):

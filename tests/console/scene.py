@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Page, Request, Route
+from playwright.sync_api import ConsoleMessage, Page, Request
 
 from app.src.settings import Settings
 from connector.model import Column, Table
@@ -91,7 +91,7 @@ class Watch:
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.troubles.append(f"raised: {error}"))
         page.on("requestfailed", self._failed)
-        page.context.route("**/*", self._asked)
+        page.context.on("request", self._asked)
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -103,9 +103,6 @@ class Watch:
         if request.failure != "net::ERR_ABORTED":  # the page's own wish
             self.troubles.append(f"failed: {request.method} {request.url} {request.failure}")
 
-    def _asked(self, route: Route) -> None:
-        if any(route.request.url.startswith(f"{home}/") for home in self.homes):
-            route.continue_()
-        else:
-            self.troubles.append(f"asked elsewhere: {route.request.url}")
-            route.abort()
+    def _asked(self, request: Request) -> None:
+        if not any(request.url.startswith(f"{home}/") for home in self.homes):
+            self.troubles.append(f"asked elsewhere: {request.url}")

@@ -27,7 +27,7 @@ def violations(page: Page) -> list[str]:
     return [f"{each['id']}: {node['target']} {node['failureSummary']}" for each in found for node in each["nodes"]]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing(scheme: Literal["light", "dark"], address: str, open_page: Open) -> None:
     page = open_page(address, FILTERED, color_scheme=scheme)
     expect(page.locator(".hit").first).to_be_visible()
@@ -46,7 +46,7 @@ def test_axe_would_find_something(address: str, open_page: Open) -> None:
     assert any("select-name" in each for each in violations(page))
 
 
-@pytest.mark.parametrize("width", [320, 600, 1280])
+@pytest.mark.parametrize("width", [320, *(pytest.param(width, marks=pytest.mark.slow) for width in (600, 1280))])
 def test_nothing_is_wider_than_the_screen(width: int, address: str, open_page: Open) -> None:
     page = open_page(address, FILTERED, viewport={"width": width, "height": 700})
     expect(page.locator(".hit").first).to_be_visible()
@@ -57,7 +57,7 @@ def test_nothing_is_wider_than_the_screen(width: int, address: str, open_page: O
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", [320, pytest.param(390, marks=pytest.mark.slow)])
 def test_the_header_is_one_row_on_a_phone(width: int, address: str, open_page: Open) -> None:
     page = open_page(address, viewport={"width": width, "height": 700})
     expect(page.get_by_role("search")).to_be_visible()
@@ -69,6 +69,7 @@ def test_the_header_is_one_row_on_a_phone(width: int, address: str, open_page: O
     expect(page.get_by_role("button", name="Theme: auto")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_dark_and_light_by_system_and_by_choice(address: str, open_page: Open) -> None:
     assert open_page(address).evaluate(GROUND) == LIGHT
     page = open_page(address, color_scheme="dark")
@@ -83,6 +84,7 @@ def test_dark_and_light_by_system_and_by_choice(address: str, open_page: Open) -
     assert page.evaluate("localStorage.length") == 0
 
 
+@pytest.mark.slow
 def test_shortcuts_are_told_and_can_be_switched_off(address: str, open_page: Open) -> None:
     page = open_page(address)
     expect(page.get_by_role("search")).to_be_visible()
@@ -95,6 +97,7 @@ def test_shortcuts_are_told_and_can_be_switched_off(address: str, open_page: Ope
     expect(page.get_by_label("What are you looking for?")).not_to_be_focused()
 
 
+@pytest.mark.slow
 def test_an_address_that_leads_nowhere(address: str, open_page: Open) -> None:
     page = open_page(address, "#/nowhere")
     page.get_by_role("link", name="Go to the search").click()

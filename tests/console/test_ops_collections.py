@@ -116,6 +116,7 @@ def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepw
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.").first).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     source.held = True
@@ -159,6 +160,7 @@ def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Step
     expect(aside.get_by_text("No rows in quarantine.")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     source.rows_by_key["001"]["MAKTX"] = "something else altogether"
@@ -204,6 +206,7 @@ def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> 
     expect(part.get_by_role("row")).to_have_count(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["#/collections", "#/collections/materials"])
 def test_a_sync_that_is_no_job_is_not_denied(serve: Serve, open_page: Open, place: str) -> None:
     """The fixture syncs as `owl-sap sync` does, beside the service's jobs."""
@@ -215,6 +218,7 @@ def test_a_sync_that_is_no_job_is_not_denied(serve: Serve, open_page: Open, plac
     expect(jobs.get_by_text("outside this list")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
     serve: Serve, open_page: Open, watch: Watch, tmp_path: Path
 ) -> None:
@@ -240,6 +244,7 @@ def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
     expect(main.get_by_role("application")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_page: Open, tmp_path: Path) -> None:
     blocks = settings_in(tmp_path).model_dump(mode="json", include={"collections"}, exclude_unset=True)["collections"]
     address = serve(collections=[*blocks, {"name": "notes", "documents": True}])
@@ -261,6 +266,7 @@ def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_
     expect(page.get_by_role("button", name="Sync", exact=True)).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_how_fresh_it_is_is_told_anew_although_nothing_changed(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(), "#/nowhere")
     page.clock.install()

@@ -20,6 +20,12 @@ SECONDS = 2_100
 """In milliseconds: a little longer than the page waits."""
 
 
+@pytest.fixture(scope="module")
+def address(shared_address: str) -> str:
+    """Nothing here changes a row."""
+    return shared_address
+
+
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two, one of which tells nothing of its power; the load of the first grows with each question."""
@@ -35,10 +41,10 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def at_the_cards(open_page: Open, address: str) -> Page:
     """The page, whose time goes on when the test says so."""
-    page = open_page(address)
-    page.clock.install()
+    page = open_page(address, "docs")  # which asks for no cards
+    page.clock.install(time=0)
+    page.clock.pause_at(1)
     page.goto(f"{address}/#/gpu")
-    page.reload()
     return page
 
 
@@ -67,6 +73,7 @@ def test_charts_of_two_cards(address: str, open_page: Open, cards: None) -> None
     assert paths.count("L") >= 1
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_while_the_page_is_out_of_sight(address: str, open_page: Open, cards: None) -> None:
     page = at_the_cards(open_page, address)
     expect(page.get_by_role("region", name="0: Tesla T4")).to_be_visible()
@@ -82,6 +89,7 @@ def test_nobody_is_asked_while_the_page_is_out_of_sight(address: str, open_page:
         page.evaluate(hide % ("false", event))
 
 
+@pytest.mark.slow
 def test_what_is_chosen_on_the_device(address: str, open_page: Open, cards: None) -> None:
     page = open_page(address, "#/gpu")
     expect(page.get_by_role("region", name="This device")).to_contain_text("hash:64")
@@ -92,6 +100,7 @@ def gpu_in_menu(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Pages").get_by_role("link", name="GPU")
 
 
+@pytest.mark.slow
 def test_without_a_card_the_menu_has_no_gpu(address: str, open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
     page = open_page(address)
@@ -112,6 +121,7 @@ def test_with_a_card_the_menu_has_it(address: str, open_page: Open, cards: None)
     expect(gpu_in_menu(open_page(address, "#/gpu"))).to_be_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_key_is_not_asked_for_more_than_it_may(
     kind: str, serve: Serve, open_page: Open, watch: Watch, tmp_path: Path

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.console.conftest import Open
@@ -20,6 +21,12 @@ PIXELS = """canvas => {
   return [sum, hash];
 }"""
 FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.fixture(scope="module")
+def address(shared_address: str) -> str:
+    """Nothing here changes a row."""
+    return shared_address
 
 
 def drawn(page: Page) -> list[int]:
@@ -54,6 +61,7 @@ def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     expect(plot(page)).to_be_focused()
 
 
+@pytest.mark.slow
 def test_by_pointer_to_a_row(address: str, open_page: Open) -> None:
     page = open_page(address)
     at = {"007": (0.0, 0.0), "001": (-1.0, -1.0), "002": (1.0, 1.0)}
@@ -79,6 +87,7 @@ def test_by_pointer_to_a_row(address: str, open_page: Open) -> None:
     assert whole[0] > 0
 
 
+@pytest.mark.slow
 def test_zoom_and_groups(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials?color=MTART")
     expect(plot(page)).to_be_visible()
@@ -98,6 +107,7 @@ def test_zoom_and_groups(address: str, open_page: Open) -> None:
     assert drawn(page) != whole
 
 
+@pytest.mark.slow
 def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials")
     page.get_by_label("Coloured by").select_option("BRGEW")
@@ -116,6 +126,7 @@ def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     expect(page.get_by_role("dialog", name="Row")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_collection_that_is_not_there(address: str, open_page: Open, watch: Any) -> None:
     watch.allow(404)
     page = open_page(address, "#/map/nowhere")

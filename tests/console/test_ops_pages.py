@@ -4,7 +4,7 @@ and on a screen of 320 pixels."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import pytest
@@ -41,6 +41,10 @@ PAGES = {
     "#/map/materials?color=MTART": ".legend button",
 }
 """By address what is there once the page is complete."""
+MOST_TELLING = (
+    "#/search/materials?q=gearbox&explain=1&passages=1",
+    *("#/collections/materials", "#/tables/{schema}/NOTES", "#/gpu", "#/map/materials?color=MTART"),
+)
 BAD = re.compile(r"undefined|\bnull\b|NaN|\[object Object\]")
 BROKEN_WORDS = """() => {
     const broken = [], range = document.createRange();
@@ -84,20 +88,30 @@ def complete(page: Page, address: str, hash: str, schema: str) -> None:
     page.locator(PAGES[hash]).first.wait_for()
 
 
-def test_the_page_about_the_api(serve: Serve, open_page: Open) -> None:
-    """To the console and back, on a phone too; axe finds nothing."""
-    page = open_page(serve(), "")
-    page.get_by_role("link", name="REST API").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("REST API")
+def violations(page: Page, colours: Literal["light", "dark"]) -> list[Any]:
+    """axe's."""
+    page.emulate_media(color_scheme=colours)
+    found = Axe().run(page, options=RULES[colours]).response["violations"]
+    return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found]
+
+
+@pytest.mark.slow
+def test_the_page_about_the_api_unfolded(shared_address: str, open_page: Open) -> None:
+    """axe finds nothing, and it is no wider than a phone."""
+    page = open_page(shared_address, "docs")
     for summary in page.locator("main > details > summary").all():
         summary.click()
-    for colours, rules in RULES.items():
-        page.emulate_media(color_scheme=colours)
-        found = Axe().run(page, options=rules).response["violations"]
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found] == [], colours
+    for colours in RULES:
+        assert violations(page, colours) == [], colours
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [320, 320]
-    page.reload()
+
+
+def test_the_page_about_the_api(shared_address: str, open_page: Open) -> None:
+    """To the console and back."""
+    page = open_page(shared_address)
+    page.get_by_role("link", name="REST API").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("REST API")
     shape = page.locator("#FoundHit")
     expect(shape).to_be_hidden()
     page.get_by_role("link", name="Shapes", exact=True).click()
@@ -107,19 +121,24 @@ def test_the_page_about_the_api(serve: Serve, open_page: Open) -> None:
     expect(page.get_by_role("search")).to_be_visible()
 
 
-def test_every_page(busy: tuple[str, str], open_page: Open) -> None:
+@pytest.mark.parametrize(
+    ("hashes", "schemes"),
+    [
+        pytest.param(MOST_TELLING, ["light"], id="most-telling"),
+        pytest.param(PAGES, RULES, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_every_page(
+    hashes: Iterable[str], schemes: Iterable[Literal["light", "dark"]], busy: tuple[str, str], open_page: Open
+) -> None:
     address, schema = busy
     page = open_page(address, "#/collections/never")
     page.get_by_role("button", name="Sync", exact=True).click()
     page.locator(".said").first.wait_for()
-    axe = Axe()
-    for hash in PAGES:
+    for hash in hashes:
         complete(page, address, hash, schema)
-        for colours, rules in RULES.items():
-            page.emulate_media(color_scheme=colours)
-            found = axe.run(page, options=rules).response["violations"]
-            told = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found]
-            assert told == [], f"{hash}, {colours}"
+        for colours in schemes:
+            assert violations(page, colours) == [], f"{hash}, {colours}"
         for text in (page.title(), page.locator("body").inner_text()):
             assert BAD.search(text) is None, f"{hash}: {text}"
         assert page.evaluate(BROKEN_WORDS) == [], hash

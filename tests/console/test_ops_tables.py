@@ -58,6 +58,7 @@ def test_from_the_search_to_a_proposal(tables: str, schema: str, open_page: Open
     expect(page.get_by_role("row")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_a_template_is_tried(tables: str, schema: str, open_page: Open, watch: Watch) -> None:
     watch.allow(422)
     page = open_page(tables, f"#/tables/{schema}/%2FBIC%2FAZD")
@@ -81,6 +82,7 @@ def test_a_template_is_tried(tables: str, schema: str, open_page: Open, watch: W
     expect(template).to_have_value(re.compile("{MAKTX}"))
 
 
+@pytest.mark.slow
 def test_a_table_without_a_proposal_says_why(tables: str, schema: str, open_page: Open) -> None:
     page = open_page(tables, f"#/tables/{schema}/NUMBERS")
     expect(page.get_by_text("no column that looks like text")).to_be_visible()
@@ -94,6 +96,7 @@ def names(page: Page) -> list[str]:
     return page.locator("main table tbody th").all_inner_texts()
 
 
+@pytest.mark.slow
 def test_pages(tables: str, schema: str, open_page: Open, hana: Any) -> None:
     cursor = hana.cursor()
     for number in range(PAGE):
@@ -110,6 +113,7 @@ def test_pages(tables: str, schema: str, open_page: Open, hana: Any) -> None:
     expect(page.get_by_role("navigation", name="Pages of tables")).to_contain_text(f"Tables 1 to {PAGE}")
 
 
+@pytest.mark.slow
 def test_without_hana_in_the_settings(address: str, open_page: Open, watch: Watch) -> None:
     watch.allow(500)
     page = open_page(address, "#/tables")
@@ -119,6 +123,7 @@ def test_without_hana_in_the_settings(address: str, open_page: Open, watch: Watc
     expect(page.locator("main")).not_to_contain_text("Internal Server Error")
 
 
+@pytest.mark.slow
 def test_a_schema_that_is_not_there(tables: str, open_page: Open, watch: Watch) -> None:
     watch.allow(404)
     page = open_page(tables, "#/tables?schema=NOWHERE")

@@ -60,8 +60,12 @@ def test_a_query_finds_rows_with_their_scores_fields_and_marked_words(address: s
     expect(first.locator(".fields")).to_contain_text("BRGEW")
     expect(first.locator(".fields")).to_contain_text("61.5")
     expect(page).to_have_title("ÖLPUMPE für gerauscharm – materials – owl-sap")
+    # This service wants no key.
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_the_address_holds_what_is_looked_for_and_back_goes_back(address: str, open_page: Open) -> None:
     page = open_page(address)
     search(page, "gearbox")
@@ -118,6 +122,7 @@ def test_filters_of_every_kind(address: str, open_page: Open) -> None:
     expect(page.get_by_label("HALB")).not_to_be_checked()
 
 
+@pytest.mark.slow
 def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> None:
     page = open_page(address)
     bodies = asked(page)
@@ -133,6 +138,7 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
     expect(page.get_by_label("Variety")).to_have_value("30")
 
 
+@pytest.mark.slow
 def test_more_like_this(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&mode=keyword")
     page.locator(".hit").first.get_by_role("button", name="More like this").click()
@@ -151,12 +157,14 @@ def test_more_like_this(address: str, open_page: Open) -> None:
     expect(page.locator(".hit")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_rows_like_one_that_is_gone(address: str, open_page: Open, watch: Any) -> None:
     watch.allow(404)
     page = open_page(address, "#/search/materials?like=" + quote('["999"]'))
     expect(page.get_by_role("button", name="Rows like")).to_contain_text("Rows like a row that no longer exists")
 
 
+@pytest.mark.slow
 def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> None:
     """Of what has nothing to do with any row, the best is still a weak one."""
     page = open_page(address)
@@ -178,6 +186,7 @@ def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> N
     expect(bars).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_explain_is_a_table_and_json_on_demand(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox 007&explain=1&passages=1")
     told = page.get_by_role("region", name="How it was found")
@@ -201,12 +210,6 @@ def test_explain_is_a_table_and_json_on_demand(address: str, open_page: Open) ->
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_the_search_box_shows_what_to_type(address: str, open_page: Open) -> None:
-    page = open_page(address)
-    expect(page.get_by_placeholder("For example: leaking pump, or 4711")).to_be_visible()
-    expect(page.locator(".results")).to_contain_text("Describe what you need, or enter a number or code.")
-
-
 def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=geräuscharm&mode=keyword")
     opener = page.locator(".hit h2 button").first
@@ -228,12 +231,14 @@ def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
     expect(page.get_by_role("button", name="Rows like")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_nothing_found_says_what_to_try(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=zzz&mode=keyword&filters=" + json.dumps({"MTART": {"in": ["ROH"]}}))
     expect(page.locator(".empty")).to_contain_text("Nothing found")
     expect(page.locator(".empty")).to_contain_text("Remove a filter.")
 
 
+@pytest.mark.slow
 def test_a_collection_that_was_never_synced(address: str, open_page: Open) -> None:
     page = open_page(address)
     page.get_by_label("Collection").select_option("never")
@@ -255,6 +260,7 @@ def test_an_error_stands_in_its_place_and_can_be_tried_again(address: str, open_
     expect(page.locator(".hit")).to_have_count(10)
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_answer(address: str, open_page: Open, watch: Any) -> None:
     page = open_page(address)
     expect(page.get_by_label("ROH")).to_be_visible()
@@ -266,6 +272,7 @@ def test_a_service_that_does_not_answer(address: str, open_page: Open, watch: An
     watch.troubles.clear()
 
 
+@pytest.mark.slow
 def test_only_the_last_of_two_searches_counts(address: str, open_page: Open) -> None:
     page = open_page(address)
     expect(page.get_by_label("ROH")).to_be_visible()
@@ -283,6 +290,7 @@ def test_only_the_last_of_two_searches_counts(address: str, open_page: Open) -> 
     assert page.locator(".hits").count() == 1
 
 
+@pytest.mark.slow
 def test_stale_rows_notes_passages_and_times_are_told(address: str, open_page: Open) -> None:
     page = open_page(address)
     hit = {"id": '["1"]', "key": {"MATNR": "1"}, "score": 0.5, "text": "best", "metadata": {}}
@@ -330,6 +338,7 @@ def test_hostile_text_is_text(address: str, open_page: Open) -> None:
     assert "owned" not in page.title()
 
 
+@pytest.mark.slow
 def test_addresses_that_somebody_made_up(address: str, open_page: Open) -> None:
     page = open_page(address)
     for written in (
@@ -372,6 +381,7 @@ def test_everything_by_keyboard(address: str, open_page: Open) -> None:
     expect(page.locator(".hit h2 button").first).to_be_focused()
 
 
+@pytest.mark.slow
 def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
     page = open_page(address, '#/search/materials?q=gearbox&filters={"MTART":{"in":["ROH","FERT"]}}')
     page.get_by_role("button", name="Remove filter MTART: ROH").press("Enter")
@@ -392,6 +402,7 @@ def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
     expect(page.locator("main")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_a_search_that_is_given_up_is_over(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials")
     page.route("**/search", lambda route: None)
@@ -403,6 +414,7 @@ def test_a_search_that_is_given_up_is_over(address: str, open_page: Open) -> Non
     expect(page.locator(".results[aria-busy]")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_what_the_least_score_is_compared_with_is_told(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&min=0.01")
     expect(page.locator(".results .note")).to_contain_text("applies to the cosine similarity")

@@ -61,6 +61,7 @@ def test_a_key_is_asked_for_once_and_forgotten_on_wish(serve: Serve, keys: Path,
     expect(page.locator(".hit")).to_have_count(10)
 
 
+@pytest.mark.slow
 def test_a_scope_that_is_missing_is_named(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
     metrics = key(keys, "metrics")
     address = serve(access={"keys": keys})
@@ -70,13 +71,7 @@ def test_a_scope_that_is_missing_is_named(serve: Serve, keys: Path, open_page: O
     expect(page.locator(".results").get_by_role("alert")).to_contain_text("Your key lacks the scope search")
 
 
-def test_nothing_is_asked_without_authentication(address: str, open_page: Open) -> None:
-    page = open_page(address, "#/search/materials?q=gearbox")
-    expect(page.locator(".hit")).to_have_count(10)
-    expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
-
-
+@pytest.mark.slow
 def test_over_plain_http_from_another_machine(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
     """A page there lacks what browsers keep for secure contexts: crypto.randomUUID, the clipboard."""
     good = key(keys, "search")
@@ -94,6 +89,7 @@ def test_over_plain_http_from_another_machine(serve: Serve, keys: Path, open_pag
     ]
 
 
+@pytest.mark.slow
 def test_who_gives_no_key_is_left_in_peace(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
     good = key(keys, "metrics")
     address = serve(access={"keys": keys, "failures": "unlimited"})
@@ -117,6 +113,7 @@ def test_who_gives_no_key_is_left_in_peace(serve: Serve, keys: Path, open_page: 
         page.clock.run_for(5_000)
 
 
+@pytest.mark.slow
 def test_what_no_header_can_hold_is_no_key(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
     good = key(keys, "search")
     address = serve(access={"keys": keys, "failures": "unlimited"})
@@ -129,6 +126,7 @@ def test_what_no_header_can_hold_is_no_key(serve: Serve, keys: Path, open_page: 
     expect(page.locator(".hit")).to_have_count(10)
 
 
+@pytest.mark.slow
 def test_the_key_is_asked_for_over_another_dialog(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
     good = key(keys, "search")
     address = serve(access={"keys": keys, "failures": "unlimited"})

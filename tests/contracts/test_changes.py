@@ -3,7 +3,7 @@ the source after a run for what the way can see, and after a full comparison for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,26 @@ def begun(synced: Synced, way: str) -> Synced:
     return synced
 
 
-@pytest.mark.parametrize("way", WAYS)
+def each_way(*on_the_emulator: str, ways: Iterable[str] = tuple(WAYS)) -> pytest.MarkDecorator:
+    """Each of the ways over the table in memory, and these over the one in the emulator; there the others are slow."""
+    return pytest.mark.parametrize(
+        ("table", "way"),
+        [
+            pytest.param(where, way, marks=[pytest.mark.slow] * (where == "emulator" and way not in on_the_emulator))
+            for where in ("memory", "emulator")
+            for way in ways
+        ],
+        indirect=["table"],
+    )
+
+
+memory_first = pytest.mark.parametrize(
+    "table", ["memory", pytest.param("emulator", marks=pytest.mark.slow)], indirect=True
+)
+"""What the way to find changes does, whatever answers it."""
+
+
+@each_way()
 @pytest.mark.proves(24)
 def test_nothing_changed_costs_nothing(synced, way):
     begun(synced, way)
@@ -75,7 +94,7 @@ def test_nothing_changed_costs_nothing(synced, way):
     assert report.read == (0 if way in PARTIAL else 10)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way(*WAYS)
 def test_insert_update_and_metadata(synced, way):
     begun(synced, way)
     synced.table.put(3, "valve", second(60))
@@ -88,7 +107,7 @@ def test_insert_update_and_metadata(synced, way):
     assert synced.sync().upserted == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way("log", "rowid")
 @pytest.mark.proves(11, 12)
 def test_deletions_and_changed_keys(synced, way):
     begun(synced, way)
@@ -105,7 +124,7 @@ def test_deletions_and_changed_keys(synced, way):
         synced.agrees()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way()
 def test_rows_that_turn_blank_and_come_back(synced, way):
     begun(synced, way)
     synced.table.put(3, None, second(60))
@@ -117,7 +136,7 @@ def test_rows_that_turn_blank_and_come_back(synced, way):
     synced.agrees()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way()
 def test_a_full_comparison_keeps_what_the_way_stored(synced, way):
     """No flapping: it rewrites nothing, and the run after it finds its tokens and marks in order."""
     begun(synced, way)
@@ -137,7 +156,9 @@ def _records(synced: Synced) -> list[Any]:
 @pytest.mark.parametrize(
     ("table", "before", "after"),
     [
-        (where, before, after)
+        pytest.param(
+            where, before, after, marks=[pytest.mark.slow] * (where == "emulator" or "full" not in (before, after))
+        )
         for where in ("memory", "emulator")
         for before in WAYS
         for after in WAYS
@@ -157,7 +178,7 @@ def test_another_way_embeds_nothing(synced, before, after):
     assert report.method == after
 
 
-@pytest.mark.parametrize("way", ["watermark", "log", "rowid", "hash"])
+@each_way(ways=["watermark", "log", "rowid", "hash"])
 def test_the_full_comparison_comes_round(synced, way):
     begun(synced, way)
     assert synced.sync(change={"reconcile": 3600.0}).method == way
@@ -172,6 +193,7 @@ def test_the_full_comparison_comes_round(synced, way):
 
 
 @pytest.mark.proves(13)
+@memory_first
 def test_a_late_commit_is_lost_without_delay_and_found_by_the_comparison(synced):
     synced.way, no_delay = "watermark", {"delay": 0.0}
     synced.sync(change=no_delay)
@@ -202,6 +224,7 @@ def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
 
 
 @pytest.mark.proves(14)
+@memory_first
 def test_rows_without_a_watermark_wait_for_the_comparison(synced):
     begun(synced, "watermark")
     synced.table.put(30, "no time", None)
@@ -212,6 +235,7 @@ def test_rows_without_a_watermark_wait_for_the_comparison(synced):
     synced.agrees()
 
 
+@memory_first
 def test_what_a_paused_run_held_back_is_deleted_by_the_next_comparison(synced):
     begun(synced, "watermark")
     for key in range(20, 40):
@@ -227,7 +251,15 @@ def test_what_a_paused_run_held_back_is_deleted_by_the_next_comparison(synced):
     assert not synced.stored().keys() & set(range(20, 40))
 
 
-@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("table", "stopped_after"),
+    [
+        *(("memory", stopped_after) for stopped_after in (1, 2, 3)),
+        ("emulator", 2),
+        *(pytest.param("emulator", stopped_after, marks=pytest.mark.slow) for stopped_after in (1, 3)),
+    ],
+    indirect=["table"],
+)
 @pytest.mark.proves(14)
 def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_after):
     """Nine rows of one watermark, three a page; the run is ended in the middle and the next one goes on there."""
@@ -251,10 +283,9 @@ def _stopped(synced: Synced, pages: int) -> Any:
     return sync(synced.table.spec(synced.way), ends, OPTIONS, stop=lambda: next(asked, True))
 
 
+@pytest.mark.parametrize("table", ["emulator"], indirect=True)  # in memory there are microseconds only
 @pytest.mark.proves(14)
 def test_a_time_between_two_microseconds_is_no_reason_to_read_for_ever_or_to_lose(synced):
-    if isinstance(synced.table, MemoryTable):
-        pytest.skip("in memory there are microseconds only")
     begun(synced, "watermark")
     for number in range(7):
         moment = f"2026-03-01 12:01:00.00000{number % 2}{number % 3}"
@@ -265,6 +296,7 @@ def test_a_time_between_two_microseconds_is_no_reason_to_read_for_ever_or_to_los
 
 
 @pytest.mark.proves(15)
+@memory_first
 def test_a_clock_that_is_set_back_reads_nothing_and_forgets_nothing(synced):
     begun(synced, "watermark")
     synced.table.put(20, "first", second(60))
@@ -297,6 +329,7 @@ def test_the_log_is_a_queue_and_not_a_tape(synced):
     synced.agrees()
 
 
+@memory_first
 def test_what_changes_while_old_entries_wait_is_embedded_once(synced):
     """Three rows a page: the first ones are met again on later pages."""
     synced.way = "log"
@@ -309,6 +342,7 @@ def test_what_changes_while_old_entries_wait_is_embedded_once(synced):
     synced.agrees()
 
 
+@memory_first
 def test_many_entries_of_one_key_are_one_row(synced):
     begun(synced, "log")
     synced.sync()
@@ -389,6 +423,7 @@ def _plug_in(table: Changing) -> None:
 
 
 @pytest.mark.parametrize("way", ["log"])
+@memory_first
 def test_a_partial_run_brakes_too_and_the_next_one_looks_at_everything(synced, way):
     begun(synced, way)
     synced.sync()
@@ -405,6 +440,7 @@ def test_a_partial_run_brakes_too_and_the_next_one_looks_at_everything(synced, w
 # --------------------------------------------------------------------------------------------------------------- rowid
 
 
+@memory_first
 def test_row_ids_that_begin_anew_are_not_believed(synced):
     begun(synced, "rowid")
     synced.table.truncate()
@@ -418,7 +454,11 @@ def test_row_ids_that_begin_anew_are_not_believed(synced):
     synced.agrees()
 
 
-@pytest.mark.parametrize("rows", [4, 9])
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [("memory", 4), ("memory", 9), ("emulator", 9), pytest.param("emulator", 4, marks=pytest.mark.slow)],
+    indirect=["table"],
+)
 def test_a_highest_row_id_that_fell_makes_it_compare_everything(synced, rows):
     begun(synced, "rowid")
     synced.table.truncate()

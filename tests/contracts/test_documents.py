@@ -41,6 +41,7 @@ from hana_emulator.testing import Emulator
 SPEC = CollectionSpec("notes", NO_TABLE, "", ("id",), chunk=ChunkSpec(8, 2))
 QUICK = LeaseTimes(ttl=5, renew=1, poll=0.02)
 Opener = Callable[[], VectorStore]
+local_first = pytest.mark.parametrize("another", ["local", pytest.param("hana", marks=pytest.mark.slow)], indirect=True)
 
 
 class Counting:
@@ -134,6 +135,7 @@ def test_nothing_is_embedded_in_vain(store: VectorStore, notes: Documents, embed
     assert contents(store) == {"a": [("one text", {"v": 2})], "b": [("another text, longer", {})]}
 
 
+@local_first
 def test_a_shorter_text_leaves_no_chunk_of_the_longer_one(store: VectorStore, notes: Documents) -> None:
     notes.put([NewDocument("a", " ".join(f"word{n}" for n in range(40)), {"v": 1})])
     assert len(texts(store, "a")) > 3
@@ -160,6 +162,7 @@ def test_one_bad_document_and_nothing_of_the_call_is_stored(store: VectorStore, 
 ODD_IDS = ['["x"]', "record:1", "ä😀", " ", "a\0b", "\n", "x" * 1990, "null", "1"]
 
 
+@local_first
 def test_any_text_is_an_id(store: VectorStore, notes: Documents) -> None:
     documents = [NewDocument(id_, f"text {number}") for number, id_ in enumerate(ODD_IDS)]
     assert notes.put([*documents, NewDocument("other", "other text")]).ids == [*ODD_IDS, "other"]
@@ -169,6 +172,7 @@ def test_any_text_is_an_id(store: VectorStore, notes: Documents) -> None:
     assert list(contents(store)) == ["other"]
 
 
+@local_first
 def test_the_model_of_what_is_stored_is_kept(store: VectorStore, notes: Documents, embedder: Counting) -> None:
     notes.put([NewDocument("a", "text")])
     embedder.fingerprint = "another model"
@@ -237,6 +241,7 @@ def test_two_processes_that_write_the_same_ids_leave_each_document_of_one_of_the
         assert text == f"text 3 of {metadata['w']}"
 
 
+@local_first
 def test_a_writer_that_keeps_the_collection_is_waited_for_and_then_told(
     store: VectorStore, notes: Documents, embedder: Counting, another: Opener
 ) -> None:

@@ -22,7 +22,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["hash:384", "all-MiniLM-L6-v2"])
+@pytest.fixture(scope="module", params=["hash:384", pytest.param("all-MiniLM-L6-v2", marks=pytest.mark.slow)])
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
     with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
         yield EngineEmbedder(engine)

@@ -39,6 +39,7 @@ from tests.contracts.test_vector_store import (
     another,
     changes,
     chunk,
+    first_on,
     ids,
     name,
     opened,
@@ -92,6 +93,7 @@ def built(store: VectorStore, name: str) -> str:
     return beside
 
 
+@first_on("local")
 def test_what_there_is_of_a_collection_that_was_never_opened(store):
     assert store.generations.all("never-opened") == []
     with pytest.raises(UnknownCollection, match="never-opened"):
@@ -103,6 +105,7 @@ def test_what_there_is_of_a_collection_that_was_never_opened(store):
     assert store.generations.all("never-opened") == []
 
 
+@first_on("local")
 def test_a_first_generation(store, name):
     (only,) = store.generations.all(name)
     assert (only.name, only.number, only.state, only.rows, only.complete) == (name, 1, "active", 0, False)
@@ -111,6 +114,7 @@ def test_a_first_generation(store, name):
     assert abs(only.created - datetime.now(UTC)) < timedelta(minutes=1)
 
 
+@first_on("local")
 def test_both_are_kept_apart_and_say_what_they_are(store, name, built):
     assert built == f"{name}@2"
     both = generations(store, name)
@@ -138,6 +142,7 @@ def test_a_name_is_no_beginning_of_another(store):
     assert set(states(store, like)) == {1, 2}
 
 
+@first_on("local")
 def test_an_unfinished_one_of_the_model_is_built_on(store, name, built, another):
     assert another().generations.begin(name, OTHER, recipe(name)) == built
     assert store.generations.begin(name, OTHER, recipe(name, "{T} {M}")) == built, "the next sync heals it in place"
@@ -145,6 +150,7 @@ def test_an_unfinished_one_of_the_model_is_built_on(store, name, built, another)
     assert states(store, name) == {1: "active", 2: "building", 3: "building"}
 
 
+@first_on("local")
 def test_only_what_was_begun_can_be_opened_and_only_for_its_model(store, name, built):
     with pytest.raises(UnknownCollection, match="@9"):
         store.open(f"{name}@9", OTHER)
@@ -212,6 +218,7 @@ def test_a_search_of_another_process_never_mixes(store, name, built, another):
             call()
 
 
+@first_on("local")
 def test_a_search_right_after_the_old_one_was_dropped(store, name, built, another):
     other = another()
     assert len(other.view(name).search(unit(DIMENSION), 9)) == 3
@@ -237,6 +244,7 @@ def test_whoever_writes_during_a_switch_writes_no_more(store, name, built, anoth
     assert set(stored(store, f"{name}@1")) == {("a", 0), ("b", 0), ("old", 0)}
 
 
+@first_on("hana")
 def test_searches_while_it_is_switched_to_and_fro_see_one_or_the_other(store, name, built, another):
     found, stop, other = set(), threading.Event(), another()
     failures: list[Exception] = []
@@ -303,6 +311,7 @@ def test_dropping(store, name, built, another):
     assert store.quarantine(f"{name}@3") == []
 
 
+@first_on("local")
 def test_numbers_are_not_given_again_after_a_switch_and_a_drop(store, name, built):
     store.generations.begin(name, Model("c", "c", 4), recipe(name))
     store.generations.drop(name, 3)
@@ -343,6 +352,7 @@ def test_whoever_lost_the_lease_while_dropping_leaves_the_row(store, name, built
     assert states(store, name) == {1: "active"}
 
 
+@first_on("local")
 def test_a_lease_on_what_has_just_gone(store, name, built, monkeypatch):
     found = store._known(built)
     store.generations.drop(name, 2)
@@ -351,6 +361,7 @@ def test_a_lease_on_what_has_just_gone(store, name, built, monkeypatch):
         store.take_lease(built, "late", 1)
 
 
+@first_on("local")
 def test_a_retired_one_is_built_on_when_it_is_what_is_wanted(store, name, built):
     store.generations.switch(name, 2)
     other_texts = recipe(name, "{OTHER}", model="a")
@@ -361,6 +372,7 @@ def test_a_retired_one_is_built_on_when_it_is_what_is_wanted(store, name, built)
     assert set(stored(store, f"{name}@1")) == {("a", 0), ("b", 0), ("old", 0)}
 
 
+@first_on("local")
 def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store, name):
     beside = store.generations.begin(name, OTHER, recipe(name))
     store.open(name, Model("c", "c", 4))
@@ -369,6 +381,7 @@ def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store
     assert stored(store, beside) == {}
 
 
+@first_on("local")
 def test_the_recipe_is_replaced(store, name, built):
     new = replace(recipe(name), spec=replace(recipe(name).spec, where=None, key=(), metadata=(), chunk=ChunkSpec()))
     store.generations.record(name, 2, new)
@@ -382,6 +395,7 @@ def test_the_recipe_is_replaced(store, name, built):
     }
 
 
+@first_on("local")
 def test_a_vector_of_the_one_generation_is_none_of_the_other(store, name, built):
     with pytest.raises(Exception, match="dimension"):
         store.view(name).search(unit(WIDE), 1)

@@ -79,7 +79,15 @@ def write(store: VectorStore, made: list[Row], name: str = NAME, deleted: tuple[
         store.apply(lease, ChangeSet(chunks, vectors, deleted=list(deleted)))
 
 
-@pytest.fixture(params=["local", "hana", "hana by LIKE"])
+PLACES: dict[str, list[pytest.MarkDecorator]] = {
+    "local": [],
+    "hana": [pytest.mark.slow],
+    "hana by LIKE": [pytest.mark.slow],
+}
+"""The local store each time."""
+
+
+@pytest.fixture(params=[pytest.param(place, marks=marks) for place, marks in PLACES.items()])
 def stores(
     request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[VectorStore, VectorStore]]:
@@ -146,7 +154,15 @@ SIZES = [(40, 200), (FEWEST_ROWS + 50, 60), (30, 1500)]
 common, by the visible ones none."""
 
 
-@pytest.mark.parametrize(("seen", "hidden"), SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("stores", "seen", "hidden"),
+    [
+        pytest.param(place, *size, marks=[] if (place, size) == ("hana", SIZES[0]) else marks)
+        for place, marks in PLACES.items()
+        for size in SIZES
+    ],
+    indirect=["stores"],
+)
 def test_answers_are_those_of_a_store_without_hidden_rows(
     stores: tuple[VectorStore, VectorStore], seen: int, hidden: int
 ) -> None:
@@ -187,6 +203,7 @@ def test_other_collections_of_the_same_store_move_no_score(stores: tuple[VectorS
 # ------------------------------------------------------------------------------------------------ ids that are hidden
 
 
+@pytest.mark.parametrize("stores", ["local", "hana"], indirect=True)
 def test_a_hidden_id_is_looked_up_as_an_absent_one(stores: tuple[VectorStore, VectorStore]) -> None:
     """By the same statements: the row filter is part of them, so nothing is fetched that has to be compared."""
     made = rows(8, 10, 10)

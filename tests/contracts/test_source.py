@@ -113,8 +113,13 @@ def pairs(count: int) -> list[tuple[str, int, str]]:
     return [(f"{n // 3:04d}", n % 3, f"text {n}") for n in range(count)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 100])
-@pytest.mark.parametrize("count", [0, 1, 3, 7, 12])
+OFTEN = [(0, 3), (1, 1), (3, 3), (7, 2), (7, 3), (12, 1), (12, 4), (12, 100)]
+SIZES = [(count, size) for count in (0, 1, 3, 7, 12) for size in (1, 2, 3, 4, 7, 100)]
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in OFTEN)) for pair in SIZES]
+)
 def test_every_row_once_in_key_order(place, count, size):
     rows = pairs(count)
     asked = query(place, place.table(PAIR, rows), "X")
@@ -197,7 +202,7 @@ def test_odd_names(place, name):
         ("NVARCHAR(20)", ["%", "_", "'; DROP TABLE X; --", "\\", "\n"]),
     ],
 )
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_keys_of_every_type_page_look_up_and_survive_their_id(place, kind, values, size):
     ref = place.table(f'"K" {kind} PRIMARY KEY, "X" INTEGER', [(value, n) for n, value in enumerate(values)])
     asked = query(place, ref, "X")
@@ -244,8 +249,13 @@ def test_rows_that_come_and_go_between_pages(place):
     assert {row.values["X"] for row in rest if row.key[0] == "0003"} == {"changed"}
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 12])
-@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+OFTEN_IN_PARTS = [(0, 3), (1, 2), (2, 3), (7, 1), (7, 8), (12, 3)]
+PARTS = [(count, parts) for count in (0, 1, 2, 7, 12) for parts in (1, 2, 3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in OFTEN_IN_PARTS)) for pair in PARTS]
+)
 def test_ranges_hold_every_row_once_in_parts_alike(place, count, parts):
     asked = query(place, place.table(PAIR, pairs(count)), "X")
     assert keys_by_range(place.source, asked, parts, 2) == [row[:2] for row in pairs(count)]
@@ -309,7 +319,7 @@ WORDS = st.text(st.sampled_from("aAzä0 %_\"'/😀"), max_size=3)
 KEYS = st.lists(st.tuples(WORDS, st.integers(-2, 2), WORDS), unique=True, max_size=25)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=KEYS, size=st.integers(1, 8))
 def test_every_row_exactly_once_over_random_three_column_keys(place, found, size):
     name = f"OWL_TEST_RANDOM_{os.getpid()}"

@@ -84,25 +84,27 @@ def listed() -> set[str]:
     return {statement for block in blocks for statement in block.splitlines()}
 
 
-@pytest.fixture
-def recorded(emulator, hana_schema, hana) -> list[str]:
+@pytest.fixture(scope="module")
+def recorded(emulator, shared_schema) -> list[str]:
     sent: list[str] = []
     login = ConnectionOptions(
         host=emulator.host,
         port=emulator.port,
         user=emulator.user,
         password=emulator.password,
-        schema=hana_schema,
+        schema=shared_schema,
         encrypt=False,
     )
+    hana = emulator.connect(currentSchema=shared_schema)
     hana.cursor().execute(
         'CREATE TABLE "SRC" ("A" NVARCHAR(5), "B" INTEGER, "F" BOOLEAN, "D" DATE, "TXT" NVARCHAR(99), '
         'PRIMARY KEY ("A", "B"))'
     )
     engine = load_engine(EngineOptions(model="hash:16"))
     with HanaPool(login, on_statement=sent.append, idle_check=0.0) as pool:
-        exercise(pool, hana, hana_schema, EngineEmbedder(engine))
+        exercise(pool, hana, shared_schema, EngineEmbedder(engine))
     engine.close()
+    hana.close()
     return sent
 
 
@@ -274,8 +276,8 @@ def insert(hana, rows) -> None:
     hana.commit()
 
 
-def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, hana_schema):
-    sent = {shape(sql, hana_schema) for sql in recorded}
+def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, shared_schema):
+    sent = {shape(sql, shared_schema) for sql in recorded}
     assert sent - listed() == set(), "sent, but not in docs/hana-sql.md"
     assert listed() - sent == set(), "in docs/hana-sql.md, but not sent any more"
 
@@ -286,7 +288,7 @@ def test_every_listed_statement_names_its_source():
     assert all(known.search(text) for text in blocks)
 
 
-def test_values_are_bound_never_written_into_the_text(recorded, hana_schema):
+def test_values_are_bound_never_written_into_the_text(recorded):
     for sql in recorded:
         assert "2026" not in sql
         assert "word" not in sql

@@ -75,7 +75,14 @@ def collection(
     made.ends.store.close()
 
 
-@pytest.mark.parametrize(("collection", "form"), KINDS.items(), indirect=["collection"])
+@pytest.mark.parametrize(
+    ("collection", "form"),
+    [
+        pytest.param(*kind, marks=[pytest.mark.slow] * (kind[0] in ("SECONDDATE", "NVARCHAR(14)", "DECIMAL(21,7)")))
+        for kind in KINDS.items()
+    ],
+    indirect=["collection"],
+)
 def test_a_window_by_any_clock(collection, form):
     """A row whose unit of time was not over when a run came by is read by a later one, however coarse that is."""
     for key in range(5):
@@ -96,7 +103,11 @@ def _ids(collection: Collection) -> set[str]:
     return {chunk.id for page in collection.ends.store.stored("c") for chunk in page}
 
 
-@pytest.mark.parametrize("collection", ["BIGINT", "INTEGER", "DECIMAL(10)"], indirect=True)
+@pytest.mark.parametrize(
+    "collection",
+    ["BIGINT", pytest.param("INTEGER", marks=pytest.mark.slow), pytest.param("DECIMAL(10)", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_a_rising_number_is_settled_once_it_is_old_enough(collection):
     for key in range(5):
         collection.put(key, key + 1)

@@ -140,7 +140,7 @@ wheres = st.none() | st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=wheres, within=withins)
 def test_no_row_but_those_that_may_be_seen_takes_part(store: VectorStore, where: Any, within: Any) -> None:
     """What is found is what would be found in a collection that holds no other rows, errors included."""
@@ -159,7 +159,7 @@ def test_no_row_but_those_that_may_be_seen_takes_part(store: VectorStore, where:
             assert sorted(ids) == sorted(wanted), way
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(within=withins, k=st.integers(1, 12))
 def test_the_best_k_are_the_best_of_what_may_be_seen(store: VectorStore, within: Any, k: int) -> None:
     """Narrowed before the best are chosen, not after."""

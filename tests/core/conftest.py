@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -152,12 +153,18 @@ def write(file: Path, content: Any) -> None:
 
 
 def random_weights(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "model.safetensors").write_bytes(_weights(json.dumps(config)))
+
+
+@functools.cache
+def _weights(described: str) -> bytes:
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(3)
+    config: dict[str, Any] = json.loads(described)
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "auto_map")}
     model = BertModel(BertConfig(**settings, initializer_range=0.3))
     tensors = {name: value.contiguous() for name, value in model.state_dict().items() if "position_ids" not in name}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return save(tensors, metadata={"format": "pt"})

@@ -89,8 +89,13 @@ def least_cosine(ours: Any, theirs: Any) -> float:
     return float(torch.nn.functional.cosine_similarity(ours.double(), theirs.double()).min())
 
 
+def rare(*known: str) -> list[Any]:
+    """The models, all but those named here in the slow suite alone."""
+    return [name if name in known else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
 def test_every_length_and_order_in_fp32(saved: Callable[[str], Path], name: str, pooling: str) -> None:
     folder = replace(read_folder(saved(name), "tiny"), pooling=pooling)
     assert refusal(folder) is None
@@ -104,7 +109,7 @@ def test_every_length_and_order_in_fp32(saved: Callable[[str], Path], name: str,
             torch.testing.assert_close(found, wanted[order], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rare("bert"))
 def test_bf16_is_near(saved: Callable[[str], Path], name: str) -> None:
     """As near as transformers' own modules come in bf16: these weights are wilder than any trained model's."""
     folder = read_folder(saved(name), "tiny")
@@ -117,7 +122,7 @@ def test_bf16_is_near(saved: Callable[[str], Path], name: str) -> None:
     assert ours >= 0.98
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rare("bert", "roberta"))
 def test_the_engine_runs_it_packed_with_the_vectors_of_sentence_transformers(
     saved: Callable[[str], Path], name: str
 ) -> None:
@@ -164,7 +169,7 @@ def damaged(name: str) -> Callable[[Any, Any], Any]:
         ("roberta", "order of counting"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_what_is_misunderstood_falls_back_and_says_so(
     saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, model: str, misunderstood: str, precision: str
 ) -> None:
@@ -190,14 +195,14 @@ def test_plain_bert_is_known(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("difference", "says"),
     [
-        ({"model_type": "deberta-v2"}, "deberta-v2 is none of bert, roberta"),
-        ({"model_type": None}, "None is none of"),
+        ({"model_type": "deberta-v2"}, "deberta-v2 is not one of bert, roberta"),
+        ({"model_type": None}, "None is not one of"),
         ({"hidden_act": "gelu_new"}, "gelu_new, not gelu"),
         ({"position_embedding_type": "relative_key"}, "relative_key, not absolute"),
         ({"is_decoder": True}, "decoder"),
         ({"model_type": "distilbert", "activation": "relu"}, "relu, not gelu"),
-        ({"model_type": "mpnet"}, "mpnet is none of"),
-        ({"model_type": "modernbert"}, "modernbert is none of"),
+        ({"model_type": "mpnet"}, "mpnet is not one of"),
+        ({"model_type": "modernbert"}, "modernbert is not one of"),
     ],
     ids=str,
 )

@@ -109,7 +109,7 @@ def test_a_measured_budget_uses_most_of_what_fits_and_hardly_ever_more(device: D
         assert device.failures == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(device=DEVICES, wrong=st.floats(0.02, 4.0))
 def test_a_budget_from_a_wrong_cost_converges(device: Device, wrong: float) -> None:
     """The card takes up to 50 times of what was believed: a batch fails only when the budget has grown, and what is
@@ -126,6 +126,7 @@ def test_a_budget_from_a_wrong_cost_converges(device: Device, wrong: float) -> N
     assert memory.token_budget >= min(planned, device.surely_fits) / 2.5
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(device=DEVICES, wrong=st.floats(0.02, 4.0))
 def test_gaps_that_come_and_go_do_not_wear_it_down(device: Device, wrong: float) -> None:

@@ -322,7 +322,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(calls=CALLS, most=st.sampled_from([None, 60, 200]), length=st.integers(1, 12))
 def test_everybody_gets_his_own_vectors_or_his_own_error(
     calls: list[tuple[Lane | None, int, str]], most: int | None, length: int

@@ -132,10 +132,10 @@ def test_this_machine_is_measured() -> None:
 @pytest.mark.parametrize(
     ("gain", "precision", "reason"),
     [
-        (2.04, "bf16", "2.0x faster than fp32"),
+        pytest.param(2.04, "bf16", "2.0x faster than fp32", marks=pytest.mark.slow),
         (BF16_PAYS, "bf16", "1.3x faster than fp32"),
         (BF16_PAYS - 0.01, "fp32", "1.29x as fast as fp32"),
-        (0.01, "fp32", "0.01x as fast as fp32"),
+        pytest.param(0.01, "fp32", "0.01x as fast as fp32", marks=pytest.mark.slow),
         (0.0, "fp32", "cannot compute bf16"),
     ],
 )
@@ -149,6 +149,7 @@ def test_the_engine_takes_what_the_probe_allows_and_says_why(
         assert engine.fingerprint.endswith("/float")
 
 
+@pytest.mark.slow
 def test_who_asks_for_a_precision_is_not_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "_measured", lambda: pytest.fail("measured"))
     monkeypatch.setattr(linears, "_known", None)

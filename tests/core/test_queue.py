@@ -154,7 +154,7 @@ CALLS = st.lists(
 
 
 @given(CALLS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_caller_gets_his_own_vectors_in_order(calls: list[tuple[Lane | None, list[str]]]) -> None:
     scene = Scene(Gated())
     try:

@@ -71,6 +71,7 @@ def test_writing_by_id(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(WRITING, capsys) == ["['Conveyor belt mended.']", "['n2']"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workplace")
 def test_langchain_hana_finds_in_our_table_what_we_find(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(THEIRS, capsys)

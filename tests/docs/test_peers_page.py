@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hana_emulator.testing import running
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_first_connection() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
     with running("--schema", "OWL") as emulator:

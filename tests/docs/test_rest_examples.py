@@ -315,6 +315,7 @@ while ((await ask("GET", "/v1/jobs")).some((job) => !["succeeded", "failed", "ca
   await new Promise((done) => setTimeout(done, 10));"""
 
 
+@pytest.mark.slow
 def test_javascript_gets_the_same(stage: Stage) -> None:
     node = shutil.which("node")
     if node is None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
 from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
-from hana_emulator.testing import running
 from tests.e2e import sync_child
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -120,9 +120,8 @@ class KnownConnections:
         return connection
 
 
-def test_sessions_disconnected_while_writing_cost_nothing(hashing):
-    with running() as emulator:
-        killer = emulator.connect(autocommit=True, currentSchema=emulator.schema)
+def test_sessions_disconnected_while_writing_cost_nothing(emulator, hana_schema, hashing):
+    with closing(emulator.connect(autocommit=True, currentSchema=hana_schema)) as killer:
         cursor = killer.cursor()
         cursor.execute('CREATE COLUMN TABLE "NOTES" ("ID" INTEGER PRIMARY KEY, "TXT" NVARCHAR(200), "N" INTEGER)')
         cursor.executemany('INSERT INTO "NOTES" VALUES (?,?,?)', [(n, f"note {n}", 1) for n in range(ROWS)])
@@ -138,13 +137,12 @@ def test_sessions_disconnected_while_writing_cost_nothing(hashing):
 
         options = ConnectionOptions(**login(emulator), encrypt=False)
         with HanaPool(options, driver=driver, on_statement=disconnect) as pool:
-            ends = Ends(HanaSource(pool), HanaStore(pool, emulator.schema), hashing)
-            report = sync(sync_child.spec(emulator.schema), ends, sync_child.OPTIONS)
+            ends = Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
+            report = sync(sync_child.spec(hana_schema), ends, sync_child.OPTIONS)
             assert inserts > 3
             assert (report.upserted, report.quarantined) == (ROWS, 0)
             assert set(chunks(ends.store).values()) == {1}
-            assert verify(sync_child.spec(emulator.schema), ends).ok
-        killer.close()
+            assert verify(sync_child.spec(hana_schema), ends).ok
 
 
 def test_a_table_dropped_while_it_is_read_deletes_nothing(emulator, hana_schema, notes, open_pool, hashing, run_sql):

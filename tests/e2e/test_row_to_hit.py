@@ -129,6 +129,7 @@ def test_a_table_without_key_is_refused_by_name(ends, run_sql, hana_schema):
         sync(CollectionSpec("c", TableRef(hana_schema, "NOKEY"), "{T}"), ends, OPTIONS)
 
 
+@pytest.mark.slow
 def test_odd_names_stand_as_they_are(emulator, open_pool, hashing, run_sql, hana_schema):
     names = {"odd-1": metadata_names(["/BIC/Grp", "a.b"])}
     pool = open_pool(emulator)
@@ -160,6 +161,7 @@ def test_a_where_that_is_no_sql_is_a_mistake_in_the_configuration(ends, spec):
         sync(replace(spec, where="\"MANDT\" = '100' AND"), ends, OPTIONS)
 
 
+@pytest.mark.slow
 def test_source_in_one_hana_and_vectors_in_another(spec, emulator, open_pool, hashing, run_sql):
     with running("--schema", "VECTORS") as other:
         ends = Ends(HanaSource(open_pool(emulator)), HanaStore(open_pool(other), "VECTORS"), hashing)
@@ -191,7 +193,7 @@ KINDS = ("missing", "stale", "orphaned", "duplicates", "bad_vectors")
 CONTENT = 'SELECT "SRC_KEY","CHUNK_NO","VEC_TEXT","VEC_META","CONTENT_HASH" FROM "OWL_MATERIALS_G1" ORDER BY 1, 2'
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["missing", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_planted_damage_is_found_and_mended_and_nothing_else(ends, spec, run_sql, kind):
     sync(spec, ends, OPTIONS)
     clean = run_sql(CONTENT)
@@ -210,7 +212,16 @@ def test_planted_damage_is_found_and_mended_and_nothing_else(ends, spec, run_sql
     assert {key for _, key in touched} <= {'["100","P-1"]', '["100","GONE"]'}
 
 
-@pytest.mark.parametrize("column", ["CHUNK_NO", "CONTENT_HASH", "VEC_TEXT", "VEC_META", "MODEL_ID"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param("CHUNK_NO", marks=pytest.mark.slow),
+        "CONTENT_HASH",
+        pytest.param("VEC_TEXT", marks=pytest.mark.slow),
+        pytest.param("VEC_META", marks=pytest.mark.slow),
+        pytest.param("MODEL_ID", marks=pytest.mark.slow),
+    ],
+)
 def test_a_column_set_to_null_stops_neither_sync_nor_verify(ends, spec, run_sql, column):
     sync(spec, ends, OPTIONS)
     clean = run_sql(CONTENT)
@@ -233,6 +244,7 @@ def test_poisoned_vectors_never_win_a_search(ends, spec, run_sql, hana):
 # ------------------------------------------------------------------------------------------------------- neighbours
 
 
+@pytest.mark.slow
 def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulator, hana_schema, run_sql):
     from langchain_core.embeddings import Embeddings
     from langchain_hana import HanaDB

@@ -65,6 +65,7 @@ def test_reflection(filled: sa.Engine) -> None:
     assert (type(price), price.precision, price.scale) == (hana_types.DECIMAL, 10, 2)
 
 
+@pytest.mark.slow
 def test_tables_read_back_make_the_same_tables(filled: sa.Engine) -> None:
     found = sa.MetaData()
     found.reflect(filled)
@@ -148,7 +149,11 @@ TYPES: list[tuple[sa.types.TypeEngine[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), TYPES, ids=lambda part: type(part).__name__)
+OFTEN = (sa.Numeric, sa.DateTime, sa.Unicode, sa.LargeBinary, hana_types.REAL_VECTOR)
+FEW_TYPES = [each if isinstance(each[0], OFTEN) else pytest.param(*each, marks=pytest.mark.slow) for each in TYPES]
+
+
+@pytest.mark.parametrize(("kind", "value"), FEW_TYPES, ids=lambda part: type(part).__name__)
 def test_types_keep_their_values(engine: sa.Engine, kind: sa.types.TypeEngine[Any], value: Any) -> None:
     table = sa.Table("typed", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("a", kind))
     table.create(engine)
@@ -160,7 +165,16 @@ def test_types_keep_their_values(engine: sa.Engine, kind: sa.types.TypeEngine[An
     assert type(first) is type(value)
 
 
-@pytest.mark.parametrize("year", [1, 99, 1582, 1583, 2024])
+@pytest.mark.parametrize(
+    "year",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(99, marks=pytest.mark.slow),
+        1582,
+        pytest.param(1583, marks=pytest.mark.slow),
+        pytest.param(2024, marks=pytest.mark.slow),
+    ],
+)
 def test_literal_and_bound_dates_agree(engine: sa.Engine, year: int) -> None:
     day = dt.date(year, 3, 4)
     literal = sa.literal_column(f"TO_DATE('{day.isoformat()}')", sa.Date)
@@ -195,6 +209,7 @@ def test_transactions(filled: sa.Engine) -> None:
         assert connection.get_isolation_level() == "READ COMMITTED"
 
 
+@pytest.mark.slow
 def test_isolation_levels(filled: sa.Engine) -> None:
     count = sa.select(sa.func.count()).select_from(plants)
     with filled.connect() as connection, filled.connect() as other:

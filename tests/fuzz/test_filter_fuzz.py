@@ -84,13 +84,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         service.close()
 
 
-@settings(QUICKLY, max_examples=200)
+@settings(QUICKLY, max_examples=80)
 @given(where=st.one_of(wheres, anything), metadata=metadatas)
 def test_parsed_or_refused_and_read_alike(database: sqlite3.Connection, where: Any, metadata: Any) -> None:
     outcomes.check_filter(where, metadata, database)
 
 
-@settings(QUICKLY, max_examples=60)
+@settings(QUICKLY, max_examples=25)
 @given(where=st.one_of(wheres, wheres, anything))
 def test_the_route_answers_as_brute_force_does(client: httpx.Client, where: Any) -> None:
     ask_and_compare(client, where)

@@ -27,8 +27,9 @@ from tests.fuzz.statements import TABLES
 from tests.fuzz.verdict import run_statement
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sql() -> Iterator[Sql]:
+    """For all: most statements are refused, and what the others do hinders nobody."""
     database = open_database()
     session = Sql(database.connect(USER))
     for text in TABLES:

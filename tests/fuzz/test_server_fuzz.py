@@ -27,11 +27,12 @@ from tests.fuzz.served import Target, attacked, converse
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads and files under /proc")
 ATTACK = settings(
     deadline=None,
-    max_examples=30,
+    max_examples=8,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     print_blob=True,
 )
+LONGER = settings(ATTACK, max_examples=60)
 LONG = settings(ATTACK, max_examples=500)
 names = st.sampled_from(sorted(recordings.SESSIONS))
 mixtures = st.lists(st.tuples(names, st.integers(0, 50)), min_size=2, max_size=12)
@@ -53,7 +54,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]
         return recordings.record(emulator, tmp_path_factory.mktemp("recorded"))
 
 
-@pytest.fixture(scope="module", params=["plain", "tls"])
+@pytest.fixture(scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
 def attack(
     request: pytest.FixtureRequest, recorded: dict[str, list[bytes]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attacked]:
@@ -97,10 +98,8 @@ def test_damaged_sessions(attack: Attacked, name: str, damage: list[Change]) -> 
     fight(attack, damaged(attack.recorded[name], damage))
 
 
-@settings(ATTACK, max_examples=15)
-@given(
-    order=st.lists(st.tuples(names, st.integers(0, 50)), min_size=2, max_size=12), damage=st.lists(changes, max_size=2)
-)
+@ATTACK
+@given(order=mixtures, damage=st.lists(changes, max_size=2))
 def test_packets_of_all_sessions_in_any_order(
     attack: Attacked, order: list[tuple[str, int]], damage: list[Change]
 ) -> None:
@@ -128,9 +127,23 @@ def test_memory_comes_back(attack: Attacked) -> None:
 # -------------------------------------------------------------------------------------------------------------- login
 
 
+strangers = st.sampled_from([b"GHOST", b"", b"\xff" * 40, b'"', b"\xed\xa0\xbd"])
+
+
 @ATTACK
-@given(damage=damages, user=st.sampled_from([b"GHOST", b"", b"\xff" * 40, b'"', b"\xed\xa0\xbd"]))
+@given(damage=damages, user=strangers)
 def test_damaged_logins(attack: Attacked, damage: list[Change], user: bytes) -> None:
+    knock(attack, damage, user)
+
+
+@pytest.mark.slow
+@LONGER
+@given(damage=damages, user=strangers)
+def test_more_damaged_logins(attack: Attacked, damage: list[Change], user: bytes) -> None:
+    knock(attack, damage, user)
+
+
+def knock(attack: Attacked, damage: list[Change], user: bytes) -> None:
     """Of users that do not exist: too many failures would lock one that does."""
     first = fields(user, b"SCRAMPBKDF2SHA256", bytes(64), b"SCRAMSHA256", Proof("wrong").challenge)
     second = fields(user, b"SCRAMPBKDF2SHA256", fields(bytes(32)))
@@ -211,11 +224,11 @@ KINDS: list[Callable[[Target, random.Random], socket.socket]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_many_clients_that_leave_all_at_once(attack: Attacked, seed: int) -> None:
-    chance, target = random.Random(seed), attack.target
+@pytest.mark.parametrize("of_each", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_many_clients_that_leave_all_at_once(attack: Attacked, of_each: int) -> None:
+    chance, target = random.Random(1), attack.target
     with contextlib.ExitStack() as stack:
-        kinds = [*KINDS * 4, *[_silent] * 30]
+        kinds = [*KINDS * of_each, *[_silent] * 30]
         chance.shuffle(kinds)
         for kind in kinds:
             stack.enter_context(kind(target, chance))
@@ -226,10 +239,10 @@ def test_many_clients_that_leave_all_at_once(attack: Attacked, seed: int) -> Non
     assert target.committed() == [(1, -1, "untouched")]
 
 
-def test_hundreds_of_connections(attack: Attacked) -> None:
+def test_dozens_of_connections(attack: Attacked) -> None:
     """One after another, some closed by a reset."""
     reset = struct.pack("ii", 1, 0)
-    for number in range(150):
+    for number in range(60):
         with socket.create_connection((attack.target.emulator.host, attack.target.emulator.port)) as sock:
             sock.sendall(HANDSHAKE[: number % 15])
             if number % 2:

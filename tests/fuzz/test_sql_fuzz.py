@@ -101,13 +101,13 @@ few = st.lists(statements.statements, min_size=1, max_size=4)
 few_damaged = st.lists(statements.damaged_statements, min_size=1, max_size=4)
 
 
-@settings(QUICKLY, max_examples=150)
+@settings(QUICKLY, max_examples=40)
 @given(texts=few, autocommit=st.booleans())
 def test_statements_of_the_grammar(shared: Shared, texts: list[str], autocommit: bool) -> None:
     try_out(shared, texts, autocommit)
 
 
-@settings(QUICKLY, max_examples=150)
+@settings(QUICKLY, max_examples=40)
 @given(texts=few_damaged, autocommit=st.booleans())
 def test_damaged_statements(shared: Shared, texts: list[str], autocommit: bool) -> None:
     try_out(shared, texts, autocommit)

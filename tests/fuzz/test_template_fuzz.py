@@ -39,7 +39,7 @@ values = st.lists(
 )
 
 
-@settings(QUICKLY, max_examples=300)
+@settings(QUICKLY, max_examples=150)
 @given(text=st.one_of(pieces, pieces, st.text(max_size=60)), values=values)
 def test_parsed_or_refused_and_rendered_alike(text: str, values: list[str]) -> None:
     outcomes.check_template(text, values)

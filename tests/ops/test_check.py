@@ -9,8 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -106,7 +107,12 @@ def test_semgrep_is_installed_once_and_at_a_fixed_version(project: Host) -> None
     assert re.fullmatch(r"semgrep==\d+\.\d+\.\d+", semgrep[0])
 
 
-@pytest.mark.parametrize("tool", TOOL_OF)
+def few(tools: Iterable[str]) -> list[Any]:
+    """The tools, all but two of them in the slow suite alone."""
+    return [tool if tool in ("bandit", "mypy") else pytest.param(tool, marks=pytest.mark.slow) for tool in tools]
+
+
+@pytest.mark.parametrize("tool", few(TOOL_OF))
 def test_a_red_step_is_named_and_the_others_run(project: Host, tool: str) -> None:
     project.variables["STUB_FAILS"] = tool
     result = project.run("scripts/check", *STEPS)
@@ -116,7 +122,7 @@ def test_a_red_step_is_named_and_the_others_run(project: Host, tool: str) -> Non
     assert set(tools_run(project)) == set(TOOL_OF)
 
 
-@pytest.mark.parametrize("tool", sorted(set(TOOL_OF) - {"semgrep"}))
+@pytest.mark.parametrize("tool", few(sorted(set(TOOL_OF) - {"semgrep"})))
 def test_a_missing_tool_is_named_and_red_in_ci(project: Host, tool: str) -> None:
     (project.folder / ".venv/bin" / tool).unlink()
     if tool == "mypy":  # the stub that the stub of pip copies
@@ -130,6 +136,7 @@ def test_a_missing_tool_is_named_and_red_in_ci(project: Host, tool: str) -> None
     assert f"FAILED: {TOOL_OF[tool]} ({tool} is missing)" in result.stderr
 
 
+@pytest.mark.slow
 def test_semgrep_that_cannot_be_had(project: Host) -> None:
     project.variables |= {"STUB_PIP": "no network", "CI": "true"}
     result = project.run("scripts/check", "security")

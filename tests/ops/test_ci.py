@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,11 +45,11 @@ def test_runs_check_test_and_slow_tests_as_ci(project: Host) -> None:
 @pytest.mark.parametrize(
     ("variable", "status", "code"),
     [
-        ("STUB_CHECK", "1", 1),
+        pytest.param("STUB_CHECK", "1", 1, marks=pytest.mark.slow),
         ("STUB_TEST", "1", 1),
         ("STUB_TEST", "5", 1),  # no tests at all is no green
         ("STUB_SLOW", "1", 1),
-        ("STUB_SLOW", "5", 0),  # there are no slow tests
+        pytest.param("STUB_SLOW", "5", 0, marks=pytest.mark.slow),  # there are no slow tests
         ("STUB_SLOW", "124", 0),  # cut off by the time limit
     ],
 )
@@ -70,6 +68,7 @@ def test_slow_tests_are_left_out_when_there_is_no_time(project: Host) -> None:
     assert "-m slow" not in project.log
 
 
+@pytest.mark.slow
 def test_a_suite_that_outlasts_the_limit_is_red(project: Host) -> None:
     (project.folder / "scripts/test").write_text("#!/usr/bin/env bash\nexec sleep 20\n")
     project.variables["OWL_CI_MINUTES"] = "0"
@@ -91,20 +90,10 @@ def test_no_slow_test_begins_shortly_before_the_limit(project: Host) -> None:
     assert before + 340 < float(slow_ones) < time.time() + 370
 
 
-def test_a_test_after_the_time_is_skipped(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "conftest.py", tmp_path)
-    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:randomly", "--rootdir", str(tmp_path), str(tmp_path)],
-        env=os.environ
-        | {
-            "OWL_TESTS_UNTIL": str(time.time() - 60),
-            "PYTHONPATH": f"{ROOT}:{ROOT}/hana_emulator:{ROOT}/owl_sap_client",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert "1 skipped" in result.stdout, result.stdout
-    assert "the time of this run is over" in result.stdout
+def test_a_test_after_the_time_is_skipped(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins: list[Any] = list(pytestconfig.pluginmanager.get_plugins())
+    (ours,) = [each for each in plugins if getattr(each, "__file__", None) == str(ROOT / "conftest.py")]
+    assert float(os.environ.get("OWL_TESTS_UNTIL", "inf")) == ours.UNTIL
+    monkeypatch.setattr(ours, "UNTIL", time.time() - 60)
+    with pytest.raises(pytest.skip.Exception, match="the time of this run is over"):
+        ours.pytest_runtest_setup()

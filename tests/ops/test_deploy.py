@@ -144,7 +144,17 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("situation", REFUSALS)
+OFTEN = {
+    *("no docker", "no gpu", "old driver", "no .env", "open .env", "placeholder", "unquoted dollar", "open secret"),
+    *("password in an open configuration", "configuration shut", "no configuration", "build fails", "search fails"),
+    *("unhealthy", "worker unhealthy"),
+}
+"""The others are looked at in the slow suite: secrets that others could read, and one of each kind, are here."""
+
+
+@pytest.mark.parametrize(
+    "situation", [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in REFUSALS]
+)
 def test_refusal_is_one_line_with_the_fix(host: Host, situation: str) -> None:
     spoil, wrong, fix = REFUSALS[situation]
     spoil(host)
@@ -157,7 +167,10 @@ def test_refusal_is_one_line_with_the_fix(host: Host, situation: str) -> None:
     assert "canary" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("given", ["HANA_PASSWORD='a$b #c'", "HANA_PASSWORD_FILE=/run/secrets/hana_password"])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param("HANA_PASSWORD='a$b #c'", marks=pytest.mark.slow), "HANA_PASSWORD_FILE=/run/secrets/hana_password"],
+)
 def test_password_or_its_file_is_enough(host: Host, given: str) -> None:
     write("secrets/hana_password", "x")(host)
     (host.folder / ".env").write_text(f"HANA_HOST=h\nHANA_USER=u\n{given}\n")
@@ -210,9 +223,9 @@ def test_a_public_certificate_may_be_readable(host: Host) -> None:
     ("variable", "service"),
     [
         ("OWL_SAP_API__PORT", "api"),
-        ("OWL_PROMETHEUS_PORT", "prometheus"),
-        ("OWL_GRAFANA_PORT", "grafana"),
-        ("OWL_ALERTMANAGER_PORT", "alertmanager"),
+        pytest.param("OWL_PROMETHEUS_PORT", "prometheus", marks=pytest.mark.slow),
+        pytest.param("OWL_GRAFANA_PORT", "grafana", marks=pytest.mark.slow),
+        pytest.param("OWL_ALERTMANAGER_PORT", "alertmanager", marks=pytest.mark.slow),
     ],
 )
 def test_taken_port_is_refused_unless_it_is_ours(host: Host, variable: str, service: str) -> None:
@@ -233,6 +246,7 @@ def test_taken_port_is_refused_unless_it_is_ours(host: Host, variable: str, serv
     assert ours.returncode == 0, ours.stderr
 
 
+@pytest.mark.slow
 def test_ports_of_the_monitoring_matter_only_with_it(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host.variables["OWL_GRAFANA_PORT"] = str(listener.getsockname()[1])
@@ -300,6 +314,7 @@ def test_a_second_deployment_restarts_nothing_and_keeps_the_way_back(host: Host)
     assert "+ make in the folder secrets" not in again.stdout
 
 
+@pytest.mark.slow
 def test_another_configuration_starts_the_service_anew(host: Host) -> None:
     """Compose sees the name of the mounted file alone: a new collection would never be served."""
     assert host.run(SCRIPT).returncode == 0
@@ -344,6 +359,7 @@ def test_what_containers_read_at_their_start_has_sums_of_its_own(host: Host) -> 
         before = now
 
 
+@pytest.mark.slow
 def test_alerts_that_reach_nobody_are_said(host: Host) -> None:
     assert "Alertmanager: http://127.0.0.1:4   (tells nobody yet: docs/monitoring.md)" in host.run(SCRIPT).stdout
     write("secrets/alertmanager.yml", "route: {receiver: me}\n", 0o604)(host)
@@ -359,13 +375,20 @@ def test_no_build_starts_what_is_there(host: Host) -> None:
     assert " build" not in "\n".join(acts(host))
 
 
-@pytest.mark.parametrize(("driver", "cuda"), [("580.95.05", "13"), ("550.54.14", "12"), ("525.60.13", "12")])
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [
+        ("580.95.05", "13"),
+        pytest.param("550.54.14", "12", marks=pytest.mark.slow),
+        pytest.param("525.60.13", "12", marks=pytest.mark.slow),
+    ],
+)
 def test_torch_is_chosen_by_the_driver(host: Host, driver: str, cuda: str) -> None:
     host.variables["STUB_DRIVER"] = driver
     assert f"torch for this driver: CUDA {cuda}\n" in host.run(SCRIPT, "--dry-run").stdout
 
 
-@pytest.mark.parametrize("driver", ["580.95.05", "535.183.01"])
+@pytest.mark.parametrize("driver", ["580.95.05", pytest.param("535.183.01", marks=pytest.mark.slow)])
 def test_the_cuda_of_env_wins_over_the_drivers(host: Host, driver: str) -> None:
     host.variables["STUB_DRIVER"] = driver
     with (host.folder / ".env").open("a") as env:
@@ -389,6 +412,7 @@ def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: 
     assert "OWL_GRAFANA_IMAGE" not in told  # compose reads it from .env
 
 
+@pytest.mark.slow
 def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
     old_compose(host)
     told = 'printf "v1 %s\\n" "$DOCKER_BUILDKIT$COMPOSE_DOCKER_CLI_BUILD" >>"$STUB_LOG"'
@@ -400,6 +424,7 @@ def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
     assert "v1 11\n" in host.log
 
 
+@pytest.mark.slow
 def test_without_monitoring(host: Host) -> None:
     result = host.run(SCRIPT, "--no-monitoring")
     assert result.returncode == 0, result.stderr
@@ -418,6 +443,7 @@ def test_dry_run_changes_nothing(host: Host) -> None:
     assert sorted(host.folder.rglob("*")) == sorted({*before, host.folder / "stub.log"})
 
 
+@pytest.mark.slow
 def test_a_failed_measurement_does_not_fail_the_deployment(host: Host) -> None:
     host.variables["STUB_MEASURE"] = "fails"
     result = host.run(SCRIPT)
@@ -432,7 +458,7 @@ def test_unsynchronised_clock_is_noted(host: Host) -> None:
     assert "the clock is not synchronised" in host.run(SCRIPT, "--dry-run").stdout
 
 
-@pytest.mark.parametrize("where", ["env", "toml"])
+@pytest.mark.parametrize("where", [pytest.param("env", marks=pytest.mark.slow), "toml"])
 def test_a_certificate_of_the_service_itself_reaches_the_search(host: Host, where: str) -> None:
     path = "/run/secrets/api_cert.pem"
     if where == "env":
@@ -480,6 +506,7 @@ def test_keys_and_passwords_are_made_once_private_and_never_shown(host: Host) ->
         assert "canary" not in shown
 
 
+@pytest.mark.slow
 def test_a_lost_key_is_revoked_and_made_again(host: Host) -> None:
     assert host.run(SCRIPT).returncode == 0
     kept = (host.folder / "secrets/metrics_token").read_bytes()
@@ -493,6 +520,7 @@ def test_a_lost_key_is_revoked_and_made_again(host: Host) -> None:
     assert f"+ {COMPOSE} restart prometheus\n" in host.run(SCRIPT).stdout  # or it would show the old one for ever
 
 
+@pytest.mark.slow
 def test_without_the_file_of_keys_the_keys_are_made_again(host: Host) -> None:
     for name in ("deploy_key", "metrics_token", "grafana_password"):
         write(f"secrets/{name}", "old")(host)
@@ -502,7 +530,15 @@ def test_without_the_file_of_keys_the_keys_are_made_again(host: Host) -> None:
     assert (host.folder / "secrets/grafana_password").read_text() == "old"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--dry-run"], ["--status"], ["--rollback"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        pytest.param(["--dry-run"], marks=pytest.mark.slow),
+        ["--status"],
+        pytest.param(["--rollback"], marks=pytest.mark.slow),
+    ],
+)
 def test_no_value_of_env_is_printed(host: Host, arguments: list[str]) -> None:
     running(host, "sha256:one")
     result = host.run(SCRIPT, *arguments)

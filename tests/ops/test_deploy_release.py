@@ -52,6 +52,7 @@ def test_rollback_swaps_the_images_and_back(host: Host) -> None:
     assert serves(host) == "sha256:one"
 
 
+@pytest.mark.slow
 def test_rollback_leaves_monitoring_alone(host: Host) -> None:
     """Deployed without it, so its secrets are not there; and its pinned images are not known to a rollback."""
     host.variables["STUB_BUILT"] = "sha256:zero"
@@ -64,6 +65,7 @@ def test_rollback_leaves_monitoring_alone(host: Host) -> None:
     assert not (host.folder / "secrets/grafana_password").exists()
 
 
+@pytest.mark.slow
 def test_a_build_leaves_no_note_of_its_time_in_the_image(host: Host) -> None:
     """Or every build would be another image, where Docker keeps images in containerd's store."""
     shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
@@ -116,6 +118,7 @@ def test_an_unhealthy_new_image_gives_way_to_the_one_that_served(host: Host) -> 
     assert "result=went back" in (host.folder / ".owl-deploy/last").read_text()
 
 
+@pytest.mark.slow
 def test_without_an_older_way_back_the_tag_is_taken_away_again(host: Host) -> None:
     running(host, "sha256:zero")
     host.variables["STUB_BAD"] = "sha256:one"
@@ -123,6 +126,7 @@ def test_without_an_older_way_back_the_tag_is_taken_away_again(host: Host) -> No
     assert tags(host) == {"t4": "sha256:zero", "t4-failed": "sha256:one"}
 
 
+@pytest.mark.slow
 def test_when_the_image_before_is_not_ready_either_it_is_not_the_image(host: Host) -> None:
     """HANA went away: healthy before, and neither image becomes ready."""
     running(host, "sha256:zero")
@@ -199,7 +203,13 @@ def interrupted(host: Host, number: signal.Signals, when: str) -> subprocess.Com
 @pytest.mark.parametrize(
     ("number", "steer", "when", "says"),
     [
-        (signal.SIGINT, {"STUB_BUILD": "hangs"}, "building", "while building the image. What ran before still runs"),
+        pytest.param(
+            signal.SIGINT,
+            {"STUB_BUILD": "hangs"},
+            "building",
+            "while building the image. What ran before still runs",
+            marks=pytest.mark.slow,
+        ),
         (signal.SIGTERM, {"STUB_UP_HANGS": "yes"}, "starting", "while starting the containers. Some may run already"),
     ],
 )
@@ -300,7 +310,16 @@ def test_refused_settings_never_fail_the_deployment(host: Host) -> None:
     assert not (host.folder / ".owl-deploy/gpu-undo.sh").exists()
 
 
-@pytest.mark.parametrize("watts", ["71", "75", "59.9", "many", "-65"])
+@pytest.mark.parametrize(
+    "watts",
+    [
+        "71",
+        pytest.param("75", marks=pytest.mark.slow),
+        pytest.param("59.9", marks=pytest.mark.slow),
+        pytest.param("many", marks=pytest.mark.slow),
+        pytest.param("-65", marks=pytest.mark.slow),
+    ],
+)
 def test_power_is_never_raised_above_the_default(host: Host, watts: str) -> None:
     host.card(POWERFUL)
     host.variables["OWL_GPU_POWER_LIMIT"] = watts
@@ -310,7 +329,15 @@ def test_power_is_never_raised_above_the_default(host: Host, watts: str) -> None
     assert " -pl " not in result.stdout
 
 
-@pytest.mark.parametrize("clocks", ["1000,900", "900", "900,1600", "900,1000;reboot"])
+@pytest.mark.parametrize(
+    "clocks",
+    [
+        pytest.param("1000,900", marks=pytest.mark.slow),
+        pytest.param("900", marks=pytest.mark.slow),
+        "900,1600",
+        pytest.param("900,1000;reboot", marks=pytest.mark.slow),
+    ],
+)
 def test_clocks_beyond_the_card_are_refused(host: Host, clocks: str) -> None:
     host.variables["OWL_GPU_CLOCKS"] = clocks
     result = host.run(SCRIPT, "--dry-run", "--apply-gpu-settings")
@@ -318,6 +345,7 @@ def test_clocks_beyond_the_card_are_refused(host: Host, clocks: str) -> None:
     assert "-lgc" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_card_that_tells_nothing_is_left_alone(host: Host) -> None:
     host.card({"power.limit": "[N/A]", "persistence_mode": "[N/A]"}, without=["power.min_limit"])
     host.variables["OWL_GPU_POWER_LIMIT"] = "65"
@@ -343,7 +371,7 @@ esac
     )
 
 
-@pytest.mark.parametrize("sets", [True, False])
+@pytest.mark.parametrize("sets", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_persistence_daemon_is_preferred(host: Host, sets: bool) -> None:
     """One that starts without the mode, as Ubuntu's does, is asked for it."""
     host.card({"persistence_mode": "Disabled"})
@@ -356,6 +384,7 @@ def test_the_persistence_daemon_is_preferred(host: Host, sets: bool) -> None:
     assert card(host, "persistence_mode") == "Enabled"
 
 
+@pytest.mark.slow
 def test_a_daemon_that_ran_before_is_not_stopped_by_the_undo(host: Host) -> None:
     host.card({"persistence_mode": "Disabled"})
     systemctl(host, active=True, sets=True)
@@ -366,6 +395,7 @@ def test_a_daemon_that_ran_before_is_not_stopped_by_the_undo(host: Host) -> None
     assert card(host, "persistence_mode") == "Enabled"
 
 
+@pytest.mark.slow
 def test_a_change_that_the_card_does_not_show_is_said(host: Host) -> None:
     host.card({"persistence_mode": "Disabled"})
     host.variables["STUB_PERSISTENCE"] = "deaf"

@@ -63,7 +63,13 @@ def test_the_fields_are_those_of_the_rest_route_in_its_order(host: Host) -> None
     assert reading["note"] == nvml.NOTE
 
 
-@pytest.mark.parametrize("bits", [0, *nvml.THROTTLE_REASONS, 0x60, 0x4 | 0x8 | 0x40, 0x4 | 0x8000])
+@pytest.mark.parametrize(
+    "bits",
+    [
+        *(0, 0x4 | 0x8 | 0x40, 0x4 | 0x8000),
+        *(pytest.param(bits, marks=pytest.mark.slow) for bits in (*nvml.THROTTLE_REASONS, 0x60)),
+    ],
+)
 def test_throttle_reasons_are_told_as_nvml_s_are(host: Host, bits: int) -> None:
     host.card({"clocks_event_reasons.active": f"0x{bits:016X}"})
     card, wanted = the_card(host), nvml.throttles(bits)

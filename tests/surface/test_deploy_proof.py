@@ -156,7 +156,7 @@ SEARCH = "/v1/collections/a/search"
         ({LIST: (200, ONE), SEARCH: (403, {})}, 0, "refused to this key by its rights"),
         ({LIST: (200, ONE), SEARCH: (200, {"hits": []})}, 1, "search in a: no hit (HTTP 200)"),
         ({LIST: (200, ONE), SEARCH: (200, {"hits": [], "notes": ["late"]})}, 1, "search in a: no hit (HTTP 200)"),
-        ({LIST: (200, ONE), SEARCH: (200, {"hits": [], "notes": [UNSEEN]})}, 0, "shows this key none of its rows"),
+        ({LIST: (200, ONE), SEARCH: (200, {"hits": [], "notes": [UNSEEN]})}, 0, "no row visible to this key"),
         ({LIST: (200, ONE), SEARCH: (503, {})}, 1, "search in a: no hit (HTTP 503)"),
         ({LIST: (401, {})}, 1, "list of collections: HTTP 401"),
         ({LIST: (200, [{"collection": "a", "rows": 0}]), "/embed": (200, [[0.5, 0.5]])}, 0, "embed: 2 finite numbers"),

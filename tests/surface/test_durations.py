@@ -80,7 +80,7 @@ def fault(folder: Path, schedule: str) -> str:
         ('{ every = "5m", cron = "* * * * *" }', "either every"),
         ('{ every = "soon" }', "not a duration"),
         ('{ every = "0.5s" }', "greater than or equal to 1"),
-        ('{ every = "5m", timezone = "Europe/Berlin" }', "timezone belongs to cron"),
+        ('{ every = "5m", timezone = "Europe/Berlin" }', "timezone applies only to cron"),
         ('{ cron = "15 2 * *" }', "five fields"),
         ('{ cron = "0 15 2 * * *" }', "five fields"),
         ('{ cron = "61 2 * * *" }', "bad minute"),

@@ -24,7 +24,7 @@ def test_an_emulator_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
     run = cli("emulator", "--data", "taken")
     assert (run.code, run.out) == (2, "")
     assert "--data taken" in run.err
-    assert "choose a folder" in run.err
+    assert "choose a writable folder" in run.err
 
 
 def test_settings_that_cannot_be_shown(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The route of the Model Context Protocol, behind the same guard, limits and threads as the others."""
+"""The Model Context Protocol route, which shares the guard, limits and threads of the other routes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _BODY = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The JSON-RPC answer; what a tool refused is one too, with `isError`.",
+        "description": "The JSON-RPC response. A tool's refusal is also one, with `isError`.",
         "content": {"application/json": {"schema": {"type": "object"}}},
     },
-    202: {"description": "A notification was taken."},
+    202: {"description": "The notification was accepted."},
 }
 
 
 def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[None]:
-    """Return a context in which tools can be called. Raises ConfigurationError where the SDK is not installed."""
+    """Add the route; return a context in which it works. Raises ConfigurationError if the SDK is not installed."""
     manager: Any = None
     if executors.service.settings.mcp.http:
         try:
@@ -43,7 +43,7 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
             if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
                 raise
             raise ConfigurationError(
-                f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
+                f"mcp.http is on, but the package mcp is not installed: {install_command('mcp')}"
             ) from None
 
         async def principal(request: Request) -> Principal:
@@ -67,10 +67,10 @@ def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[
         openapi_extra=_BODY,
     )
     async def agents_tools(request: Request) -> Response:
-        """Tools for agents over the Model Context Protocol: streamable HTTP without sessions, answers in JSON. Only
-        where the setting mcp.http is on."""
+        """Call tools over the Model Context Protocol: streamable HTTP without sessions, responses in JSON. Available
+        only if the setting mcp.http is on."""
         if manager is None:
-            raise Refused("NotFound", "tools for agents are not served here (setting mcp.http)")
+            raise Refused("NotFound", "this service does not offer MCP tools; the setting mcp.http turns them on")
         if foreign(request.headers):
             request.scope[REFUSED] = "origin"
             return problem(request, 403, FOREIGN)

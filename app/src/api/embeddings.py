@@ -1,4 +1,4 @@
-"""The routes that embed: /embed, and OpenAI's embeddings and models."""
+"""The embedding routes: /embed, and OpenAI's /v1/embeddings and /v1/models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EmbedRequest(Body):
 
 
 class OpenAIEmbeddings(Body):
-    """OpenAI's request. `model` may be left out: there is one. `user` is accepted and not used."""
+    """OpenAI's request. `model` is optional, because the service has only one. `user` is ignored."""
 
     input: str | Texts | Numbers | ListsOfNumbers = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
@@ -89,14 +89,14 @@ class OpenAIError(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "model": OpenAIError},
-    "5XX": {"description": "503, with Retry-After: the engine is away.", "model": OpenAIError},
+    "4XX": {"description": "The request was refused; `error.message` says why.", "model": OpenAIError},
+    "5XX": {"description": "503, with Retry-After: the engine is unavailable.", "model": OpenAIError},
 }
 _RAW = "application/octet-stream"
 _RAW_TOO: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The vectors, in the order of the texts. `X-Embedding-Count` and `X-Embedding-Dimension` say "
-        "how many there are, and how long each is.",
+        "description": "The vectors, in the order of the texts. `X-Embedding-Count` and `X-Embedding-Dimension` give "
+        "their number and dimension.",
         "content": {_RAW: {"schema": {"type": "string", "format": "binary"}}},
     }
 }
@@ -107,7 +107,7 @@ def add_embed(routes: APIRouter, executors: Executors) -> None:
 
     @direct(routes, "/embed", response_model=list[list[float]], responses=_RAW_TOO)
     async def embed(request: Request, body: EmbedRequest) -> Response:
-        """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
+        """Always return a list of vectors; for `Accept: application/octet-stream`, raw little-endian float32."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         executors.check_texts(texts, name="inputs")
 
@@ -133,8 +133,8 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
 
     @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
     async def embeddings(request: Request, body: OpenAIEmbeddings) -> Response:
-        """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
-        the model's own only for models trained for it (Matryoshka)."""
+        """Embed texts as OpenAI's API does; token ids are rejected. `encoding_format` base64 is little-endian float32.
+        Only models trained for it (Matryoshka) accept `dimensions` below their own."""
         given = [body.input] if isinstance(body.input, str) else body.input
         texts = [item for item in given if isinstance(item, str)]
         if len(texts) < len(given):
@@ -165,7 +165,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
             short = vectors[:, : body.dimensions].astype(np.float64)
             lengths = np.linalg.norm(short, axis=1, keepdims=True)
             if not lengths.all():
-                why = f"a vector is all zeros in its first {body.dimensions} numbers"
+                why = f"the first {body.dimensions} values of a vector are all zero"
                 raise Refused("Unprocessable", why, param="dimensions")
             vectors = (short / lengths).astype("<f4")
         rows = vectors if body.encoding_format == "float" else (b64encode(row).decode() for row in vectors)
@@ -180,18 +180,18 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
     async def models() -> Response:
-        """The one model that is served."""
+        """List the only model of this service."""
         return Json({"object": "list", "data": [await executors.run(described)]})
 
     @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
     async def one_model(model: str) -> Response:
-        """By its name; 404 for any other."""
+        """Describe the model of this name; 404 for any other name."""
         return Json(await executors.run(partial(described, model)))
 
 
 def _check_model(service: Service, asked: str | None, dimensions: int | None = None) -> None:
-    """Raise UnknownModel for another model, and BadRequest for a length that its vectors cannot be cut to. Accept a
-    path before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
+    """Raise UnknownModel for another model, and BadRequest for dimensions that it cannot be cut to. Accept a path
+    before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
     engine = service.parts.engine
     known = asked is None or asked in (engine.model, service.settings.embedding.model)
     if asked is not None and not known:
@@ -201,17 +201,17 @@ def _check_model(service: Service, asked: str | None, dimensions: int | None = N
             raise Refused("UnknownModel", why, param="model", code="model_not_found")
     own, shorter = engine.dimension, engine.matryoshka
     if dimensions is not None and dimensions != own and (dimensions > own or dimensions not in shorter):
-        which = "was not trained to be cut (Matryoshka)"
+        which = "was not trained for fewer (Matryoshka)"
         if shorter:
             lengths = f"any length from {shorter[0]}" if isinstance(shorter, range) else ", ".join(map(str, shorter))
             which = f"can be cut to {lengths}"
-        why = f"dimensions is {dimensions}; the model gives {own} numbers and {which}; leave dimensions out"
+        why = f"dimensions is {dimensions}; the model has {own} and {which}; omit dimensions"
         raise Refused("BadRequest", why, param="dimensions")
 
 
 def _too_long(tokens: list[int], most: int, name: str) -> str | None:
-    """Return the fault of the first text above the model's limit."""
+    """Return a message about the first text above the model's limit, or None."""
     faults = (
-        f"{name}[{at}] has {count} tokens, the model takes {most}" for at, count in enumerate(tokens) if count > most
+        f"{name}[{at}] has {count} tokens; the limit is {most}" for at, count in enumerate(tokens) if count > most
     )
     return next(faults, None)

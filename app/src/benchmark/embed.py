@@ -1,5 +1,5 @@
-"""Compare embedding speed and results of our engine and other engines: the same texts in alternating rounds, each peer
-in its own process at its best setting.
+"""Compare the speed and results of our embedding engine with other engines, on the same texts in alternating rounds.
+Each peer runs in its own process at its best setting.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def measure(  # noqa: PLR0913 - the options of the verb
     folder: Path = DEFAULT_FOLDER,
 ) -> Report:
     """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. Raises
-    PeerUnavailable if one fails."""
+    PeerUnavailable if a peer fails."""
     threads = settings.threads or cores()
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     report = Report("embed", machine(), about | {"threads": threads, "rounds": rounds, "scale": scale})
     model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision))
-    # Raises before one is started.
+    # A missing peer raises here, before any is started.
     processes = {process.name: process for process in (PeerProcess(name, "embed", folder) for name in peers)}
     if settings.hashing and (unable := [name for name, process in processes.items() if process.environment]):
         raise PeerUnavailable(

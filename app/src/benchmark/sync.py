@@ -1,4 +1,4 @@
-"""Measure the cost of a first sync against embedding the same texts alone: materials in the emulator, a local store."""
+"""Compare a first sync, from materials in the emulator to a local store, with only embedding the same texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MATERIALS = (
 
 
 class MaterialsInEmulator:
-    """An emulator as a context, connected through the real hdbcli. `login`: host, port, user and password."""
+    """A context that runs an emulator, connected through the real hdbcli. `login`: host, port, user and password."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class MaterialsInEmulator:
         self._held.close()
 
     def pool(self) -> HanaPool:
-        """Return a connection pool that is closed with the emulator."""
+        """Return a connection pool that closes with the emulator."""
         return self._held.enter_context(HanaPool(ConnectionOptions(encrypt=False, **self.login)))
 
     def table(self, rows: int) -> TableRef:

@@ -1,5 +1,5 @@
-"""Workloads: texts like those of SAP tables, rows of materials, and vectors that cluster like those of real texts.
-Reproducible by seed.
+"""Workloads, reproducible by seed: SAP-like texts, rows of materials, and vectors that cluster like those of real
+texts.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def material(number: int) -> tuple[str, str, str, str, str, str, str]:
 
 
 def material_text(number: int) -> str:
-    """Return a material as `sync.TEMPLATE` renders it."""
+    """Return a material's text as `sync.TEMPLATE` renders it."""
     _, _, name, more, *_ = material(number)
     return f"{name}. {more}"
 
 
 def clustered(dimension: int, *rows: int) -> list[Vectors]:
-    """Return an array of unit vectors for each number of `rows`, around the same centres, like those of texts: many
-    close together, most orthogonal to the rest."""
+    """Return one array of unit vectors per number in `rows`, all around the same centres. As with vectors of texts,
+    many are close together and most are orthogonal to the rest."""
     rng = np.random.default_rng(7)
     # Some directions matter more than others, as in every trained model.
     spread = (1.0 / np.sqrt(1.0 + 0.02 * np.arange(dimension))).astype(np.float32)
@@ -91,7 +91,7 @@ def clustered(dimension: int, *rows: int) -> list[Vectors]:
 
 
 def exact_best(vectors: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:
-    """Return the positions of each query's exact `k` best, by products in double precision."""
+    """Return the positions of each query's exact `k` best vectors, by dot products in double precision."""
     found = []
     for query in queries:
         near = np.argpartition(vectors @ query, -min(4 * k, len(vectors)))[-min(4 * k, len(vectors)) :]
@@ -101,6 +101,6 @@ def exact_best(vectors: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:
 
 
 def overlap(found: NDArray[np.int64], expected: NDArray[np.int64]) -> float:
-    """Return the mean share of `expected` that was found, in any order."""
+    """Return the mean share of `expected` in `found`, ignoring order."""
     shares = [len(set(a.tolist()) & set(b.tolist())) / len(b) for a, b in zip(found, expected, strict=True)]
     return float(np.mean(shares))

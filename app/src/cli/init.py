@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.src.service.service import Service
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
-_TAKEN_BY_ITSELF = 3  # tables that --yes chooses from the best candidates
+_MOST_UNPROMPTED = 3  # tables that --yes chooses from the best candidates
 _NAMES_SHOWN = 10
 Flags = dict[tuple[str, ...], Any]
 Store = Literal["hana", "local"]
@@ -37,26 +37,26 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     user: Annotated[str | None, typer.Option(help="The technical user.")] = None,
     password_file: Annotated[Path | None, typer.Option(help="File with the password; default: HANA_PASSWORD.")] = None,
     encrypt: Annotated[bool | None, typer.Option("--encrypt/--no-encrypt", help="TLS; on unless switched off.")] = None,
-    trust_store: Annotated[str | None, typer.Option(help="PEM file of the authority to trust.")] = None,
-    schema: Annotated[str | None, typer.Option(help="Where the tables are.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="SCHEMA.TABLE; with --schema TABLE; repeatable.")] = None,
-    store: Annotated[Store | None, typer.Option(help="Default: hana where it has vector types.")] = None,
-    language: Annotated[list[str] | None, typer.Option(help="Of texts in proposed views: E or de; repeatable.")] = None,
+    trust_store: Annotated[str | None, typer.Option(help="PEM file of the trusted authority.")] = None,
+    schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="SCHEMA.TABLE, or TABLE with --schema; repeatable.")] = None,
+    store: Annotated[Store | None, typer.Option(help="Default: hana if it has vector types.")] = None,
+    language: Annotated[list[str] | None, typer.Option(help="Language of view texts: E or de; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write into, created if absent.")] = Path(),
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no database: a template to fill in.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; without --table take the likeliest tables.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Write a template, without a database.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="No prompts; without --table take the likeliest tables.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Write owl-sap.toml and .env.example from what the database has. Each chosen table gets a commented block; nothing
+    """Write owl-sap.toml and .env.example from the database's tables. Each chosen table gets a commented block; nothing
     in HANA changes."""
     if offline and (table or schema or language):
-        raise UsageFault("--table, --schema and --language ask the database: leave them out, or leave out --offline")
+        raise UsageFault("--table, --schema and --language need the database: omit them, or omit --offline")
     if out.exists() and not out.is_dir():
         raise UsageFault(f"--out {out}: not a folder")
     there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
     if there and not force:
-        raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
+        raise UsageFault(f"{' and '.join(there)} would be overwritten: use --force, or --out FOLDER to write elsewhere")
     if trust_store is not None and "-----BEGIN" not in trust_store and out.resolve() != Path.cwd():
         trust_store = str(Path(trust_store).resolve())  # relative paths start at the working directory
     # The names of collections in an overwritten file are free again.
@@ -77,7 +77,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
         loaded = read_settings(flags | _asked(loaded.settings, flags))
     settings = loaded.settings
     if not settings.hana.configured:
-        raise UsageFault("no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline")
+        raise UsageFault("no HANA configured: give --host, --port and --user, set HANA_HOST ..., or use --offline")
     from connector.hana.catalog import schemas
     from connector.hana.connection import HanaFeatures
 
@@ -91,10 +91,10 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
             why["store.kind"] = "this HANA has REAL_VECTOR" if kind == "hana" else "this HANA has no vector type"
         values = _values(settings, kind)
         if kind == "hana" and not settings.store_schema:
-            home, reason = (settings.hana.user or "").upper(), "the user's own; make one where others search them too"
+            home, reason = (settings.hana.user or "").upper(), "the user's own; if others search too, create another"
             if home not in schemas(service.parts.pool("hana")):
                 home = TableRef.parse(blocks[0]["source"]).schema
-                reason = "GUESS: where the first table is; better one of its own: CREATE SCHEMA, see owl-sap grants"
+                reason = "GUESS: the first table's schema; a separate one is better: CREATE SCHEMA, see owl-sap grants"
             values["store"]["schema"], why["store.schema"] = home, reason
     made = f"Made by owl-sap init on {datetime.now(UTC):%Y-%m-%d} from {settings.hana.host or 'the secure user store'}."
     text = settings_file(values, why, [block["toml"] for block in blocks], made)
@@ -110,7 +110,7 @@ def _asked(settings: Settings, flags: Flags) -> Flags:
         if ("hana", "port") not in flags:
             answers["hana", "port"] = typer.prompt("Port (443 Cloud, 3NN13 or 3NN15)", default=443, type=int, err=True)
         if ("hana", "encrypt") not in flags:
-            answers["hana", "encrypt"] = typer.confirm("Encrypt by TLS (the emulator does not)", default=True, err=True)
+            answers["hana", "encrypt"] = typer.confirm("Use TLS (the emulator does not)", default=True, err=True)
     if not hana.userkey and not hana.user:
         answers["hana", "user"] = typer.prompt("Technical user", err=True)
     if not hana.userkey and hana.password is None:
@@ -127,19 +127,19 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
     if schema is None:
         names = [name for name in schemas(pool) if candidates(pool, name, 1)]
         if not names:
-            raise UsageFault("this user can see no table with text columns; owl-sap tables lists all visible tables")
+            raise UsageFault("this user cannot see a table with text columns; owl-sap tables lists all visible tables")
         shown = ", ".join(names[:_NAMES_SHOWN]) + (" ..." if len(names) > _NAMES_SHOWN else "")
         if len(names) > 1 and not ask:
-            raise UsageFault(f"several schemas have texts: give --schema NAME, one of: {shown}")
+            raise UsageFault(f"several schemas have tables with texts: give --schema NAME, one of: {shown}")
         schema = names[0] if len(names) == 1 else typer.prompt(f"Schema ({shown})", default=names[0], err=True)
     found = candidates(pool, str(schema))
     if not found:
         raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if not ask and accept:
-        return [ref for ref, *_ in found[:_TAKEN_BY_ITSELF]]
+        return [ref for ref, *_ in found[:_MOST_UNPROMPTED]]
     if not ask:
         best = ", ".join(ref.name for ref, *_ in found[:_NAMES_SHOWN])
-        raise UsageFault(f"no table of {schema} named: give --table NAME (repeatable), or --yes for three of: {best}")
+        raise UsageFault(f"no table of {schema} chosen: give --table NAME (repeatable), or --yes for three of: {best}")
     output.say(f"Tables and views of {schema} with text columns, most likely first:")
     for number, (ref, count, texts) in enumerate(found, 1):
         rows = "view" if count is None else f"{count:,} rows"
@@ -165,7 +165,7 @@ def _ref(name: str, schema: str | None) -> TableRef:
 
 
 def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str], *, strict: bool) -> list[Any]:
-    """Return one proposal per source. Raises NoProposal for a table without one if `strict`, and if there is none."""
+    """Return one proposal per source. Raises NoProposal if no table has one, or with `strict` if any table has none."""
     blocks: dict[str, dict[str, Any]] = {}
     why: NoProposal | None = None
     for ref in dict.fromkeys(refs):
@@ -182,7 +182,7 @@ def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str]
             output.say(f"{ref}: its texts are in {block['source']}, which already has a block")
         blocks.setdefault(block["source"], block)
     if not blocks:
-        raise NoProposal(f"no collection can be proposed for the most likely tables; the last one: {why}")
+        raise NoProposal(f"no collection can be proposed for the most likely tables; the last error: {why}")
     return list(blocks.values())
 
 
@@ -202,7 +202,7 @@ def _values(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def _write(out: Path, text: str, names: Sequence[str], json: bool) -> None:
-    """Write both files, once the settings were read back."""
+    """Write both files after reading the settings back as a check."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_text(text, encoding="utf-8")
         read = load(environ={}, folder=Path(folder))

@@ -43,19 +43,19 @@ SECONDS = {"cpu": 4.0, "cuda": 8.0}  # for the table of products
 
 # ------------------------------------------------------------------------------------------------------ matrix products
 
-CARD_TOKENS = 16_384  # rows of the layer's product on a card: a batch that fills it; a CPU uses those of its batches
+CARD_TOKENS = 16_384  # rows of the layer's product on a card, enough to fill it; a CPU uses CPU_TOKENS
 SQUARES = {"cpu": (512, 1024), "cuda": (1024, 4096, 8192)}
-# Numbers in 16 bytes, to whose multiples edges are aligned: NVIDIA, Matrix Multiplication Background guide.
+# Values per 16 bytes; aligned edges are multiples of it. NVIDIA, Matrix Multiplication Background guide.
 MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
 ERROR_ROWS = 64  # the relative error covers only the first rows, which saves fp64 work
-# A precision slower than this share of fp32 on a small probe is not measured further: it is emulated (fp16 on most
-# CPUs), or has few units (fp16 on a P4).
+# A precision that reaches less than this share of fp32's speed on a small probe is not measured further: it is emulated
+# (fp16 on most CPUs), or has few units (fp16 on a P4).
 SLOWEST = 0.5
 PROBE: Shape = ("square", 256, 1536, 384)
 
 
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
-    """Set torch's process-wide switch. Switch it off before loading an engine, which sets it itself."""
+    """Set torch's process-wide TF32 switch. Turn it off before loading an engine, which sets it itself."""
     if profile.tf32:
         import torch
 
@@ -63,10 +63,10 @@ def set_tf32(profile: DeviceProfile, on: bool) -> None:
 
 
 def multiplied(profile: DeviceProfile, shape: Shape, precision: Precision, seconds: float) -> tuple[list[float], float]:
-    """Multiply for about `seconds`; return samples of the seconds of one product, and the relative error. Raises
-    RuntimeError and AttributeError where torch has no such product.
+    """Multiply for about `seconds`; return sampled seconds per product, and the relative error. Raises RuntimeError or
+    AttributeError if torch does not have the product.
 
-    Numbers are random: zeros would need less power, and power limits the clocks. The right matrix is laid out (n, k)
+    Values are random: zeros would need less power, and power limits the clocks. The right matrix is laid out (n, k)
     like a layer's weight: cuBLAS has no fast 8-bit product for the other layout. The error is against fp64 (Frobenius
     norm), including the rounding of inputs.
     """
@@ -115,8 +115,8 @@ def measure_products(
     profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelShape | None, seconds: float
 ) -> Iterator[Row | Setting]:
     """Measure squares and the model's widest layer in every precision, in about `seconds` plus warm-up. The largest
-    square and the layer are also measured one shorter, which shows what alignment gives. A product that cannot be
-    measured is a row of nulls, and a setting with the reason."""
+    square and the layer are also measured one smaller, which shows the effect of alignment. A product that cannot be
+    measured gives a row of nulls and a setting with the reason."""
     *smaller, largest = sorted(set(sizes or SQUARES[profile.kind]))
     shapes: list[Shape] = [("square", edge, edge, edge) for edge in (*smaller, largest, largest - 1)]
     if model:
@@ -159,14 +159,14 @@ WORDS = (
     *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
-TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}  # tokens of one measurement, if at least a second is given
+TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}  # tokens per measurement, if the run has at least a second
 
 
 def measure_embedding(
     profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
 ) -> Iterator[Row | Setting]:
-    """Measure texts and tokens per second, tokenising included, in each precision and length of text. `tokens` are
-    those of a text without special tokens, which the rates include. `share`: of TEXTS_TOKENS."""
+    """Measure texts and tokens per second, including tokenising, for each precision and text length. `tokens` is the
+    length without special tokens, which the rates include. `share`: of TEXTS_TOKENS to embed."""
     for precision in precisions:
         set_tf32(profile, False)  # engines expect it off, and switch it on themselves
         try:
@@ -174,7 +174,7 @@ def measure_embedding(
                 yield Setting(f"embedding {precision}", engine.path, "how batches are computed in this precision")
                 for length in sorted({min(length, engine.max_tokens) for length in TEXT_LENGTHS}):
                     count = max(4, int(TEXTS_TOKENS[engine.profile.kind] * share) // length)
-                    # Distinct texts of words of one token each.
+                    # Distinct texts; each word is one token.
                     texts = [
                         " ".join(WORDS[(number >> (place % 8 * 4)) % 16] for place in range(length))
                         for number in range(count)
@@ -199,7 +199,7 @@ def measure_embedding(
 
 
 def __getattr__(name: str) -> object:
-    """Import the guides' calibration on access, because measuring needs no ONNX."""
+    """Import the guides' calibration classes on access, because measuring does not need ONNX."""
     if name in ("T4GPUConfig", "T4TensorRTOptimizer"):
         return getattr(importlib.import_module("app.src.core.onnx_export.optimizer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -257,7 +257,7 @@ def make_report(
         measured = {row["dtype"] for row in matmul if row["tflops"] is not None}
         usable = [each for each in PRECISIONS if each in measured and f"embedding {each}" not in refused]
         if profile.kind == "cuda":
-            torch.cuda.empty_cache()  # an engine plans its batches by the driver's figure of free memory
+            torch.cuda.empty_cache()  # an engine plans its batches by the free memory that the driver reports
         _say(f"measuring the embedding model in {', '.join(usable)}")
         collect(measure_embedding(profile, model, usable, max(0.25, min(1.0, seconds))), embedding)
     finally:
@@ -330,7 +330,7 @@ def _model(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m app.src.core.t4_gpu_optimizer",
-        description="Measures what this device's matrix products and the embedding model reach. Without a GPU: CPU.",
+        description="Measures the speed of matrix products and of the embedding model. Without a GPU: on the CPU.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--sizes", type=_sizes, help="edges of square products from 32 to 32768, such as 512,1024")
@@ -350,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write((json.dumps(report, indent=2) if given.json else as_text(report)) + "\n")
     if given.model and not report["embedding"]:
-        _say(f"--model {given.model}: not measured in any precision; the settings have the reasons")
+        _say(f"--model {given.model}: not measured in any precision; see the reasons in the settings")
         return 1
     return 0
 

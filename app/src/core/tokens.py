@@ -1,4 +1,4 @@
-"""Packed token ids; division of texts into batches by tokens, and of a long text into overlapping pieces."""
+"""Packed token ids; dividing texts into batches by tokens, and a long text into overlapping pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Vectors = NDArray[np.float32]
 class TokenBatch:
     """Token ids of several texts in one int32 array. Text i has `ids[offsets[i]:offsets[i + 1]]`.
 
-    `lengths`: tokens of each text, which differ from the number of ids only if a token has several (`hash:N`).
+    `lengths`: tokens of each text: its number of ids, except for `hash:N`, where a token has several ids.
     """
 
     __slots__ = ("ids", "lengths", "offsets")
@@ -81,7 +81,7 @@ def width_of(batch: TokenBatch, multiple: int, most: int) -> int:
 
 
 def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:
-    """Return the positions of `lengths`, each once, in batches of similar length, longest first.
+    """Divide the positions of `lengths` into batches of similar length, longest first.
 
     A batch costs its longest length, rounded up to `multiple`, times its size; if `packed`, the sum of its lengths.
     The cost stays within `budget` unless a single text exceeds it.
@@ -112,11 +112,11 @@ CountTokens = Callable[[str], int]
 
 
 def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: CountTokens) -> Iterator[tuple[int, int]]:
-    """Yield the first character of each piece, and one after its last.
+    """Yield the position of each piece's first character, and one after its last.
 
     Pieces have at most `limit` tokens and together cover the text. Each begins up to `overlap` tokens before the end of
-    the previous one. Cuts are at white space if possible, else between words. `count` counts the tokens of a separate
-    piece; if they are more than within the text, the piece is shortened.
+    the previous one. Cuts are at white space if possible, else between words. A piece that exceeds `limit` when
+    tokenised alone (`count`) is shortened.
     """
     if len(offsets) <= limit:
         yield 0, len(text)

@@ -1,5 +1,5 @@
-"""Run jobs in threads of this process and keep their records up to date. An unwritable record does not end the work;
-work that ignores a stop does not delay the end of the process."""
+"""Run jobs in threads of this process and keep their records up to date. A job continues if its record cannot be
+written; a job that ignores a stop does not delay the exit of the process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 def pause(failures: int, longest: float) -> float:
     """Return the seconds to wait after `failures` failed attempts; for 1, between `FIRST_WAIT` and twice that. Random,
-    so that workers that lost the same HANA return at different times."""
+    so that workers that lost the same HANA retry at different times."""
     most = min(longest, FIRST_WAIT * 2.0 ** min(failures, _MOST_DOUBLINGS))
     return random.uniform(min(FIRST_WAIT, most), most)
 
 
 class Run:
-    """A job as seen by its work; an `Observer` of it. `fault`: set it to fail the job although the work returns a
+    """A running job, passed to its work as an `Observer`. `fault`: set it to fail the job even if the work returns a
     result."""
 
     def __init__(self, job: Job, journal: Journal) -> None:
@@ -50,7 +50,7 @@ class Run:
         """Ignore how long a stage took."""
 
     def progress(self, done: int, total: int) -> None:
-        """Report progress; it is written every PROGRESS_SECONDS and at the end."""
+        """Record progress, at most once per PROGRESS_SECONDS, and at the end."""
         self.last = (done, total)
         if time.monotonic() - self._written >= PROGRESS_SECONDS:
             self._written = time.monotonic()
@@ -64,8 +64,8 @@ class Run:
                 self._journal.wait(self.id, name == "waiting")
 
     def stopping(self) -> bool:
-        """Return whether the work should end early. Reads the file now and then, because another process may have
-        cancelled it."""
+        """Return whether the work should end early. Reads the record now and then, because another process may have
+        cancelled the job."""
         if not self._stop.is_set() and time.monotonic() - self._looked >= PROGRESS_SECONDS:
             self._looked = time.monotonic()
             with suppress(ConnectorError, StateUnusable):
@@ -74,21 +74,20 @@ class Run:
         return self._stop.is_set()
 
     def stop(self, *, cancelled: bool = False) -> None:
-        """Ask the work to end, because the process will, or because the job was cancelled."""
+        """Ask the work to end, because the process is ending or the job was cancelled."""
         self.cancelled = self.cancelled or cancelled
         self._stop.set()
 
 
+# Does the job and returns its result. `"stopped": false` in it: the work finished although it was asked to stop.
 Work = Callable[[Run], Mapping[str, Any]]
-"""Does what the job asks for, however it got here, and returns the result. One that holds `"stopped": false` came to
-its end although it was asked to stop."""
 
 
 class Jobs(Journal):
     """The jobs in `folder`.
 
-    A process with a free thread takes queued jobs: this one from its first `start`, or from `run` on. Threads are
-    daemons, so that the process can end during a batch; the next attempt repairs what was cut short. Reading and
+    Any process with a free thread takes queued jobs; this process does so after its first `start` or `run`. Threads are
+    daemons, so that the process can end during a batch; the next attempt repairs incomplete writes. Reading and
     cancelling work from any process that shares the folder.
     """
 
@@ -109,12 +108,12 @@ class Jobs(Journal):
         self._looked = time.monotonic()
 
     def open(self) -> None:
-        """Create folder and file, and queue the jobs of dead processes again. Raises StateUnusable."""
+        """Create the folder and file, and requeue the jobs of dead processes. Raises StateUnusable."""
         self._opened()
         self.settle()
 
     def settle(self) -> None:
-        """Write ends of jobs that could not be written before, and queue the jobs of dead processes again."""
+        """Write outcomes that could not be written before, and requeue the jobs of dead processes."""
         for job_id, outcome in list(self._unrecorded.items()):
             with suppress(ConnectorError):
                 self.finish(job_id, **outcome)
@@ -122,7 +121,7 @@ class Jobs(Journal):
         super().settle()
 
     def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
-        """Queue a job, for a thread of this process too. Raises as `add`."""
+        """Queue a job, which a thread of this process may also take. Raises the errors of `add`."""
         job = self.add(collection, kind, request)
         assert job is not None
         if self._workers:
@@ -145,7 +144,7 @@ class Jobs(Journal):
         self._news.set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ask all jobs to stop, wait at most `timeout` seconds for them together, and queue unfinished ones again."""
+        """Ask all jobs to stop, wait at most `timeout` seconds for them together, and requeue unfinished ones."""
         deadline = time.monotonic() + timeout
         self.stop()
         if self._dispatcher is not None:
@@ -162,9 +161,9 @@ class Jobs(Journal):
         super().close()
 
     def run(self, workers: int | None = None, most: int = 0, look: Callable[[], float] | None = None) -> None:
-        """Start working, also on jobs of other processes. `workers`: instead of the option. `most`: begin at most this
-        many jobs (0: no limit), and `wait_spent` returns when they are over. `look`: queues due jobs and returns the
-        seconds until it is to be called again. Raises StateUnusable."""
+        """Start working, including on jobs that other processes queued. `workers` overrides the option. `most`: start
+        at most this many jobs (0: no limit); `wait_spent` waits for them. `look`: queues due jobs and returns the
+        seconds until its next call. Raises StateUnusable."""
         self._workers = self._workers if workers is None else workers
         self._most, self._look = most, look
         self.open()
@@ -172,7 +171,7 @@ class Jobs(Journal):
             self._dispatch()
 
     def wait_spent(self, seconds: float) -> bool:
-        """Wait until all jobs that `run` allowed are over; return whether they are."""
+        """Wait at most `seconds` for all jobs that `run` allowed; return whether they have ended."""
         return self._spent.wait(seconds)
 
     @property
@@ -201,18 +200,18 @@ class Jobs(Journal):
                 due = time.monotonic() + _LOOK_AGAIN_SECONDS
                 try:
                     due = time.monotonic() + self._look()
-                except Exception as error:  # any error: queued jobs must begin all the same
-                    _log.error("no due job can be queued at the moment: %s", type(error).__name__)
+                except Exception as error:  # any error: queued jobs must still start
+                    _log.error("cannot queue due jobs at the moment: %s", type(error).__name__)
             try:
                 self.settle()
                 while self._may_begin() and len(self._runs) < self._workers and self._begin_one():
                     pass
                 self._looked, said = time.monotonic(), ""
                 wait = min(wait, due - self._looked) if self._look is not None else wait
-            except Exception as error:  # any error: without this thread no job would ever begin again
+            except Exception as error:  # any error: without this thread no job would start again
                 why = str(error) if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
                 if said != why and not self._ending:
-                    _log.error("no job can be begun at the moment: %s", why)
+                    _log.error("cannot start jobs at the moment: %s", why)
                 said = why
             self._news.wait(max(0.0, wait))
 
@@ -233,12 +232,12 @@ class Jobs(Journal):
             with self._lock:
                 self._runs.pop(job.id, None)
                 self._begun -= 1
-            self.finish(job.id, "queued", error="no thread was free to work on it")
+            self.finish(job.id, "queued", error="the system could not start a thread for it")
             raise
         return True
 
     def _run(self, run: Run) -> None:
-        def is_mine() -> bool:  # not when the process is ending, or when the next attempt at the same job has begun
+        def is_mine() -> bool:  # False if the process is ending or the next attempt at this job has started
             with self._lock:
                 return run.id in self._runs and self._runs[run.id][0] is run
 
@@ -247,7 +246,7 @@ class Jobs(Journal):
             if is_mine():
                 self.finish(run.id, **outcome)
         except ConnectorError as error:
-            _log.error("the end of job %s (%s) is not recorded yet: %s", run.id, outcome["state"], error)
+            _log.error("cannot record the end of job %s (%s) yet: %s", run.id, outcome["state"], error)
             self._unrecorded[run.id] = outcome
         finally:
             with self._lock:
@@ -262,7 +261,7 @@ class Jobs(Journal):
         result: Mapping[str, Any] | None = None
         try:
             result = self._work(run)
-        except BaseException as error:  # also an end of the thread: else the job would count as running
+        except BaseException as error:  # SystemExit too: otherwise the job would count as running
             shown = str(error)
             if not isinstance(error, self._options.expected):
                 # The message may hold row data and stays out of the log.
@@ -282,7 +281,7 @@ class Jobs(Journal):
         return {"state": "cancelled", "result": result}
 
     def _postponed(self, job: Job, why: str) -> dict[str, Any]:
-        """Return when to try again, or a failure once `give_up_after` has passed."""
+        """Return a waiting outcome with the time of the next attempt, or a failure after `give_up_after`."""
         now, options = self._clock(), self._options
         since = now if job.waiting_since is None else job.waiting_since
         if now - since >= options.give_up_after:

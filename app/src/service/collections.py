@@ -22,14 +22,14 @@ from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync
 
 TRIES = 3  # attempts of a read during which another generation becomes active
-_STATUS_SECONDS = 5.0  # age of a cached status: the store counts rows for each
+_STATUS_SECONDS = 5.0  # longest age of a cached status: the store counts rows for a new one
 
 Result = TypeVar("Result")
 
 
 class VisibleView:
     """The rows of one generation that a caller may see. Filters every result by `within` again, in case the store is
-    faulty. Raises as `connector.stores.store.View`."""
+    faulty. Raises the errors of `connector.stores.store.View`."""
 
     def __init__(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> None:
         self._view = store.view(stored.collection, stored.generation, within)
@@ -63,7 +63,7 @@ class VisibleView:
 
 
 class Collections:
-    """Thread-safe. `spec`, `block` and all that take a name raise UnknownCollection for a name not in the settings."""
+    """Thread-safe. Methods that take a name raise UnknownCollection if the name is not in the settings."""
 
     def __init__(self, parts: Parts, file: Path | None = None) -> None:
         """`file`: the settings file, for messages. `on_change` is called after each write of this process."""
@@ -71,7 +71,7 @@ class Collections:
         self._file = file
         self._blocks = {block.name: block for block in parts.settings.collections}
         self._specs: dict[str, CollectionSpec] = {}
-        self._remembered: dict[str, tuple[float, CollectionStatus]] = {}
+        self._statuses: dict[str, tuple[float, CollectionStatus]] = {}
         self.on_change: Callable[[], None] = lambda: None
         self.names = list(self._blocks)
         self.synced_names = [block.name for block in parts.settings.synced]
@@ -108,24 +108,24 @@ class Collections:
     def read(
         self, name: str, within: Filter | Nothing | None, read: Callable[[VisibleView, CollectionStatus], Result]
     ) -> Result | None:
-        """Return `read` of the visible rows of the active generation, repeated if another one becomes active meanwhile.
-        None where no row is visible, and for a collection that clients write before the first write. Raises
-        UnknownCollection before the first sync, and GenerationChanged after TRIES."""
+        """Return the result of `read` on the visible rows of the active generation; retry if another one becomes active
+        during the read. Return None if no row is visible, or clients write the collection and have not yet done so.
+        Raises UnknownCollection before the first sync, and GenerationChanged after TRIES."""
         for left in reversed(range(TRIES)):
-            asked, stored = self._remembered.get(name, (-math.inf, None))
+            asked, stored = self._statuses.get(name, (-math.inf, None))
             if stored is None or time.monotonic() - asked >= _STATUS_SECONDS:
                 stored = self.stored(name)
                 if stored is None and self.spec(name).written_by_clients:
                     return None
                 if stored is None:
                     raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
-                self._remembered[name] = (time.monotonic(), stored)
+                self._statuses[name] = (time.monotonic(), stored)
             if isinstance(within, Nothing):
                 return None
             try:
                 return read(VisibleView(self._parts.store, stored, within), stored)
             except GenerationChanged:
-                self._remembered.pop(name, None)
+                self._statuses.pop(name, None)
                 if not left:
                     raise
         return None
@@ -145,5 +145,5 @@ class Collections:
 
     def changed(self, name: str) -> None:
         """Drop cached data of a collection after a write or a change of generation."""
-        self._remembered.pop(name, None)
+        self._statuses.pop(name, None)
         self.on_change()

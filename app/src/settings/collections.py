@@ -1,4 +1,4 @@
-"""The settings of a collection: its source table, change detection and schedule; or that clients write it."""
+"""The settings of a collection: either a source table with change detection and schedule, or written by clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Method = Literal["full", "watermark", "log", "rowid"]
 
 
 class ChunkSettings(Section):
-    max_tokens: int | None = setting(None, "without special tokens; default: all the model takes", ge=8)
+    max_tokens: int | None = setting(None, "without special tokens; default: the model's limit", ge=8)
     overlap: int = setting(32, "tokens that a chunk shares with the previous one", ge=0)
 
     @model_validator(mode="after")
@@ -50,10 +50,10 @@ class ChangesSettings(Section):
     method: Method = setting(
         "full", 'full compares every row, watermark a column, rowid "$rowid$", log a table that triggers fill'
     )
-    column: str | None = setting(None, "watermark: every change sets it: a time in UTC or a rising number")
-    delay: Duration = setting(30.0, "watermark: longer than the longest write; younger changes wait")
+    column: str | None = setting(None, "watermark: the column that every change sets, a UTC time or a rising number")
+    delay: Duration = setting(30.0, "watermark: must exceed the longest write; younger changes wait")
     reconcile: Duration = setting(86_400.0, "longest time between full comparisons, which find all changes", gt=0)
-    hash: Literal["client", "server"] = setting("client", "full: server hashes in HANA; unchanged rows stay there")
+    hash: Literal["client", "server"] = setting("client", "full: server hashes in HANA and leaves unchanged rows there")
     log: Table | None = setting(None, "log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class ChangesSettings(Section):
         own = {"column": ("watermark", self.column), "log": ("log", self.log), "hash": ("full", self.hash == "server")}
         for name, (method, value) in own.items():
             if value and self.method != method:
-                raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
+                raise ValueError(f'{name} belongs to method = "{method}", but method is "{self.method}"')
         return self
 
     def spec(self) -> ChangeSpec:
@@ -76,7 +76,7 @@ class ScheduleSettings(Section):
 
     every: Duration | None = setting(None, 'span from start to start: "5m", "1h30m"', ge=1)
     cron: str | None = setting(None, 'minute hour day month weekday: "15 2 * * *"')
-    timezone: str = setting("UTC", "of `cron`: a name such as Europe/Berlin; summer time is observed")
+    timezone: str = setting("UTC", "time zone of `cron`, such as Europe/Berlin, including summer time")
     jitter: Duration = setting(0.0, "random delay of each start, at most this long (30s)")
 
     @field_validator("cron")
@@ -102,9 +102,9 @@ class ScheduleSettings(Section):
     @model_validator(mode="after")
     def _one_of(self) -> ScheduleSettings:
         if (self.every is None) == (self.cron is None):
-            raise ValueError('a schedule has either every = "5m" or cron = "15 2 * * *"')
+            raise ValueError('a schedule needs either every = "5m" or cron = "15 2 * * *"')
         if self.every is not None and "timezone" in self.model_fields_set:
-            raise ValueError("timezone belongs to cron; `every` needs none")
+            raise ValueError("timezone applies only to cron, not to `every`")
         return self
 
 
@@ -113,9 +113,9 @@ class CollectionSettings(Section):
 
     name: str = setting(..., "letters, digits, - and _")
     documents: bool = setting(False, "clients write it (REST, LangChain); it has no source or sync")
-    source: Table = setting("", 'SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"')
+    source: Table = setting("", 'SCHEMA.TABLE in exact case; quote a part with a dot: S."a.b"')
     template: str = setting("", '"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
-    description: str | None = setting(None, "what it holds, in a sentence for agents", max_length=1000)
+    description: str | None = setting(None, "its content, in one sentence for agents", max_length=1000)
     key: Columns = setting((), "key columns; default: the primary key")
     where: str | None = setting(None, "your own SQL condition, sent unchanged")
     metadata: Columns = setting((), "columns stored beside the vector, for filters")
@@ -123,7 +123,7 @@ class CollectionSettings(Section):
     model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
     changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
     chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
-    schedule: ScheduleSettings | None = setting(None, "when `serve` or `worker` syncs by itself")
+    schedule: ScheduleSettings | None = setting(None, "when `serve` or `worker` syncs automatically")
     switch: Literal["manual", "auto"] = setting("manual", "auto: switch to a new model once complete and verified")
 
     @field_validator("name")
@@ -140,8 +140,8 @@ class CollectionSettings(Section):
         given = [name for name in of_tables if getattr(self, name) != default[name]]
         if self.documents and given:
             raise ValueError(
-                f"documents = true means that clients write the collection, and {', '.join(given)} belongs to one "
-                "that is synced from a table: remove one of them"
+                "documents = true means that clients write the collection, so it cannot have table settings "
+                f"({', '.join(given)}): remove one or the other"
             )
         missing = [name for name in ("source", "template") if not getattr(self, name).strip()]
         if not self.documents and missing:
@@ -151,12 +151,12 @@ class CollectionSettings(Section):
             )
         odd = [name for name in self.metadata if self.documents and _ODD.search(name)]
         if odd:
-            raise ValueError(f'documents have no columns: "{odd[0]}" must be letters, digits and _, as filters take it')
+            raise ValueError(f'invalid metadata name "{odd[0]}" of documents: use letters, digits and _, as in filters')
         return self
 
     @model_validator(mode="after")
     def _rights_are_kept(self) -> CollectionSettings:
-        """Columns of row rights must be in the metadata, under a name that no other column can get."""
+        """Check that columns of row rights are in the metadata, under names that no other column can get."""
         for column in self.row_rights:
             if column not in self.metadata:
                 raise ValueError(
@@ -164,12 +164,12 @@ class CollectionSettings(Section):
                     f"metadata = [{', '.join((*self.metadata, column))}] and sync"
                 )
             for each in self.metadata:
-                # They may get the same name (`connector.document.document.metadata_names`).
+                # Both may get the same metadata name (`connector.document.document.metadata_names`).
                 one, other = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (each, column))
                 if each != column and one == other and _ODD.search(each + column):
                     raise ValueError(
-                        f'row_rights names the column "{column}", and the metadata column "{each}" becomes the same '
-                        "name without its odd characters: rename one of them in a view"
+                        f'row_rights names the column "{column}", but the metadata column "{each}" gets the same name '
+                        "when special characters are replaced: rename one of them in a view"
                     )
         return self
 

@@ -1,7 +1,7 @@
-"""A fine-tuning: read pairs, split, measure, train, measure again, write the model folder.
+"""Fine-tune a model: read pairs, split, measure, train, measure again, write the model folder.
 
-An unfinished training is a folder beside it with its options, checkpoints and lock; the finished model appears in one
-step.
+An unfinished training has a folder beside the model's, with its options, checkpoints and lock. The finished model
+appears in one step.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _EMBEDDED_AT_ONCE = 512  # texts between two checks of `TrainingObserver.stop`
 
 @dataclass(slots=True)
 class Report:
-    """`folder`: the finished model, None when `stopped`. `worse`: it finds less than the base model and should not be
-    used. `generation`: the one built with it, or None."""
+    """`folder`: the finished model, None when `stopped`. `worse`: the model finds less than the base model and should
+    not be used. `generation`: the generation built with the model, or None."""
 
     collection: str
     base: dict[str, Any]
@@ -80,8 +80,8 @@ class Finetuning:
     observer: TrainingObserver
 
     def run(self, options: Mapping[str, Any], *, resume: bool = False) -> Report:
-        """Train, and return the report. `options`: `file` with pairs, or two `columns` of the collection's rows;
-        `most_pairs`, and those of RECIPE. A resumed training keeps its options.
+        """Train, and return the report. `options`: a `file` of pairs or two `columns` of the collection's rows,
+        `most_pairs`, and the keys of RECIPE. A resumed training keeps its options.
 
         Raises ConfigurationError for invalid input, TrainingFailed, and the errors of the engine and of the source.
         """
@@ -98,7 +98,7 @@ class Finetuning:
         with self._unfinished(resume=resume) as begun:
             if resume and options:
                 raise ConfigurationError(
-                    f"the training in {self.folder} continues with the options that it was begun with: "
+                    f"the training in {self.folder} keeps its original options: "
                     f"omit {', '.join(options)}, or delete the folder"
                 )
             chosen: dict[str, Any] = begun.get("chosen") or {**RECIPE, "most_pairs": 100_000, **options}
@@ -111,7 +111,7 @@ class Finetuning:
             self.observer.say(str(pairs))
             report = Report(self.spec.name, facts, pairs.counts())
             try:
-                if self.observer.stop():  # the reading may have been cut short
+                if self.observer.stop():  # reading may have stopped early
                     raise _Stopped
                 self._finish((base, profile), chosen, begun, pairs, report)
             except _Stopped:
@@ -146,12 +146,12 @@ class Finetuning:
         report.training = {**recipe, "pairs": len(training), "held_out": len(held_out)}
         if begun and begun["pairs"] != pairs.digest:
             raise ConfigurationError(
-                f"the pairs differ from those that the training in {self.folder} was begun with, because the rows or "
-                "the file changed: delete the folder and start again"
+                f"the rows or the file changed after the training in {self.folder} started, so its pairs differ: "
+                "delete the folder and start again"
             )
 
         def figures(source: ModelSource) -> dict[str, Any]:
-            """Measure with the serving engine, closed afterwards because training needs the memory."""
+            """Measure with the serving engine; close it afterwards, because training needs the memory."""
 
             def embed(texts: Sequence[str]) -> NDArray[np.float32]:
                 blocks = []
@@ -190,7 +190,7 @@ class Finetuning:
         if done["stopped"]:
             raise _Stopped
         candidate = self.folder / "model.new"
-        shutil.rmtree(candidate, ignore_errors=True)  # a kill may have left an incomplete one
+        shutil.rmtree(candidate, ignore_errors=True)  # a killed process may have left an incomplete folder
         save(trained, folder, candidate)
         report.weights_sha256 = sha256_of(read_folder(candidate, self.out.name).weights)
         report.after = after = figures(ModelSource(str(candidate), None, report.weights_sha256, self.model.precision))
@@ -215,12 +215,12 @@ class Finetuning:
     @contextmanager
     def _unfinished(self, *, resume: bool) -> Iterator[dict[str, Any]]:
         """Hold the folder's lock; yield the stored options of a training to resume, else {}. Raises ConfigurationError
-        when the training cannot be begun or resumed."""
+        if the training cannot be started or resumed."""
         folder, stored = self.folder, self.folder / "begun.json"
         if self.out.exists():
             raise ConfigurationError(f"{self.out} already exists; name another folder with --out")
         if resume and not stored.exists():
-            raise ConfigurationError(f"nothing to resume: no training was begun in {folder}")
+            raise ConfigurationError(f"nothing to resume: no training was started in {folder}")
         if not resume and stored.exists():
             raise ConfigurationError(
                 f"{folder} contains an unfinished training: continue it with --resume, or delete the folder"
@@ -248,7 +248,7 @@ class Finetuning:
 
 
 def next_folder(models: Path, name: str) -> Path:
-    """Return `NAME-1` in `models`, or the first free number after the finished ones."""
+    """Return the folder `NAME-N` in `models`, with N one above the highest finished number."""
     taken = [path.name.removeprefix(f"{name}-") for path in models.glob(f"{name}-*")]
     return models / f"{name}-{max((int(number) for number in taken if number.isdecimal()), default=0) + 1}"
 

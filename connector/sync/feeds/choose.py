@@ -49,7 +49,7 @@ def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
     last = datetime.fromisoformat(proved) if proved else checkpoint.last_full
     # abs(): a clock set back must not postpone the next comparison.
     if abs((plan.now - last).total_seconds()) >= plan.spec.changes.reconcile:
-        return "the last full comparison is too long ago"
+        return "the last full comparison was too long ago"
     return ""
 
 

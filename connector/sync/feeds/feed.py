@@ -19,7 +19,7 @@ class Batch:
 
     `load`: None if the rows are complete. Otherwise they have only key and token, and `load` reads the rows whose token
     differs from the stored one. `gone`: deleted keys. `mark`: the mark to store once this batch and all
-    before it are stored. `done`: called after that commit.
+    earlier ones are stored. `done`: called after that commit.
     """
 
     rows: Sequence[Row]
@@ -72,7 +72,7 @@ class ReadPlan:
 
 
 class ChangeMethod(Protocol):
-    """What the module of a method provides."""
+    """The functions that the module of each method provides."""
 
     def check(self, spec: CollectionSpec, table: Table) -> None:
         """Raise ConfigurationError if the method cannot work with this table."""

@@ -48,11 +48,11 @@ def _material(rows: Rows, number: str, name: str | None, long_text: str | None, 
 
 
 def _notifications(rows: Rows) -> None:
-    nobody: Row = (None, None, None, INITIAL_DATE, None, INITIAL_DATE, None)
+    blank: Row = (None, None, None, INITIAL_DATE, None, INITIAL_DATE, None)
     known: Row = ("3", "000000000010000105", "PL01-SYRUP-MIXER", "20240229", "060000", INITIAL_DATE, "ROSSIL")
     rows.add(
         "QMEL",
-        (PRODUCTIVE, EMPTY_NOTIFICATION, "M2", None, None, *nobody),
+        (PRODUCTIVE, EMPTY_NOTIFICATION, "M2", None, None, *blank),
         (PRODUCTIVE, LONG_NOTIFICATION, "M2", "Log of the vibration measurement", _log(), *known),
         (PRODUCTIVE, "000099000003", "M2", "Only a short text here", None, *known),
         (PRODUCTIVE, "000099000004", "M2", "", "Agitator stalls when the syrup is cold 🥶, thaw first ☕.", *known),
@@ -68,7 +68,7 @@ def _notifications(rows: Rows) -> None:
 
 
 def _log() -> str:
-    """About 5,000 characters; each line differs."""
+    """Return about 5,000 characters; each line differs."""
     lines = []
     for step in range(64):
         day = dats(date(2024, 1, 8) + timedelta(days=step))

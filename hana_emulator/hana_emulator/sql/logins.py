@@ -1,4 +1,4 @@
-"""Count login attempts and failures in memory since the start, and lock users after too many."""
+"""Count login attempts and failures since the start, in memory, and lock users after too many failures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 from hana_emulator.errors import HanaError, authentication_failed
 
-MAXIMUM_FAILURES = 6  # HANA's default of the password policy `maximum_invalid_connect_attempts`
-_MOST_NAMES = 1_000  # Anybody may try any name: the oldest are forgotten
+MAXIMUM_FAILURES = 6  # HANA's default for the password policy `maximum_invalid_connect_attempts`
+_MOST_NAMES = 1_000  # Clients can try any name, so the oldest records are dropped
 
 
 @dataclass(slots=True)
@@ -55,6 +55,6 @@ class LoginBook:
                 record.consecutive, record.locked = 0, False
 
     def as_json(self) -> str:
-        """An array of the records with the `user` of each, for the SYS views."""
+        """Return an array of the records, each with its `user`, for the SYS views."""
         with self._lock:
             return json.dumps([asdict(record) | {"user": user} for user, record in self._records.items()])

@@ -1,8 +1,8 @@
 """Check that the service answers a client: `smoke.py URL KEYFILE [CERTIFICATE]`, with the standard library only.
 
-Searches each synced collection once; embeds a text where nothing is synced yet. Prints counts and times, never a row, a
-vector or the key. Exit 1 when an answer is wrong. A key whose row rights hide all rows passes. CERTIFICATE is the
-service's own and trusted under any host name.
+Searches each synced collection once; embeds a text if no collection is synced yet. Prints counts and times, never a
+row, a vector or the key. Exits with 1 if an answer is wrong. A key whose row rights hide all rows passes. CERTIFICATE
+is the service's own and trusted under any host name.
 """
 
 import json
@@ -26,7 +26,7 @@ class Client:
     def __init__(self, url: str, key: str, certificate: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        # Do not use a proxy from the environment between this machine and itself.
+        # Bypass proxies set in the environment: the service is on this machine.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if certificate is not None:
             context = ssl.create_default_context(cafile=certificate)
@@ -36,7 +36,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def ask(self, path: str, body: object = None) -> tuple[int, Any]:
-        """Return status and document; 0 and the reason without an answer."""
+        """Return status and document, or 0 and the reason if there was no answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self._headers)
@@ -66,12 +66,12 @@ def searches(client: Client, name: str) -> bool:
     status, found = client.ask(f"/v1/collections/{name}/search", {"query": TEXT, "k": 3})
     spent = (time.monotonic() - started) * 1000
     if status == 403:
-        say(f"search in {name}: refused to this key by its rights (HTTP 403), as it should")
+        say(f"search in {name}: refused to this key by its rights (HTTP 403), as configured")
         return True
     answer = found if status == 200 and isinstance(found, dict) else {}
     hits = answer.get("hits")
     if hits == [] and any(str(note).startswith(UNSEEN) for note in answer.get("notes", [])):
-        say(f"search in {name}: shows this key none of its rows, as its row rights want it")
+        say(f"search in {name}: no row visible to this key, as its row rights require")
         return True
     what = f"{len(hits)} hits in {spent:.0f} ms" if hits else f"no hit (HTTP {status})"
     say(f"search in {name}: {what}")
@@ -86,7 +86,7 @@ def main(url: str, key: str, certificate: str | None = None) -> int:
         return 1
     synced = [collection["collection"] for collection in collections if collection.get("rows")]
     if not synced:
-        say("nothing is synced yet, so a text is embedded instead of a search")
+        say("no collection is synced yet: embedding a text instead of searching")
     good = [searches(client, name) for name in synced] or [embeds(client)]
     return 0 if all(good) else 1
 

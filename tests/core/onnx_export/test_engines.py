@@ -176,10 +176,10 @@ def test_fp32_does_not_become_tf32(
     [
         ("10.16.1.11", ALL, T4, "tensorrt", "TensorRT 10.16.1.11"),
         ("10.16.1.11", ALL, DeviceProfile.cpu(), "cpu", "on the CPU"),
-        (None, (CPU,), T4, "cpu", "the build for CPUs: uninstall it"),
+        (None, (CPU,), T4, "cpu", "CPU-only build: uninstall it"),
         (None, ALL, T4, "cuda", "TensorRT, which is not installed"),
         ("10.16", (CUDA, CPU), T4, "cuda", "TensorRT, which is not installed"),
-        ("11.4.0.106", ALL, T4, "cuda", "11.4.0.106 is installed; pip install "),
+        ("11.4.0.106", ALL, T4, "cuda", "not 11.4.0.106: pip install "),
         (
             "10.16",
             ALL,

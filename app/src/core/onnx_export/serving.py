@@ -1,6 +1,6 @@
-"""Choose and load the graph that serves: the calibrated one if its verdict on this machine passes, else the float
-graph. ONNX Runtime computes it on CUDA, on a CPU, or through TensorRT, whose engines are cached. `path_reason` gives
-the reason.
+"""Choose and load the graph to serve: the calibrated one if its verdict on this machine passes, else the float graph.
+ONNX Runtime runs it on CUDA, on a CPU, or through TensorRT, whose engines are cached. `path_reason` explains the
+choice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 Runtime = Literal["tensorrt", "cuda", "cpu"]
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
-LEAST_CAPABILITY = (7, 5)  # CUDA 13, of onnxruntime-gpu 1.31, and TensorRT from 10.5 on support no older card
+LEAST_CAPABILITY = (7, 5)  # CUDA 13 (onnxruntime-gpu 1.31) and TensorRT since 10.5 do not support older cards
 USUAL_TOKENS = 128  # TensorRT optimises its kernels for this length
 
 
@@ -55,18 +55,18 @@ class GraphOptions:
 
 
 class NotAsGraph(DeviceUnavailable):
-    """No graph of this model can serve here; the message says why and what to do."""
+    """No graph of this model can run here; the message says why and what to do."""
 
 
 def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
-    """Load the calibrated graph for int8 or auto if its verdict passes; else, on a card with `enabled`, the float
-    graph. On a CPU the packed path is faster than a float graph. Raises NotAsGraph if neither can serve, ModelNotFound,
+    """For int8 or auto, load the calibrated graph if its verdict passes. Otherwise load the float graph, but only on a
+    card with `enabled`: on a CPU the packed path is faster. Raises NotAsGraph if neither can be used, ModelNotFound,
     WeightsMismatch."""
     try:
         serving = GraphServing(wanted, options, limits)
         if serving.profile.kind == "cuda" and serving.runtime == "cpu":
             raise NotAsGraph(serving.reason)
-        refusal = f"precision {wanted.precision} was asked for"
+        refusal = f"precision {wanted.precision} was requested"
         if wanted.precision in ("auto", "int8"):
             try:
                 return serving.int8_backend(serving.accepted())
@@ -92,19 +92,19 @@ def choose_runtime(profile: DeviceProfile, tensorrt: str | None, available: Sequ
     install = install_command("tensorrt", index="https://pypi.nvidia.com")
     if CUDA not in available:
         both = "both packages contain the same module, so only one may be installed"
-        return "cpu", f"onnxruntime is the build for CPUs: uninstall it, then {install} ({both})"
+        return "cpu", f"onnxruntime is a CPU-only build: uninstall it, then {install} ({both})"
     if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
         has = f"{profile.name} has compute capability {profile.dotted_capability}"
-        return "cpu", f"{has}; onnxruntime-gpu and TensorRT begin at 7.5"
+        return "cpu", f"{has}; onnxruntime-gpu and TensorRT need at least 7.5"
     if TENSORRT not in available or tensorrt is None:
         return "cuda", f"ONNX Runtime on CUDA, without TensorRT, which is not installed: {install}"
     if tensorrt.partition(".")[0] != "10":  # onnxruntime-gpu 1.31 links libnvinfer.so.10; microsoft/onnxruntime#32278
-        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: {tensorrt} is installed; {install}"
+        return "cuda", f"ONNX Runtime on CUDA, without TensorRT: it must be version 10, not {tensorrt}: {install}"
     return "tensorrt", f"TensorRT {tensorrt} in ONNX Runtime"
 
 
 def _version(*distributions: str) -> str | None:
-    """Return the version of the first that is installed."""
+    """Return the version of the first installed distribution, or None."""
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -112,8 +112,8 @@ def _version(*distributions: str) -> str | None:
 
 
 def preload(runtime: Runtime) -> None:
-    """Load CUDA, cuDNN and TensorRT from pip's packages, which are on no library path, so that providers find them.
-    Failures appear when a session is created."""
+    """Load CUDA, cuDNN and TensorRT from pip's packages, so that providers find them: they are not on the library
+    path. Failures appear when a session is created."""
     if runtime != "cpu":
         importlib.import_module("onnxruntime").preload_dlls()
     if runtime == "tensorrt":
@@ -122,11 +122,11 @@ def preload(runtime: Runtime) -> None:
 
 
 class GraphServing:
-    """The graphs of one model on one device: backends, and the sessions that they use."""
+    """Creates backends and their sessions for the graphs of one model on one device."""
 
     def __init__(self, wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> None:
-        """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable
-        without ONNX Runtime and for an unknown device."""
+        """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch; DeviceUnavailable if
+        ONNX Runtime is missing or the device is unknown."""
         if wanted.model.startswith(HASHING):
             raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers for a graph")
         path = find_folder(wanted.model, wanted.revision)
@@ -140,7 +140,7 @@ class GraphServing:
         self._cache = ArtifactCache(options.cache)
         tensorrt = _version("tensorrt-cu13-libs", "tensorrt-cu13", "tensorrt-libs", "tensorrt")
         self.runtime, self.reason = choose_runtime(self.profile, tensorrt, onnxruntime.get_available_providers())
-        # What verdicts and engines depend on.
+        # Verdicts and engines depend on these values.
         self._card: Dependencies = {
             "gpu": self.profile.name,
             "capability": self.profile.dotted_capability,
@@ -162,12 +162,11 @@ class GraphServing:
     def accepted(self) -> Entry:
         """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
         if self.runtime == "cuda":
-            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {self.reason}")
+            raise NotAsGraph(f"8-bit graphs are not faster on CUDA without TensorRT; {self.reason}")
         graph = self._cache.find(INT8, self.calibration)
         if graph is None or "verdict" not in graph.facts:
             raise NotAsGraph(
-                "this machine (card, driver, versions) has no calibration of this model:"
-                " owl-sap calibrate NAME makes one"
+                "this machine (card, driver, versions) has no calibration of this model: run owl-sap calibrate NAME"
             )
         if not graph.facts["verdict"]["accepted"]:
             raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
@@ -175,7 +174,7 @@ class GraphServing:
 
     def int8_backend(self, graph: Entry) -> OnnxRuntimeBackend:
         """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
-        quantiser version or processor may make another graph from the same texts."""
+        quantiser version or processor may produce a different graph from the same texts."""
         return self._backend(graph, "int8", "asked for", "calibrated", f"int8-{graph.sha256[:12]}")
 
     def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
@@ -196,21 +195,21 @@ class GraphServing:
     def _backend(
         self, graph: Entry, precision: Precision, why: str, reason: str, variant: str = ""
     ) -> OnnxRuntimeBackend:
-        """Rows that overflow are computed in fp32 without TensorRT: they are too few for an engine."""
+        """Return the backend. It computes overflowing rows in fp32 without TensorRT: they are too few for an engine."""
         preload(self.runtime)
         note, most = "; ".join(part for part in (self.reason, reason) if part), None
         if self.runtime == "tensorrt" and precision != "fp32":
             usual, engine, most = self._through_tensorrt(graph, precision)
             note += f"; {engine}"
-        else:  # in fp32 TensorRT would take TF32
+        else:  # in fp32 TensorRT would use TF32
             usual = self._session(graph.graph)
         exact = (lambda: usual) if precision == "fp32" else (lambda: self._session(self._float("fp32").graph))
         model = self.folder, self._weights, self.profile
         return OnnxRuntimeBackend(*model, precision, why, usual, exact, note, most, variant)
 
     def _session(self, graph: Path, *first: tuple[str, dict[str, bool | int | str]]) -> Any:
-        """Create a session on CUDA or the CPU, after the `first` providers. TF32 is off, so that fp32 is exact. ONNX
-        Runtime, "CUDA Execution Provider"."""
+        """Create a session that prefers the `first` providers to CUDA or the CPU. TF32 is off, so that fp32 is exact.
+        Source: ONNX Runtime, "CUDA Execution Provider"."""
         cuda: dict[str, bool | int | str] = {
             "device_id": self.profile.index,
             "arena_extend_strategy": "kSameAsRequested",
@@ -221,10 +220,10 @@ class GraphServing:
         return make_session(graph, [*first, *usual], self._threads)
 
     def _through_tensorrt(self, graph: Entry, precision: Precision) -> tuple[Any, str, int]:
-        """Return a session, a sentence about its engine, which takes minutes to build, and its most texts. A cached
-        engine that does not load is rebuilt. Raises DeviceUnavailable, OutOfMemory.
+        """Return a session, a sentence about its engine, and its largest batch in texts. Building an engine takes
+        minutes. A cached engine that does not load is rebuilt. Raises DeviceUnavailable, OutOfMemory.
 
-        The engine takes all rectangles up to a largest one, planned by the card's total memory: with free memory, each
+        The engine accepts all rectangles up to a maximum, planned by the card's total memory: by free memory, each
         start could need another engine. Only one range is built, because ONNX Runtime uses only the first
         (microsoft/onnxruntime#31624); a shape outside it would rebuild the engine.
         """
@@ -262,8 +261,8 @@ class GraphServing:
                 shutil.rmtree(folder, ignore_errors=True)
                 if not cached:
                     raise
-                log.warning("TensorRT's engine %s does not load and is built again: %s", folder, error)
+                log.warning("TensorRT's engine %s does not load and is rebuilt: %s", folder, error)
                 continue
             seconds = time.perf_counter() - started
             origin = "its engine came from the cache" if cached else f"its engine was built in {seconds:.0f} s"
-            return session, origin if any(folder.iterdir()) else "TensorRT took no part of the graph", texts
+            return session, origin if any(folder.iterdir()) else "TensorRT runs no part of the graph", texts

@@ -55,7 +55,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`privilege` is the role's name where `kind` is ROLE."""
+    """A granted privilege; if `kind` is ROLE, `privilege` is the name of the granted role."""
 
     kind: str
     privilege: str
@@ -66,8 +66,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """A snapshot of all owners, roles and grants. The `administrator` has all privileges, and so has the owner of a
-    schema or object on it."""
+    """A snapshot of all owners, roles and grants. The `administrator` has all privileges; the owner of a schema or
+    object has all privileges on it."""
 
     administrator: str = ""
     schema_owners: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -104,7 +104,7 @@ class Rights:
         )
 
     def sees(self, user: str, relation: int) -> bool:
-        """Whether `user` has any privilege on the relation or its schema, or CATALOG READ."""
+        """Return whether `user` has any privilege on the relation or its schema, or CATALOG READ."""
         schema = self.places.get(relation, "")
         if schema == "SYS" or user == self.administrator or self._owns(user, Touch("", schema, relation=relation)):
             return True
@@ -121,7 +121,7 @@ class Rights:
         return wanted.relation is not None and self.owners.get(wanted.relation) == user
 
     def _of(self, user: str) -> Iterable[Grant]:
-        """The grants to the user, directly, through PUBLIC or through nested roles."""
+        """Yield the user's grants: direct ones, and those through PUBLIC or nested roles."""
         pending, seen = [user, PUBLIC], {user, PUBLIC}
         while pending:
             for grant in self.grants.get(pending.pop(), ()):
@@ -131,7 +131,7 @@ class Rights:
                     pending.append(grant.privilege)
 
     def holds_role(self, user: str, role: str) -> bool:
-        """Whether `user` may grant the role."""
+        """Return whether `user` may grant the role."""
         mine = (grant for grant in self._of(user) if grant.kind == ROLE and grant.privilege == role)
         return user == self.administrator or any(grant.grantable for grant in mine)
 

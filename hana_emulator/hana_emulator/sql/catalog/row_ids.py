@@ -1,6 +1,6 @@
-"""The ids of `"$rowid$"`: a rising counter for each column table. Rollback, deletion and restart return no id.
+"""The ids of `"$rowid$"`: a rising counter for each column table. Rollback, deletion and restart never free an id.
 
-Each such table has a hidden column with the next id as default. Statements that change a row assign a new id. Only
+Each column table has a hidden column whose default is the next id. Statements that change a row give it a new id. Only
 TRUNCATE restarts the counter.
 
 Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.
@@ -11,15 +11,15 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-NAME = "$rowid$"  # The pseudo-column as statements write it, quoted; unquoted it would be upper-cased and mean nothing
-COLUMN = '"^0rowid"'  # The hidden column, quoted for SQLite text; encoded names never have a digit behind ^
+NAME = "$rowid$"  # The pseudo-column. Statements must quote it; unquoted, it would be upper-cased and not recognized
+COLUMN = '"^0rowid"'  # The hidden column, quoted for SQLite text; encoded names never have a digit after ^
 FUNCTION = "owl_next_row_id"
 _FILE = "row-ids.sqlite"
-_RESERVED = 10_000  # Ids that are written down as used at once, so that a killed emulator gives none of them again
+_RESERVED = 10_000  # Ids recorded as used in one write, so that an emulator restarted after a kill reuses none of them
 
 
 class RowIds:
-    """Only the thread with the turn to write uses it."""
+    """Row id counters. Used only by the thread that has the turn to write."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
@@ -35,7 +35,7 @@ class RowIds:
         connection.create_function(FUNCTION, 1, self.next)
 
     def next(self, relation: int) -> int:
-        """The next id, from 1, for the table with this number in the catalogue."""
+        """Return the next id, from 1, of the table with this number in the catalogue."""
         last = self._last.get(relation)
         if last is None:
             found = self._connection.execute("SELECT unused FROM ids WHERE relation = ?", (relation,)).fetchone()
@@ -57,7 +57,7 @@ class RowIds:
         self._connection.execute("INSERT OR REPLACE INTO ids VALUES (?, ?)", (relation, unused))
 
     def close(self) -> None:
-        """Return reserved ids that were not used."""
+        """Release the reserved ids that were not used."""
         for relation, last in self._last.items():
             self._keep(relation, last + 1)
         self._connection.close()

@@ -30,7 +30,7 @@ from hana_emulator.sql.storage.failures import ERROR_MARK
 
 _PREFIX = "owl fired "
 _EVENTS = ("INSERT", "UPDATE", "DELETE")
-_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}  # Which form of the row an event does not have
+_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}  # The form of the row that an event lacks
 _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
     exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
     exp.Update: writes.bind_update,  # type: ignore[dict-item]
@@ -110,7 +110,7 @@ def _referencing(reader: TokenReader) -> dict[str, str]:
 
 
 def _body(reader: TokenReader) -> str:
-    """The text between BEGIN and the last word, END."""
+    """Return the text between BEGIN and the final END."""
     reader.expect("BEGIN")
     reader.take("SEQUENTIAL", "EXECUTION")
     begin, end = reader.tokens[reader.index - 1], len(reader.tokens) - 1
@@ -142,7 +142,7 @@ def _create(bench: Workbench, label: Name, table: Name, draft: Trigger, *, repla
     statements, _, touches = _compile(bench, relation, trigger)
     bench.touches |= touches
     _fire(bench.connection, relation, trigger, statements)
-    # SQLite compiles the body when it plans statements that fire it.
+    # SQLite compiles a trigger's body when it plans a statement that fires the trigger.
     column = quoted((*draft.columns, relation.columns[0].name)[0])
     firing = {
         "INSERT": f"EXPLAIN INSERT INTO {relation.sqlite_name} DEFAULT VALUES",
@@ -181,8 +181,8 @@ def _unknown(name: str) -> HanaError:
 
 
 def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> tuple[list[str], dict[int, bool], set[Touch]]:
-    """The SQLite statements of a body, the tables it writes (true if it inserts), the privileges it needs. Raises
-    HanaError 7, 257, 259, 260 ..., and 451 if it writes the trigger's own table."""
+    """Return a body's SQLite statements, the tables it writes (True if it inserts) and the privileges it needs. Raises
+    HanaError 7, 257, 259, 260 ..., and 451 if the body writes the trigger's own table."""
     statements, written, touches = list[str](), dict[int, bool](), set[Touch]()
     rows = {"NEW": trigger.new_row, "OLD": trigger.old_row}
     sources = [_transition(relation, trigger, form, variable) for form, variable in rows.items() if variable]
@@ -213,7 +213,7 @@ def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> tuple[li
 
 
 def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) -> Source:
-    """The source of a transition variable. BEFORE INSERT, the identity has no value yet."""
+    """Return a transition variable's source. BEFORE INSERT it omits the identity column, which has no value yet."""
     nameless = trigger.timing == "BEFORE" and "INSERT" in trigger.events
     columns = tuple(
         SourceColumn(column, quoted(column.name))
@@ -224,7 +224,7 @@ def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) 
 
 
 def _fire(connection: sqlite3.Connection, relation: Relation, trigger: Trigger, statements: list[str]) -> None:
-    """The trigger is inactive while a parked transaction's rows are restored."""
+    """Create the trigger in SQLite. It is inactive while a parked transaction's rows are restored."""
     body = "; ".join(statements)
     for event in trigger.events:
         name = _quoted_text(f"{_PREFIX}{trigger.id} {event}")

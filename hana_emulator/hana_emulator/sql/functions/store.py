@@ -36,7 +36,8 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", 
 
 @lru_cache(maxsize=4096)
 def converter(kind: HanaType, column: str) -> Convert:
-    """A function that converts a storage value to `kind`. It raises HanaError 274, 303, 314 or 339 naming `column`."""
+    """Return a function that converts a storage value to `kind`. It raises HanaError 274, 303, 314 or 339 and names
+    `column`."""
     make = _MAKERS.get(kind.code)
     if make is None:
         raise HanaError(7, f"feature not supported: storing {kind.name} (by this emulator)")
@@ -91,7 +92,7 @@ def _decimal(kind: HanaType, column: str) -> Convert:
 
 
 def decimal_text(number: Decimal, kind: HanaType, where: str) -> str:
-    """Canonical text of a DECIMAL, rounded half up to the scale. Raises HanaError 314 if it has too many digits."""
+    """Return a DECIMAL's canonical text, rounded half up to the scale. Raises HanaError 314 for too many digits."""
     with localcontext() as context:
         context.prec = 80
         if kind.scale == FLOATING_SCALE:
@@ -103,7 +104,7 @@ def decimal_text(number: Decimal, kind: HanaType, where: str) -> str:
 
 
 def plain_decimal(number: Decimal, precision: int = 34) -> str:
-    """Text with at most `precision` digits, no exponent and no trailing zeros after the point."""
+    """Return the text with at most `precision` digits, no exponent and no trailing zeros after the point."""
     with localcontext() as context:
         context.prec = precision
         number = bounded(+number)
@@ -162,7 +163,7 @@ def _text(kind: HanaType, column: str) -> Convert:
 
 
 def utf16_length(text: str) -> int:
-    """Length as HANA counts it: a character above U+FFFF counts as two."""
+    """Return the length as HANA counts it: a character above U+FFFF counts as two."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
@@ -201,7 +202,7 @@ def _vector(kind: HanaType, column: str) -> Convert:
         if dimension == 0 or len(value) != 4 + width * dimension:
             raise HanaError(20004, f"vector data has a wrong binary layout for {column}")
         if kind.length and dimension != kind.length:
-            raise HanaError(20005, f"vector of dimension {dimension} given for {column}, which takes {kind.length}")
+            raise HanaError(20005, f"vector of dimension {dimension} for {column}, which requires {kind.length}")
         return value
 
     return convert
@@ -216,7 +217,7 @@ def _moment(kind: HanaType, column: str) -> Convert:
 
 
 def date_text(text: str, where: str) -> str:
-    """'YYYY-MM-DD' from any date or timestamp that HANA can read. Raises HanaError 303."""
+    """Return 'YYYY-MM-DD' from any date or timestamp that HANA can read. Raises HanaError 303."""
     text = text.strip()
     match = _DATE.match(text)
     if match is None or not (match.end() == len(text) or text[match.end()] in " T"):
@@ -242,7 +243,7 @@ def time_text(text: str, where: str) -> str:
 
 
 def timestamp_text(text: str, where: str) -> str:
-    """'YYYY-MM-DD HH:MM:SS.fffffff' from a date or timestamp. Raises HanaError 303."""
+    """Return 'YYYY-MM-DD HH:MM:SS.fffffff' from a date or timestamp. Raises HanaError 303."""
     stripped = text.strip()
     if len(stripped) == 27 and stripped[4] == "-" and stripped[19] == ".":
         date_text(stripped, where)

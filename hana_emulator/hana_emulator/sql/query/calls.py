@@ -141,7 +141,7 @@ def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -
 
 
 def _rounded(function: str, most: int) -> Special:
-    """ROUND, FLOOR, CEIL and ABS return the kind of number they are given; decimals stay exact."""
+    """Bind ROUND, FLOOR, CEIL or ABS. The result is the same kind of number as the argument; decimals stay exact."""
 
     def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
         if not 1 <= len(arguments) <= most:

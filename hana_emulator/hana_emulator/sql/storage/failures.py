@@ -15,7 +15,7 @@ from hana_emulator.errors import (
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.language.names import decode, hana_identifier
 
-ERROR_MARK = "owl-error:"  # What triggers raise begins with it: 'owl-error:CODE:message'
+ERROR_MARK = "owl-error:"  # Errors that triggers raise begin with this mark: 'owl-error:CODE:message'
 
 
 def cancelled() -> HanaError:
@@ -40,11 +40,11 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
     if isinstance(error, sqlite3.IntegrityError):
         return _integrity(text)
     if isinstance(error, UnicodeError):
-        return HanaError(2, "general error: a string holds half of a surrogate pair, which this emulator cannot store")
+        return HanaError(2, "general error: a string contains an unpaired surrogate, which this emulator cannot store")
     if isinstance(error, MemoryError):
-        return out_of_memory("this emulator has too little")
+        return out_of_memory("this emulator has run out")
     if isinstance(error, OverflowError):
-        return HanaError(314, "numeric overflow: a number does not fit 64 bits")
+        return HanaError(314, "numeric overflow: a number does not fit in 64 bits")
     for part, (code, message) in _OPERATIONAL.items():
         if part in text:
             return HanaError(code, message)

@@ -1,7 +1,7 @@
 """A session's writes: its turn on SQLite's only writer, its transaction, and its waits for locks.
 
-A statement runs first; then its touched rows are compared with the locks of parked transactions. On a conflict it is
-undone, waits, and runs again.
+A statement runs first; then its touched rows are compared with the locks of parked transactions. On a conflict the
+statement is undone, waits, and runs again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Writer:
         self.transaction: Transaction | None = None
         self.cancelled = False
         self.repeatable = False  # REPEATABLE READ and SERIALIZABLE: see `open_snapshot`
-        self.snapshot: int | None = None  # How many commits the open snapshot knows
-        # Queries and their parameters, each with the error if it finds a row
+        self.snapshot: int | None = None  # Number of commits that the open snapshot includes
+        # Maps a query and its parameters to the error to raise if the query finds a row
         self._postponed: dict[tuple[str, tuple[object, ...]], str] = {}
-        self._turns = 0  # How often this session has the turn, which it can take again inside
+        self._turns = 0  # Nesting depth: a session that has the turn can take it again
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:
@@ -58,7 +58,7 @@ class Writer:
                 raise sqlite3.IntegrityError(message)
 
     def is_enforcing(self) -> bool:
-        """Whether constraint triggers act: not while rows are restored."""
+        """Return whether constraint triggers act. They do not while rows are restored."""
         return self.transaction is None or not self.transaction.restoring
 
     def cancel(self) -> None:
@@ -69,7 +69,7 @@ class Writer:
 
     @contextmanager
     def turn(self, *, cancellable: bool = False) -> Iterator[None]:
-        """Prevent other sessions from writing, parking and resuming. Never wait for a lock inside."""
+        """Prevent other sessions from writing, parking and resuming. The body must not wait for a lock."""
         turn = self._database.turn
         while not turn.acquire(timeout=_POLL_SECONDS):
             if cancellable:
@@ -118,7 +118,7 @@ class Writer:
 
     @contextmanager
     def active(self, connection: sqlite3.Connection, *, ending: bool = False) -> Iterator[Transaction]:
-        """The session's transaction on SQLite's writer, begun if necessary; another transaction there is parked.
+        """Yield the session's transaction on SQLite's writer, begun if necessary, after parking any other there.
         `ending`: for a commit, which may have an old snapshot."""
         self._give_time()
         with self.turn(cancellable=True):
@@ -170,8 +170,8 @@ class Writer:
         patience: float | None = None,
     ) -> Result:
         """Run `attempt` until it is not Blocked. Raises HanaError 131 after `patience` seconds of waiting (default: the
-        lock timeout), 146 without any, 133 on a deadlock, 139 if cancelled. An error ends a transaction that began
-        here."""
+        lock timeout), 146 at once with NO_PATIENCE, 133 on a deadlock, 139 if cancelled. An error ends a transaction
+        that began here."""
         until: float | None = None
         while True:
             begun = self.transaction is None
@@ -195,7 +195,7 @@ class Writer:
             self._database.locks.wait(self.transaction or Holder(), holder, until, self._check_cancelled)
 
     def write(self, transaction: Transaction, table: str, action: Callable[[], Result], *, inserts: bool) -> Result:
-        """Run `action`, a statement that writes `table`, as an attempt. If it raises Blocked, it is undone."""
+        """Run `action`, a statement that writes `table`, within an attempt of `run`; undo it if it raises Blocked."""
         locks = self._database.locks
         locks.check_open(table)
         connection = transaction.connection
@@ -236,8 +236,8 @@ class Writer:
     def _ask_holders(
         self, transaction: Transaction, table: str, action: Callable[[], object], error: Exception
     ) -> None:
-        """A conflicting unique key may become free: retry without the rows that others changed or deleted. Raises
-        Blocked for the first transaction whose rows prevented the write."""
+        """Retry without the rows that other transactions changed or deleted: they may free a conflicting unique key.
+        Raises Blocked for the first transaction whose rows prevented the write."""
         unique = error.code == 301 if isinstance(error, HanaError) else "UNIQUE" in str(error)
         if not unique or transaction.undone_by_sqlite:
             return
@@ -248,7 +248,7 @@ class Writer:
                 continue
             with transaction.probe():
                 try:
-                    with transaction.unconstrained():  # so that rows with references can be deleted
+                    with transaction.unconstrained():  # so that referenced rows can be deleted
                         changes.delete_rows(connection, shape, claims.vacated)
                     action()
                 except (sqlite3.Error, HanaError):
@@ -258,7 +258,7 @@ class Writer:
     # ------------------------------------------------------------------------------------------------------------- ends
 
     def commit(self) -> None:
-        """Commit. Raises HanaError after rolling back if that fails."""
+        """Commit. On failure, roll back and raise HanaError."""
         transaction = self.transaction
         if transaction is None:
             return
@@ -285,7 +285,7 @@ class Writer:
             raise failures.rolled_back(failures.translate(error, None)) from None
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
-        """Commit, and publish what must become visible at the same time."""
+        """Commit, and call `publish` so that its changes become visible at the same time."""
         with self.active(transaction.connection, ending=True), self._database.commit_lock:
             transaction.connection.execute("COMMIT")
             self._database.commits += 1
@@ -319,6 +319,6 @@ class Writer:
 
 
 def _lost(error: Exception) -> HanaError:
-    """The error for a parked transaction that could not be saved or restored."""
+    """Return the error for a parked transaction that could not be saved or restored."""
     code = failures.translate(error, None).code if isinstance(error, sqlite3.Error) else 2
     return HanaError(129, f"transaction rolled back by an internal error (code {code})", rolls_back=True)

@@ -1,6 +1,6 @@
 """Read the tensors of the architectures that the packed path supports: BERT, RoBERTa and DistilBERT.
 
-`encoders.load_encoder` compares vectors with those of transformers before it uses what is read here.
+Before `encoders.load_encoder` uses these tensors, it compares their vectors with those of transformers.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def refusal(folder: Folder) -> str | None:
     config = folder.config
     kind = str(config.get("model_type"))
     if not folder.pooling:
-        return "its modules are more than an encoder with mean or CLS pooling"
+        return "its modules are not just an encoder with mean or CLS pooling"
     if kind not in ARCHITECTURES:
-        return f"its architecture {kind} is none of {', '.join(ARCHITECTURES)}"
+        return f"its architecture {kind} is not one of {', '.join(ARCHITECTURES)}"
     activation = config.get("activation" if kind == "distilbert" else "hidden_act", "gelu")
     if activation not in ("gelu", "gelu_python"):
         return f"its activation is {activation}, not gelu"
@@ -79,8 +79,8 @@ def read(folder: Folder, tensors: Mapping[str, torch.Tensor]) -> EncoderWeights:
     config, kind = folder.config, str(folder.config["model_type"])
     named: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
-        plain = name.removeprefix(ARCHITECTURES[kind])  # models with a head have one
-        if "LayerNorm" in plain:  # old names of norms
+        plain = name.removeprefix(ARCHITECTURES[kind])  # models with a head have this prefix
+        if "LayerNorm" in plain:  # norms have old names in some models
             plain = plain.replace(".gamma", ".weight").replace(".beta", ".bias")
         named[plain] = value
 

@@ -26,7 +26,7 @@ class _Literal(str):
 
 @lru_cache(maxsize=256)
 def read_path(path: str) -> tuple[Step, ...]:
-    """Members and indices of a path. Raises HanaError 8 if it is invalid."""
+    """Return the members and indices of a path. Raises HanaError 8 if it is invalid."""
     text = re.sub(r"^lax\s+", "", path.strip())
     if not text.startswith("$"):
         raise _bad_path()
@@ -45,7 +45,7 @@ def read_path(path: str) -> tuple[Step, ...]:
 
 
 def _bad_path() -> HanaError:
-    return HanaError(8, "invalid argument: not a JSON path of the form $.member[index] (as this emulator knows them)")
+    return HanaError(8, "invalid argument: this emulator supports only JSON paths of the form $.member[index]")
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +61,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _select(text: Any, path: Any) -> list[Any]:
-    """The values at a path of a document; none if the text is not JSON."""
+    """Return the values at a path of a document; an empty list if the text is not JSON."""
     steps, root = read_path(plain(path)), _parse(plain(text))
     found = [] if root is _NOTHING else [root]
     for step in steps:
