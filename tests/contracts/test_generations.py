@@ -293,7 +293,7 @@ def test_what_fails_in_the_middle_of_a_switch_leaves_it_undone(store, name, buil
 
 
 def test_dropping(store, name, built, another):
-    with pytest.raises(GenerationRefused, match="serves"):
+    with pytest.raises(GenerationRefused, match="is active"):
         store.generations.drop(name, 1)
     with pytest.raises(UnknownGeneration, match="there are: 1, 2"):
         store.generations.drop(name, 7)
