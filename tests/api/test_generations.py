@@ -475,7 +475,7 @@ def test_changing_refuses(client: Client, wide: Service, source: TableSource) ->
     assert "there are: 1" in refused(404, action="switch", number=7)
     assert "being built" in refused(409, action="switch")
     assert "roll back" in refused(409, action="rollback")
-    assert "serves" in refused(409, action="drop", number=1)
+    assert "cannot be dropped" in refused(409, action="drop", number=1)
     assert "is active" in refused(409, action="compare", number=1)
     refused(422, action="drop")
     refused(422, action="build", number=2)
