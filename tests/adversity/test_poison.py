@@ -337,7 +337,8 @@ def test_rows_that_a_table_refuses_are_found_by_halves(scene: Scene) -> None:
     """A table with a condition of its own, as somebody may have given it: three rows break it."""
     ends = scene.ends()
     ends.store.open(NAME, scene.embedder)
-    condition = """ADD CONSTRAINT "MINE" CHECK ("SRC_KEY" NOT IN ('[5]', '[50]', '[51]'))"""
+    # hdbcli 2.30 crashes on the emulator's errors where 18 bytes and the text are a multiple of eight, as with "MINE".
+    condition = """ADD CONSTRAINT "THEIR" CHECK ("SRC_KEY" NOT IN ('[5]', '[50]', '[51]'))"""
     scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" {condition}')
     sent: list[str] = []
     store = HanaStore(scene.pool(on_statement=sent.append), scene.schema, lease_times=PATIENT)
@@ -348,7 +349,7 @@ def test_rows_that_a_table_refuses_are_found_by_halves(scene: Scene) -> None:
     assert all(row.stage == "apply" and "code 677" in row.reason for row in entries)
     attempts = len([sql for sql in sent if sql.startswith("INSERT")])
     assert attempts <= 1 + 3 * 2 * math.ceil(math.log2(ROWS)), "two halves for each time that a bad row's part is cut"
-    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" DROP CONSTRAINT "MINE"')
+    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" DROP CONSTRAINT "THEIR"')
     assert scene.converges().upserted == 3
 
 
