@@ -49,6 +49,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """xdist 3.8 writes the group of a test where pytest 9.2 no longer reads it: without this, tests of one group would
+    go to any process (pytest-xdist's issue 1386)."""
+    for item in items:
+        grouped = getattr(item, "_nodeid", item.nodeid)
+        if grouped != item.nodeid:
+            item._id = type(item._id).parse(grouped)
+
+
 UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))
 """Seconds since the epoch after which no further test begins: .ci/run ends slow tests between two of them."""
 

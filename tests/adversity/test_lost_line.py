@@ -16,7 +16,7 @@ from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConnectionLost, DatabaseError, Unreachable
 from connector.hana.source import HanaSource
 from connector.model import Query
-from connector.retry import ONCE, RetryPolicy
+from connector.retry import RetryPolicy
 from connector.stores.state import LeaseTimes
 from connector.sync.run import Ends
 from hana_emulator.testing import running
@@ -246,7 +246,7 @@ def test_a_line_cut_during_login_is_tried_again(scene: Scene) -> None:
         Proxy(scene.emulator.port, Strike(CONNECT, 1, Fault.LOSE_REQUEST)) as proxy,
         pytest.raises(Unreachable, match=str(proxy.port)),
     ):
-        scene.pool(proxy.port, retry=ONCE).read("SELECT 1 FROM DUMMY")
+        scene.pool(proxy.port, retry=RetryPolicy(attempts=1)).read("SELECT 1 FROM DUMMY")
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
