@@ -43,7 +43,7 @@ gc.disable()  # while tests are collected: a third less time
 def pytest_collection_finish() -> None:
     typer_testing: Any = sys.modules.get("typer.testing")
     if typer_testing is not None:
-        # One command for all runs in this process: to build it takes longer than most of them.
+        # One command for all runs in this process: building it takes longer than most runs.
         typer_testing._get_command = functools.cache(typer_testing._get_command)
     gc.freeze()
     gc.enable()

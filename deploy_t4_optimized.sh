@@ -24,7 +24,7 @@ usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--ap
   --dry-run             check the host and print what would be done; build, start and change nothing
   --no-build            start the existing image
   --no-monitoring       leave out dcgm-exporter, Prometheus, Alertmanager and Grafana
-  --apply-gpu-settings  set persistence, with OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS power and clocks; print how to undo
+  --apply-gpu-settings  set persistence, and power and clocks if OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS are given; print the undo
   --rollback            start the previous image (run again: return to this one)
   --status              show containers, version, last deployment and the GPU; change nothing
 Needs .env (see .env.example) and owl-sap.toml (see owl-sap.example.toml) in this folder. Creates missing keys and
@@ -51,7 +51,7 @@ done
 
 deploy() {
   check_host
-  # Exported variables override .env, so use its values first.
+  # Exported variables override .env, so keep what the environment or .env sets.
   export OWL_CUDA=${setting[OWL_CUDA]:-$cuda}
   export OWL_REVISION=${setting[OWL_REVISION]:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
   pin_images

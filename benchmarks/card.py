@@ -13,7 +13,7 @@ anywhere; such figures have no goal.
       ours / encode    encode's seconds over ours                                                 mixed: >= 3 x
       of products      share of the rate of bare matrix products, measured in turns, that linear layers and
                        attention reached                                                    bert-large: >= 0.6
-      cosine           the lowest to vectors in fp32                                               >= 0.999
+      cosine           the lowest with the fp32 vectors                                            >= 0.999
     latency     milliseconds of a call with one text of 16 or of 64 tokens, and with eight of 32; encode's over ours
 
 Matrix products by precision: `python -m app.src.core.t4_gpu_optimizer`. `encode` runs at its best: half precision,

@@ -198,7 +198,7 @@ class Known:
         score_of = dict(zip(self.keys, scores.tolist(), strict=True))
 
         def right(body: bytes) -> bool:
-            """Return whether the answer has the requested number of rows, all among the nearest, with their scores."""
+            """Return whether the answer has as many rows as requested, all among the nearest, with correct scores."""
             hits = orjson.loads(body)["hits"]
             scored = [(score_of.get(hit["key"]["MATNR"], ANYTHING), hit["score"]) for hit in hits]
             distinct = {hit["key"]["MATNR"] for hit in hits}

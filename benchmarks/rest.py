@@ -5,7 +5,7 @@
 The server is a child process with one worker (`--server`): the product's own application over an embedder that returns
 prepared vectors. This process sends prepared requests from the other core, over keep-alive connections on loopback,
 and counts and discards the answers. CPU seconds are those of the whole server process. They and the ratios also hold on
-a shared machine; requests a second require a quiet one. Rounds take turns; figures are medians.
+a shared machine; requests a second hold only on a quiet one. Rounds take turns; figures are medians.
 
     small   requests a second for one short text, and CPU microseconds of each, over /embed and OpenAI's route (>= 1,500
             a second), also with authentication (`with a key`); for comparison uvicorn alone (`bare`)

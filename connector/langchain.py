@@ -207,7 +207,7 @@ def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
 def _listed(name: str, values: Iterable[str]) -> list[str]:
     """Return a list. Raises ValueError for a single string, which would be split into letters."""
     if isinstance(values, str):
-        raise ValueError(f"{name} is one string; give a list")
+        raise ValueError(f"{name} is one string; pass a list")
     return list(values)
 
 

@@ -14,7 +14,7 @@ import app.src.jobs
 import app.src.service.service
 import app.src.service.wiring
 
-# One command for all of them: to build it takes longer than many a verb.
+# One command for all forks: building it takes longer than many verbs.
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(app.src.cli.app)
 gc.freeze()  # a collection in a fork would copy the memory that all share

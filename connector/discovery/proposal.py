@@ -97,7 +97,7 @@ def propose(table: Table, facts: Facts) -> Proposal:
     where, metadata, changes = chosen.where(), chosen.metadata(key, texts), chosen.changes()
     if facts.texts:
         found = ", ".join(str(other.ref) for other in facts.texts)
-        chosen.notes.append(f"Texts by language are in: {found}. {VIEW_NOTE}. Create and introspect it.")
+        chosen.notes.append(f"Texts by language are in: {found}. {VIEW_NOTE}. Create that view and introspect it.")
     if facts.items:
         found = ", ".join(str(other.ref) for other in facts.items)
         chosen.notes.append(f"Item texts are in: {found}; the view below concatenates them.")

@@ -109,7 +109,7 @@ def guess(column: Column) -> Guess:
         (name in COLUMNS["person"] or _PERSON.search(both), Guess(Role.PERSON, "names a person")),
         (
             _CONTACT.search(both) or _REPEATED.search(both),
-            Guess(Role.OTHER, "a technical value, or a repeated text"),
+            Guess(Role.OTHER, "contact data, a technical value, or a repeated text"),
         ),
         (_names_unit(column), Guess(Role.OTHER, "a unit or currency")),
         (_NUMBER_NAME.search(column.name), Guess(Role.NUMBER, "named like a number")),

@@ -36,7 +36,8 @@ _ENDINGS = (  # longest first
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
-_SHORTEST_END = 6  # at the end of one: Karton, Wellpappkarton; with fewer letters, table would match stable
+# Letters of a stem that may end a longer word: Karton, Wellpappkarton; with fewer, table would match stable.
+_SHORTEST_END = 6
 
 
 def folded(word: str) -> str:

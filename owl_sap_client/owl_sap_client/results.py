@@ -176,7 +176,8 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collection:
-    """Times are UTC in ISO 8601. `table`: stores the vectors; None for the local store. `key`: its columns."""
+    """Times are UTC in ISO 8601. `table`: the table with the vectors, None for the local store. `key`: the key
+    columns."""
 
     collection: str
     store: str

@@ -80,7 +80,7 @@ def http_options(url: str, key: str | None, connection: Connection) -> dict[str,
     without quoting it, and TypeError for an unknown option: a misspelt `key` would send requests without one."""
     if unknown := sorted(set(connection) - set(Connection.__annotations__)):
         known = ", ".join(Connection.__annotations__)
-        raise TypeError(f"a client takes url, key, {known}, not {', '.join(unknown)}")
+        raise TypeError(f"unknown option {', '.join(unknown)}; a client takes url, key, {known}")
     address = httpx.URL(url)
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("the address must begin with http:// or https:// and name a host")

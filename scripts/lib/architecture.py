@@ -60,7 +60,7 @@ PLANTS = [
     ("hana_emulator.protocol", "hana_emulator.sql", "wire and SQL meet at the seam"),
 ]
 
-# Packages whose imports by a string the graph misses -> the only place that may import them so.
+# Packages imported by a string, which the graph misses -> the only place that may do that.
 BY_NAME = {
     "hdbcli": "connector/hana/connection.py",
     "torch": "app/src/core/",

@@ -15,6 +15,8 @@ def sql(db, table, value, statement, place):
     # ok: owl-sql-formatted
     db.execute(f"SELECT {COLUMNS} FROM t WHERE a = ?", (value,))
     # ok: owl-sql-formatted
+    db.execute(f"SELECT {_COLUMNS} FROM t")
+    # ok: owl-sql-formatted
     db.execute("SELECT * FROM t WHERE a = ?", (value,))
     # ok: owl-sql-formatted
     db.execute(statement.create(3), doing=f'making a table in schema "{place}"')

@@ -60,7 +60,7 @@ by_generation = pytest.mark.parametrize(
 
 def takes(profile: DeviceProfile, precision: str) -> bool:
     try:
-        return choose_precision(profile, precision) == (precision, "asked for")
+        return choose_precision(profile, precision) == (precision, "requested")
     except DeviceUnavailable:
         return False
 

@@ -82,7 +82,7 @@ def test_impossible_precision_is_refused_with_the_way_out(profile: DeviceProfile
     ("profile", "precision"), [(CPU, "bf16"), (T4, "fp32"), (A10, "tf32"), (L4, "bf16"), (P100, "fp16")]
 )
 def test_possible_precision_is_taken(profile: DeviceProfile, precision: str) -> None:
-    assert choose_precision(profile, precision) == (precision, "asked for")
+    assert choose_precision(profile, precision) == (precision, "requested")
 
 
 @pytest.mark.parametrize(

@@ -155,4 +155,4 @@ def test_who_asks_for_a_precision_is_not_measured_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(linears, "_known", None)
     for asked in ("fp32", "bf16"):
         with load_engine(EngineOptions(device="cpu", precision=asked)) as engine:
-            assert (engine.precision, engine.precision_reason) == (asked, "asked for")
+            assert (engine.precision, engine.precision_reason) == (asked, "requested")

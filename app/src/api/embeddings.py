@@ -27,7 +27,7 @@ class EmbedRequest(Body):
 
 
 class OpenAIEmbeddings(Body):
-    """OpenAI's request. `model` is optional, because the service has only one. `user` is ignored."""
+    """OpenAI's request. `model` is optional, because only one model is served here. `user` is ignored."""
 
     input: str | Texts | Numbers | ListsOfNumbers = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
@@ -180,7 +180,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
     async def models() -> Response:
-        """List the only model of this service."""
+        """List the one model that these routes serve."""
         return Json({"object": "list", "data": [await executors.run(described)]})
 
     @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
@@ -190,8 +190,8 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
 
 
 def _check_model(service: Service, asked: str | None, dimensions: int | None = None) -> None:
-    """Raise UnknownModel for another model, and BadRequest for dimensions that it cannot be cut to. Accept a path
-    before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
+    """Raise UnknownModel for another model, and BadRequest for dimensions that the served model's vectors
+    cannot be cut to. Accept a path before the name, as in sentence-transformers/all-MiniLM-L6-v2."""
     engine = service.parts.engine
     known = asked is None or asked in (engine.model, service.settings.embedding.model)
     if asked is not None and not known:

@@ -122,7 +122,6 @@ _REALM = 'Bearer realm="owl-sap"'
 # An IPv6 address in brackets, or a name or IPv4 address, optionally with a trailing dot; optionally a port.
 _HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
 FOREIGN = "requests of other web pages are refused"
-_numbers = random.Random()  # nosec B311 # ids protect nothing, and the system's generator costs a tenth of a request
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -220,6 +219,8 @@ class Guard:
         self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
         self._collections = frozenset(service.collections.names)
         self._held = 0  # bytes of all bodies in memory
+        # The system's generator would take a tenth of a request's time.
+        self._ids = random.Random()  # nosec B311 # ids protect nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -230,7 +231,7 @@ class Guard:
             return
         start, status = time.perf_counter(), 0
         given = Headers(scope=scope).get("x-request-id", "")
-        scope[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else f"{_numbers.getrandbits(128):032x}"
+        scope[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else f"{self._ids.getrandbits(128):032x}"
         scope[PRINCIPAL] = ANONYMOUS
         rule = self._rules.find(scope["method"], scope["path"])
         if rule is not None:

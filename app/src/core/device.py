@@ -166,7 +166,7 @@ def choose_precision(
         raise DeviceUnavailable(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
     if refusal := _refusal(profile, requested):
         raise DeviceUnavailable(f"precision {requested} cannot be used on {profile.name}: {refusal}")
-    return requested, "asked for"
+    return requested, "requested"
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:

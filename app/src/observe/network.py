@@ -78,7 +78,8 @@ class Network:
             }
             unknown = (
                 f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, obtained from "
-                f"its administrator (openssl s_client -showcerts -connect {self._place} shows what it presents)"
+                "the server's administrator (openssl s_client -showcerts -connect "
+                f"{self._place} shows what the server presents)"
             )
             named = f"the certificate for {', '.join(names) or 'no name'} by {issuer}"
             raise Fault(

@@ -113,7 +113,7 @@ class CollectionSettings(Section):
 
     name: str = setting(..., "letters, digits, - and _")
     documents: bool = setting(False, "clients write it (REST, LangChain); it has no source or sync")
-    source: Table = setting("", 'SCHEMA.TABLE in exact case; quote a part with a dot: S."a.b"')
+    source: Table = setting("", 'SCHEMA.TABLE, taken literally, case included; quote a part with a dot: S."a.b"')
     template: str = setting("", '"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
     description: str | None = setting(None, "its content, in one sentence for agents", max_length=1000)
     key: Columns = setting((), "key columns; default: the primary key")

@@ -53,7 +53,7 @@ def table_name(collection: str, generation: int) -> str:
     """Return OWL_<NAME>_G<n>: upper case, with _ for characters other than A-Z 0-9 _. `HanaStore` rejects names that
     collide."""
     if not 1 <= len(collection) <= LONGEST_NAME:
-        raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
+        raise ConfigurationError(f"a collection's name must have 1 to {LONGEST_NAME} characters, not {len(collection)}")
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
 
 

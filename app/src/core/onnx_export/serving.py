@@ -175,7 +175,7 @@ class GraphServing:
     def int8_backend(self, graph: Entry) -> OnnxRuntimeBackend:
         """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
         quantiser version or processor may produce a different graph from the same texts."""
-        return self._backend(graph, "int8", "asked for", "calibrated", f"int8-{graph.sha256[:12]}")
+        return self._backend(graph, "int8", "requested", "calibrated", f"int8-{graph.sha256[:12]}")
 
     def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
         """Load the float graph; `requested` int8 counts as auto. Raises DeviceUnavailable."""

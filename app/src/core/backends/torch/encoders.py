@@ -55,7 +55,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     """Return the fastest encoder with correct vectors on this device, and the reason."""
     from .architectures import refusal
 
-    why_not = refusal(folder) if packed else "padding was asked for"
+    why_not = refusal(folder) if packed else "padding was requested"
     if why_not is not None:
         return PaddedEncoder(folder, target), why_not
     encoder = _packed(folder, target)
