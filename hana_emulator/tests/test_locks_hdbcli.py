@@ -326,6 +326,19 @@ def test_batcherrors_without_errors_is_an_ordinary_batch(client: Clients) -> Non
     assert cursor.getrowsaffectedcounts() == (1, 1)
 
 
+def test_errors_of_every_length_are_read(client: Clients) -> None:
+    """hdbcli crashed where the text of an error ended on a multiple of eight bytes."""
+    cursor = client().cursor()
+    for length in range(1, 9):
+        name = "L" * length
+        cursor.execute(f"CREATE COLUMN TABLE {name} (A INTEGER, CONSTRAINT C CHECK (A > 0))")
+        for batcherrors in (False, True):
+            with pytest.raises((dbapi.Error, dbapi.ExecuteManyError)) as caught:
+                cursor.executemany(f"INSERT INTO {name} VALUES (?)", [(-1,), (1,), (-2,)], batcherrors=batcherrors)
+            assert name in str(getattr(caught.value, "errors", [caught.value])[0])
+        cursor.execute(f"DROP TABLE {name}")
+
+
 def test_without_batcherrors_the_first_error_is_raised(client: Clients) -> None:
     a = client()
     with pytest.raises(dbapi.IntegrityError) as caught:

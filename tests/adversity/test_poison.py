@@ -337,7 +337,6 @@ def test_rows_that_a_table_refuses_are_found_by_halves(scene: Scene) -> None:
     """A table with a condition of its own, as somebody may have given it: three rows break it."""
     ends = scene.ends()
     ends.store.open(NAME, scene.embedder)
-    # hdbcli 2.30 crashes on the emulator's errors where 18 bytes and the text are a multiple of eight, as with "MINE".
     condition = """ADD CONSTRAINT "THEIR" CHECK ("SRC_KEY" NOT IN ('[5]', '[50]', '[51]'))"""
     scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" {condition}')
     sent: list[str] = []

@@ -50,12 +50,13 @@ def error_reply(error: HanaError) -> Reply:
 def _entries(errors: Sequence[HanaError]) -> bytes:
     """The data of an ERROR part. HANA adds one byte to a single error and aligns several to eight bytes each.
 
-    Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte.
+    Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte. Several errors end in a zero byte
+    each, because hdbcli 2.30 crashes where text and alignment leave none.
     """
     entries = [_entry(error) for error in errors]
     if len(entries) == 1:
         return entries[0] + b"\0"
-    return b"".join(entry + bytes(-len(entry) % _ALIGNMENT) for entry in entries)
+    return b"".join(entry + bytes(1 + -(len(entry) + 1) % _ALIGNMENT) for entry in entries)
 
 
 def _entry(error: HanaError) -> bytes:
