@@ -283,7 +283,7 @@ class Executors:
     ) -> Result:
         held: list[tuple[FairQueue, Ticket]] = []
 
-        def ended() -> None:
+        def ended(_: Any = None) -> None:
             for queue, ticket in held:
                 queue.finish(ticket)
 
@@ -299,14 +299,9 @@ class Executors:
             with cancelled_by(cancellation):
                 return call()
 
-        def tell(_: Future[Result]) -> None:
-            with suppress(RuntimeError):  # the service has ended
-                loop.call_soon_threadsafe(ended)
-
-        loop = asyncio.get_running_loop()
-        work = self._threads.submit(cancellable)
-        work.add_done_callback(tell)  # before the caller sees the result and sends its next request
-        return await asyncio.wrap_future(work)
+        work = asyncio.wrap_future(self._threads.submit(cancellable))
+        work.add_done_callback(ended)  # before the caller sees the result and sends its next request
+        return await asyncio.shield(work)  # a thread goes on when its request is cancelled
 
     async def _turn(self, queue: FairQueue, request: Request | None) -> Ticket:
         """Return the ticket once it has a thread. Raises Refused."""
