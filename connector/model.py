@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -480,3 +482,39 @@ class KeyRange:
 
     after: Key | None = None
     upto: Key | None = None
+
+
+# ------------------------------------------------------------------------------------------------- what is kept by text
+
+_ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
+
+
+class VectorCache:
+    """Cache vectors by text, limited in bytes; drops the least recently used. Not thread-safe."""
+
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
+        self._vectors: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self.bytes = 0
+
+    @staticmethod
+    def key(text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def get(self, key: bytes) -> NDArray[np.float32] | None:
+        vector = self._vectors.get(key)
+        if vector is not None:
+            self._vectors.move_to_end(key)
+        return vector
+
+    def put(self, key: bytes, vector: NDArray[np.float32]) -> None:
+        if key not in self._vectors:  # all vectors of a model have the same size
+            self.bytes += vector.nbytes + _ENTRY_BYTES
+        self._vectors[key] = vector
+        self._vectors.move_to_end(key)
+        while self.bytes > self._max_bytes:
+            self.bytes -= self._vectors.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+    def clear(self) -> None:
+        self._vectors.clear()
+        self.bytes = 0

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector.errors import TextsNotEmbeddable
-from connector.model import Vectors
+from connector.model import VectorCache, Vectors
 from connector.protocols import Embedder
 from connector.stores.records import UNIT_TOLERANCE
 from connector.sync.options import StageClock
 
 Vector = NDArray[np.float32]
-_ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
-
-
-class VectorCache:
-    """Cache vectors by text, limited in bytes; drops the least recently used. Not thread-safe."""
-
-    def __init__(self, max_bytes: int = 64 << 20) -> None:
-        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
-        self._max_bytes = max_bytes
-        self.bytes = 0
-
-    @staticmethod
-    def key(text: str) -> bytes:
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-    def get(self, key: bytes) -> Vector | None:
-        vector = self._vectors.get(key)
-        if vector is not None:
-            self._vectors.move_to_end(key)
-        return vector
-
-    def put(self, key: bytes, vector: Vector) -> None:
-        if key not in self._vectors:  # all vectors of a model have the same size
-            self.bytes += vector.nbytes + _ENTRY_BYTES
-        self._vectors[key] = vector
-        self._vectors.move_to_end(key)
-        while self.bytes > self._max_bytes:
-            self.bytes -= self._vectors.popitem(last=False)[1].nbytes + _ENTRY_BYTES
-
-    def clear(self) -> None:
-        self._vectors.clear()
-        self.bytes = 0
 
 
 class TextEmbedder:

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from connector.discovery.roles import Role, guess
 from connector.document.document import Renderer, quarantine_id
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import Checkpoint, CollectionSpec, Document, Row, StoredChunk
+from connector.model import Checkpoint, CollectionSpec, Document, Row, StoredChunk, VectorCache
 from connector.protocols import Embedder, Observer, Source
 from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.decide import Action, decide
-from connector.sync.embedding import VectorCache
 from connector.sync.feeds.choose import check, choose
 from connector.sync.feeds.feed import ReadPlan
 from connector.sync.options import Report

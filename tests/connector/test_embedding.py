@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from connector.sync.embedding import VectorCache
+from connector.model import VectorCache
 
 
 def test_the_cache_is_bounded_by_what_it_really_needs():

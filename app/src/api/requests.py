@@ -268,9 +268,14 @@ class Executors:
         client leaves before a thread is free. If the client leaves later or the request times out, a reading call is
         interrupted; a call that `writes`, or without `request`, continues."""
         cancellation = Cancellation()
+
+        def cancellable() -> Result:
+            with cancelled_by(cancellation):
+                return call()
+
         async with _unless_left(request):
             try:
-                return await self._in_thread(call, request, cancellation, writes)
+                return await self._in_thread(cancellable, request, writes)
             except asyncio.CancelledError:
                 if request is not None and not writes:
                     cancellation.prevent()  # at once: the cancelling thread may still wait for HANA
@@ -278,9 +283,7 @@ class Executors:
                         self._cancels.submit(cancellation.cancel)
                 raise
 
-    async def _in_thread(
-        self, call: Callable[[], Result], request: Request | None, cancellation: Cancellation, writes: bool = False
-    ) -> Result:
+    async def _in_thread(self, call: Callable[[], Result], request: Request | None, writes: bool = False) -> Result:
         held: list[tuple[FairQueue, Ticket]] = []
 
         def ended(_: Any = None) -> None:
@@ -295,11 +298,7 @@ class Executors:
             ended()
             raise
 
-        def cancellable() -> Result:
-            with cancelled_by(cancellation):
-                return call()
-
-        work = asyncio.wrap_future(self._threads.submit(cancellable))
+        work = asyncio.wrap_future(self._threads.submit(call))
         work.add_done_callback(ended)  # before the caller sees the result and sends its next request
         return await asyncio.shield(work)  # a thread goes on when its request is cancelled
 
@@ -380,7 +379,7 @@ class Executors:
 
         try:
             async with _unless_left(request):
-                return await asyncio.wrap_future(await self._in_thread(queue_unless_left, request, Cancellation()))
+                return await asyncio.wrap_future(await self._in_thread(queue_unless_left, request))
         finally:
             left = True  # set before looking: the thread looks after it has queued, so one of them sees the other
             for future in queued:

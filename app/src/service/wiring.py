@@ -26,11 +26,10 @@ from connector.extras import install_command
 from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
-from connector.model import ModelSource, Vectors
+from connector.model import ModelSource, VectorCache, Vectors
 from connector.protocols import Source
 from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
-from connector.sync.embedding import VectorCache
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
