@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 from connector.model import Vectors
 
 BLOCK_ROWS = 65_536  # a matrix of blocks grows without copying; a block is large enough for full memory speed
-_GROUP = 32  # scores per group; only the greatest of a group takes part in finding a bound on the best scores
+_GROUP = 32  # scores per group; `kth_largest` finds its bound from the largest score of each group
 
 Positions = NDArray[np.int64]
 
@@ -29,19 +29,19 @@ class Ranking(Protocol):
     """The approximate scores of one query over rows. Not thread-safe."""
 
     def best(self, count: int) -> tuple[NDArray[np.int64], float]:
-        """Return, ascending, all rows whose true score may be among the best `count`, ties included, and a floor below
-        1 that every other row's true score stays below (-inf: no other rows). True scores are dot products in exact
-        arithmetic. May be called again with another count."""
+        """Return the ascending numbers of all rows whose true score may be among the best `count`, ties included, and a
+        floor below 1: the true score of every other row is lower (-inf: no other rows). True scores are dot products in
+        exact arithmetic. Callers may call this again with another count."""
 
 
 class ScanView(Protocol):
     """The rows of a `ScanCopy` at one moment. Immutable and thread-safe."""
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
-        """Scan all rows once for all `queries` (q, d), unit vectors. `allowed` (n,): the rows to rank, None: all."""
+        """Scan all rows once for all `queries` (q, d), unit vectors. `allowed` (n,): rows to rank; None: all."""
 
     def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
-        """Rank only `rows`, which ascend. The ranking uses their numbers among all rows."""
+        """Rank only `rows`, ascending row numbers. The ranking returns these numbers, not positions in `rows`."""
 
 
 class ScanCopy(Protocol):
@@ -59,7 +59,7 @@ class ScanCopy(Protocol):
 
 
 class VectorScan(Protocol):
-    """Exact search over vectors in memory: by integers, or on a GPU. The store rescores the rows of a
+    """Exact search over vectors in memory, with integers or on a GPU. The store rescores the rows of a
     `Ranking` from its file in double precision, so every scan gives the same hits."""
 
     def copy(self, dimension: int) -> ScanCopy:
@@ -68,8 +68,8 @@ class VectorScan(Protocol):
 
 class _SingleThreadedBlas:
     """Limit NumPy's BLAS to one thread while searches compute, because concurrent searches would compete for cores
-    (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counted, because the limit applies to
-    the whole process."""
+    (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counts its users, because the limit
+    applies to the whole process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Column:
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
-    """Return rows by their ascending numbers."""
+    """Return the rows with these numbers, which must ascend."""
     if len(blocks) == 1:
         return blocks[0].take(rows, axis=0)
     ends = np.searchsorted(rows, np.arange(1, len(blocks) + 1) * BLOCK_ROWS)
@@ -165,7 +165,7 @@ def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
 def kth_largest(scores: NDArray[Any], count: int) -> float:
     """Return the `count`-th largest score; 1 <= count <= number of scores.
 
-    First find the `count`-th largest among the maxima of groups: a bound that few scores reach.
+    First find the `count`-th largest of the group maxima. Only few scores reach this bound.
     """
     groups = len(scores) // _GROUP
     if groups > 2 * count:
@@ -194,17 +194,18 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
 # that remain.
 _Planes = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
 _LEVELS = 127
-_ROUNDING = 4e-6  # bounds all rounding errors: lengths off 1 by 5e-7, and ten float32 operations on scores of about 1
+_ROUNDING = 4e-6  # bounds all rounding errors: lengths within 5e-7 of 1, and ten float32 operations on scores near 1
 _WIDER = 1 + 1e-5  # A measured norm times this is never below the true one
-_BELOW_ONE = 1 - 2e-6  # upper limit of floors: true scores are cut off at 1, so rows at 1 tie
+_BELOW_ONE = 1 - 2e-6  # upper limit of floors: `exact_scores` clips scores to 1, so rows at 1 tie
 _TINY = 1e-30
-_ROWS_AT_ONCE = 512  # quantised at a time, so that temporaries fit the cache (twice as fast as 4,096)
+_ROWS_AT_ONCE = 512  # rows quantised at a time, so that temporaries fit the cache (twice as fast as 4,096)
 _REFINED_AT_ONCE = 16_384  # Rows refined at a time. Otherwise many ties would need the memory of a full copy.
 
 
 @cache
 def _kernel() -> Callable[..., Any] | None:
-    """Return SimSIMD's products of 8-bit integers if they are correct on this processor, including extreme values."""
+    """Return SimSIMD's function for products of 8-bit integers; None if it is missing or wrong on this processor. The
+    check includes extreme values."""
     try:
         kernel: Callable[..., Any] = import_module("simsimd").cdist
         rng = np.random.default_rng(8)
@@ -222,9 +223,9 @@ def _kernel() -> Callable[..., Any] | None:
 
 
 def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """Return products (m, n) on one thread. Integers, rounded above 2**24."""
+    """Compute products (m, n) on one thread. They are integers, rounded above 2**24."""
     kernel = _kernel()
-    if kernel is not None:  # without the interpreter lock; not into `out`, which leaks a reference to None (6.5)
+    if kernel is not None:  # without the interpreter lock; given `out`, SimSIMD 6.5 loses a reference to None
         return np.asarray(kernel(queries, rows, "dot", out_dtype="f32"))
     products = np.empty((len(queries), len(rows)), np.float32)
     with single_threaded():
@@ -235,7 +236,7 @@ def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float
 
 
 def _quantised(vectors: Vectors) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32]]:
-    """Return codes (2, n, d), and scales and errors (2, n): after the first plane and after both."""
+    """Return codes (2, n, d) and scales (2, n) by plane, and errors (2, n) after the first plane and after both."""
     rows, dimension = vectors.shape
     codes = np.empty((2, rows, dimension), np.int8)
     scales, errors = np.empty((2, rows), np.float32), np.empty((2, rows), np.float32)
@@ -255,7 +256,7 @@ def _quantised(vectors: Vectors) -> tuple[NDArray[np.int8], NDArray[np.float32],
 
 
 class _Query:
-    """A query in codes (2, d). By plane: the scale, and what the query's quantisation adds to every error."""
+    """A quantised query: codes (2, d), and by plane the scale and the error that quantising the query adds."""
 
     def __init__(self, query: NDArray[np.float32]) -> None:
         codes, scales, errors = _quantised(query[None])
@@ -267,7 +268,7 @@ class _Query:
 
 class _Int8Ranking:
     """`lower`: per row, a lower bound of the true score from the first plane, without the query's own error; -inf for
-    excluded rows. `rows`: their numbers, None: all."""
+    excluded rows. `rows`: the numbers of these rows; None: all rows."""
 
     def __init__(self, view: _Int8View, query: _Query, lower: NDArray[np.float32], rows: Positions | None) -> None:
         self._view = view
@@ -283,7 +284,7 @@ class _Int8Ranking:
         last = min(kth_largest(lower, count), _BELOW_ONE)
         if last == -np.inf:
             return self._named(np.flatnonzero(lower > -np.inf)), -np.inf
-        # the rows whose true score may reach `last`, by the greatest error first
+        # Find the rows whose true score may reach `last`: first by the greatest error, then by each row's own error.
         bound, twice = last - 2 * float(query.errors[0]), 2 * float(query.norms[0])
         places = np.flatnonzero(lower >= np.float32(bound - twice * self._view.coarsest))
         own = np.float32(twice) * errors[0][self._named(places)]
@@ -371,7 +372,7 @@ class _Int8Copy:
 
 
 class Int8Scan:
-    """A `VectorScan` by integer products: 2 bytes x dimension + 16 per row."""
+    """A `VectorScan` with integer products. Needs 2 x dimension + 16 bytes per row."""
 
     def copy(self, dimension: int) -> _Int8Copy:
         return _Int8Copy(dimension)
@@ -411,10 +412,10 @@ class SharedScans:
                     alike = [each for each in self._waiting if each.view is view and each.allowed is allowed]
                     together = alike[:TOGETHER]
                     self._free -= 1
-            finally:  # also after Ctrl-C, unless another search has taken this one along
+            finally:  # also after Ctrl-C; a pass of another search may already include this one
                 leaving = together or [asked]
                 self._waiting = [each for each in self._waiting if each not in leaving]
-                self._changed.notify_all()  # another search waits longest now
+                self._changed.notify_all()  # another search is now the first in line
         if together:
             answers: Sequence[Ranking | BaseException]
             try:

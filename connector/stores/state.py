@@ -41,7 +41,7 @@ class Session(Protocol):
 
 
 class Database(Protocol):
-    """What the state needs of a `HanaPool`; the local store has the same for SQLite."""
+    """The database operations that the state tables need: `HanaPool`, or SQLite in the local store."""
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = ...) -> list[Any]: ...
 
@@ -55,7 +55,8 @@ class Database(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Seconds. `ttl`: how long a lease outlives a crashed worker; `renew`: well below `ttl`; `poll`: while waiting."""
+    """Times in seconds. `ttl`: how long a lease outlives a crashed worker. `renew`: between two renewals, well below
+    `ttl`. `poll`: between two attempts to take a lease."""
 
     ttl: float = 30.0
     renew: float = 8.0
@@ -65,7 +66,7 @@ class LeaseTimes:
 @dataclass(frozen=True, slots=True)
 class Collection:
     """One generation in the state table. `name`: NAME@N, or NAME for the active one. `names`: source column to metadata
-    name if they differ, for filters. `spec`: the recipe as JSON. `highest`: the highest number, set when an older
+    name if they differ, for filters. `spec`: the recipe as JSON. `highest`: the highest number, set when another
     generation was dropped. `id`: the number of the row, in the local store."""
 
     name: str
@@ -90,9 +91,9 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class StateTables:
-    """The state tables of a store, and the SQL in which its database differs. `place`: of the tables, for messages.
-    `later`: the time in ? seconds. `expired`: a condition on LEASE_UNTIL. `corrupt`: returns the error for a row that
-    cannot be read. `id`: the column of the row's number. `lock`: the end of a SELECT that locks rows."""
+    """The state tables of a store, and the SQL in which its database differs. `place`: where the tables are, for
+    messages. `later`: the time in ? seconds. `expired`: a condition on LEASE_UNTIL. `corrupt`: returns the error for a
+    row that cannot be read. `id`: the column of the row's number. `lock`: the end of a SELECT that locks rows."""
 
     place: str
     state: str
@@ -106,15 +107,15 @@ class StateTables:
 
     @property
     def renewal(self) -> str:
-        """Return the first statement of every write. It also locks the row: no other worker takes over before the
-        commit."""
+        """Return the first statement of every write. It also locks the row, so no other worker takes the lease before
+        the commit."""
         return f'UPDATE {self.state} SET "LEASE_UNTIL" = {self.later} WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
 
     def find(self, query: Query, name: str) -> Collection | None:
         return next(iter(self._rows(query, '"COLLECTION" = ?', (name,))), None)
 
     def generations(self, query: Query, collection: str) -> list[Collection]:
-        """Return the generations by number; [] if the collection was never opened."""
+        """Return the generations in order of number; [] if the collection was never opened."""
         found = self._rows(query, OF_COLLECTION, names_of(collection))
         return [row for row in found if row.name.partition("@")[0] == collection]  # SQLite's LIKE ignores case
 
@@ -149,7 +150,7 @@ class StateTables:
 
 
 def moment(value: datetime | float | None) -> datetime | None:
-    """Return a stored time: HANA's UTC without a zone, or SQLite's seconds since 1970."""
+    """Return a stored time in UTC. HANA stores UTC without a zone, SQLite seconds since 1970."""
     return records.in_utc(value) if value is None or isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
 
 
@@ -157,7 +158,7 @@ OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
 
 
 def names_of(collection: str) -> tuple[str, str]:
-    """Return the name, and a LIKE pattern for the names of its other generations; escapes the wildcard `_`."""
+    """Return the name, and a LIKE pattern for the names of its other generations, with wildcards escaped."""
     escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
     return collection, generation_name(escaped, 0)[:-1] + "%"
 
@@ -173,7 +174,7 @@ def portions(ids: Sequence[T]) -> Iterator[list[T]]:
 
 
 def free_number(rows: Sequence[Collection]) -> int:
-    """Return a number that no generation of the collection has or ever had."""
+    """Return a number that no generation of the collection has ever had."""
     return max((max(row.number, row.highest or 0) for row in rows), default=0) + 1
 
 

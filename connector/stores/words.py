@@ -1,4 +1,4 @@
-"""Split a search text into words, for every store. Only letters and digits remain, so there is no query syntax."""
+"""Split a search text into words, for every store. Only letters and digits remain, so words have no query syntax."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_WORDS = 16  # words of one text that are searched; others are ignored
+MAX_WORDS = 16  # words of one search text; later words are ignored
 MAX_LENGTH = 200  # characters of one word
-COMMON_FROM = 1000  # in a smaller collection every word counts
+COMMON_FROM = 1000  # texts; in a smaller collection no word is too common
 COMMON_SHARE = 0.2  # A word in a larger share of the texts adds little and costs most: "the", "der"
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
@@ -24,8 +24,8 @@ _PART = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and its spellings. Each spelling is one or more parts of letters and digits, separated by a blank, that
-    must be found as adjacent whole words."""
+    """One word and its spellings. Each spelling is one or more parts of letters and digits, separated by a blank. It
+    matches a text that has these parts as adjacent whole words."""
 
     alternatives: tuple[str, ...]
 
@@ -63,13 +63,13 @@ def as_key_value(number: str) -> tuple[str, ...]:
 
 
 def weight(count: int, texts: int) -> float:
-    """Return the most that a word found in `count` of `texts` texts adds to a score: k1 + 1 times BM25's inverse
+    """Return the most that a word in `count` of `texts` texts can add to a score: k1 + 1 times BM25's inverse
     document frequency, in the form that is never negative."""
     return math.log1p((texts - count + 0.5) / (count + 0.5)) * (SATURATION + 1)
 
 
 def most_common(texts: int) -> int:
-    """Return the largest number of `texts` texts that a word worth searching may occur in."""
+    """Return the largest number of texts, out of `texts`, in which a word worth searching may occur."""
     return texts if texts < COMMON_FROM else int(texts * COMMON_SHARE)
 
 

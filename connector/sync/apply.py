@@ -1,5 +1,5 @@
 """Write documents: chunk and embed them, apply change sets. Rows that the engine or the store rejects go to quarantine;
-the others continue.
+the others are written.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from connector.sync.embedding import TextEmbedder, Vector
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
-GROW_AFTER = 8  # successful change sets after which the limit doubles again for an overloaded store
-_NAMED_ROUNDS = 3  # rounds in which the rows that a store names are taken as complete; then halve the rest
+GROW_AFTER = 8  # successful change sets after which a limit lowered by an overloaded store doubles
+_NAMED_ROUNDS = 3  # rounds that split by the rows that the store names; later rounds halve
 
 
 @dataclass(slots=True)
 class Written:
-    """`upserted`: document ids. `undone`: rows of `extra.metadata_only` that the store rejected; also in
-    `quarantined`."""
+    """`upserted`: document ids. `undone`: rows of `extra.metadata_only` that the store rejected; they are
+    also in `quarantined`."""
 
     upserted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
@@ -34,8 +34,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a transaction writes of one document: chunks with their vectors, or `rest`, entries without chunks.
-    `digest`: of the row as read."""
+    """One document's part of a transaction: chunks with their vectors, or `rest`, entries without chunks. `digest`: of
+    the row as read."""
 
     id: str
     chunks: Sequence[Chunk] = ()
@@ -48,7 +48,7 @@ class Piece:
         return len(self.chunks) or max(1, len(self.rest.metadata_only))
 
 
-Prepared = tuple[list[Piece], list[QuarantinedRow]]  # with a vector for every chunk; rows that the engine rejected
+Prepared = tuple[list[Piece], list[QuarantinedRow]]  # pieces with all vectors, and rows that the engine rejected
 
 
 class DocumentWriter:
@@ -57,7 +57,7 @@ class DocumentWriter:
     def __init__(
         self, ends: Ends, lease: Lease, renderer: Renderer, clock: StageClock, *, afresh: bool = False
     ) -> None:
-        """`afresh`: count attempts at rejected rows from one."""
+        """`afresh`: restart the attempts of rejected rows at one."""
         self._store = ends.store
         self._lease = lease
         self.embed = TextEmbedder(ends.embedder, clock)
@@ -128,8 +128,8 @@ class DocumentWriter:
     def _write_pieces(self, pieces: Sequence[Piece], written: Written) -> None:
         """Apply the pieces in order, as many at a time as the store accepts.
 
-        If the store rejects rows, try the rows that it names alone and the others together. If it names none, or not
-        all, halve until each bad row is alone.
+        If the store rejects rows and names them, try each named row in its own change set, and the others together. If
+        it names none, or not all, halve until each bad row is in its own change set.
         """
         stack = [(pieces, 0)] if pieces else []
         while stack:
@@ -162,7 +162,8 @@ class DocumentWriter:
                 written.upserted += [piece.id for piece in part if piece.chunks]
 
     def _reject(self, piece: Piece, error: RowRejected, written: Written) -> None:
-        """Quarantine a piece that was rejected alone. Raises the error if the piece writes no data of the row."""
+        """Quarantine a piece that was rejected in its own change set. Raises the error if the piece writes no data of
+        the row."""
         if not piece.chunks:
             if not piece.rest.metadata_only:
                 raise error
@@ -178,7 +179,7 @@ class DocumentWriter:
 
 
 def with_vectors(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chunk]:
-    """Return the chunks with the vector's digest appended to their hash; `verify` detects a changed vector by it."""
+    """Return the chunks with the vector's digest appended to their hash, so that `verify` detects a changed vector."""
     pairs = zip(chunks, vectors, strict=True)
     return [replace(chunk, content_hash=chunk.content_hash + vector_digest(vector)) for chunk, vector in pairs]
 
@@ -216,9 +217,9 @@ def _by_document(changes: ChangeSet) -> list[Piece]:
 
 
 def _apart(pieces: Sequence[Piece], error: RowRejected | None) -> list[Sequence[Piece]]:
-    """Return the parts to try: the pieces that the store names as bad alone, and the others; or two halves."""
+    """Return the parts to try: the pieces that the store does not name, then each named piece; or two halves."""
     if isinstance(error, RowsRejected):
-        # Positions of entries in the change set: all chunks, then all metadata.
+        # The error counts positions over all chunks, then over all metadata.
         owners = [place for place, piece in enumerate(pieces) for _ in piece.chunks]
         owners += [place for place, piece in enumerate(pieces) for _ in piece.rest.metadata_only]
         named = {owners[position] for position in error.rows if 0 <= position < len(owners)}

@@ -15,7 +15,7 @@ class Action(Enum):
     ADD = "add"  # embed it; it is not stored
     REPLACE = "replace"  # embed it again: text, chunking or model changed, or chunks are damaged
     METADATA = "metadata"  # write metadata and hash; the vectors stay
-    REHASH = "rehash"  # same rendering, but the row was read differently: write the hash
+    REHASH = "rehash"  # same rendering, but another row digest: write the hash
     KEEP = "keep"
     REMOVE = "remove"  # an empty row that is stored
     IGNORE = "ignore"  # an empty row that is not stored
@@ -26,8 +26,8 @@ class Action(Enum):
 
 
 def decide(stored: Sequence[bytes | None], document: Document) -> Action:
-    """Return the action. `stored`: hashes of its stored chunks 0, 1, 2 ..., None for a missing or duplicate chunk;
-    empty if nothing is stored."""
+    """Return the action. `stored`: hashes of the document's stored chunks 0, 1, 2 ..., None for a missing or duplicate
+    chunk; empty if nothing is stored."""
     if document.empty:
         return Action.REMOVE if stored else Action.IGNORE
     if not stored:
@@ -57,7 +57,7 @@ def content_digest(document: Document) -> bytes:
 
 
 def rehashed(stored: Sequence[bytes | None], document: Document) -> list[Chunk]:
-    """Return the chunks to write for METADATA and REHASH: new metadata and hash, no text. Keeps the vector's digest."""
+    """Return the chunks to write for METADATA and REHASH: new metadata and hash, no text. Keep the vector's digest."""
     vectors = ((found or b"")[_VECTOR] for found in stored)
     hashes = (content_hash(document, number, len(stored)) + vector for number, vector in enumerate(vectors))
     return [Chunk(document.id, number, "", document.metadata, hashed) for number, hashed in enumerate(hashes)]

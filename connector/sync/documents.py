@@ -1,4 +1,4 @@
-"""Write the documents of clients: they have their own ids, and each call is one transaction."""
+"""Write documents that clients send with their own ids. Each call is one transaction."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from connector.sync.schema import WRITTEN
 from connector.sync.stored_index import StoredIndex
 
 MAX_DEPTH = 100  # levels of a document's metadata
-KEY = ("id",)  # the key of such a collection, for hits
+KEY = ("id",)  # the key of a collection that clients write, for hits
 _Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
 _Ready = dict[str, tuple[list[str], list[Vector]]]  # by stored id: the pieces of the text and their vectors
 
 
 @dataclass(frozen=True, slots=True)
 class NewDocument:
-    """`id` None: a new UUID. `metadata`: JSON values, at most MAX_DEPTH levels deep. Filters see texts, numbers and
-    booleans of the first level."""
+    """`id` None: a new UUID. `metadata`: JSON values, at most MAX_DEPTH levels deep. Filters can use texts, numbers
+    and booleans of the first level."""
 
     id: str | None
     text: str
@@ -91,8 +91,8 @@ class Documents:
         self._turn = turn
 
     def put(self, documents: Sequence[NewDocument]) -> Put:
-        """Store all documents in one transaction, or none, replacing those with the same ids. Writes no unchanged
-        documents; embeds nothing if only metadata differ.
+        """Store all documents in one transaction, or none. Replace stored ones with the same ids, skip unchanged ones,
+        and embed nothing if only metadata differs.
 
         Raises BadDocument for the first invalid document (empty text or id, metadata without JSON form, no finite
         vector), LeaseLost if another writer keeps the lease too long, ModelMismatch, WrongOrigin.
@@ -114,7 +114,7 @@ class Documents:
             self._prepare(wanted, put, ready)
             with self._turn.taken(self._store, name) as lease:
                 checkpoint = self._store.open(name, self._embedder)
-                changes, replaced = self._prepare(wanted, put, ready)  # other writers may have changed something
+                changes, replaced = self._prepare(wanted, put, ready)  # another writer may have changed rows
                 for id_ in replaced:
                     pieces, sound = ready[id_]
                     changes.chunks += with_vectors(chunks(wanted[id_][1], pieces), sound)
@@ -136,8 +136,9 @@ class Documents:
         return put
 
     def _prepare(self, wanted: _Wanted, put: Put, ready: _Ready) -> tuple[ChangeSet, list[str]]:
-        """Compare with the store and embed what is not yet in `ready`. Return the changes, without chunks, and the ids
-        whose chunks are to be written. Raises BadDocument for a text without a finite vector."""
+        """Compare the documents with the store and embed changed ones that are not in `ready`. Return the changes,
+        without chunks, and the ids whose chunks must be written. Raises BadDocument for a text without a finite
+        vector."""
         ids, changes = list(wanted), ChangeSet(partial=True)
         index = StoredIndex(self._store.stored(self._spec.name, ids))
         replaced: list[str] = []
@@ -166,8 +167,8 @@ class Documents:
 
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:
-    """Delete these documents in one transaction and return their number. Raises LeaseLost as `Documents.put`, and
-    WrongOrigin for a foreign row's id, without deleting anything."""
+    """Delete these documents in one transaction and return their number. Raises LeaseLost as `Documents.put`.
+    Raises WrongOrigin for the id of another program's row, and then deletes nothing."""
     status = store.status(spec.name)
     known = stored_ids(spec, list(dict.fromkeys(ids)))
     if status is None or not known:
@@ -228,7 +229,7 @@ def _is_text(text: str) -> bool:
 
 
 def _is_json(value: object, levels: int) -> bool:
-    """Return whether JSON can represent a value. Raises RowRejected if it is nested in more than `levels`."""
+    """Return whether JSON can represent a value. Raises RowRejected if it is nested deeper than `levels`."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, str):

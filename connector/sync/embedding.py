@@ -17,8 +17,8 @@ Vector = NDArray[np.float32]
 
 
 class TextEmbedder:
-    """Embeds texts and caches their vectors for one run. Counts texts that were `embedded` and `reused`, and the
-    `tokens` of the first."""
+    """Embeds texts and caches their vectors for one run. Counts `embedded` and `reused` texts, and the `tokens` of the
+    embedded ones."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
@@ -29,8 +29,8 @@ class TextEmbedder:
     def __call__(self, texts: Sequence[str]) -> list[Vector | None]:
         """Return the vector of each text, finite and of length 1; None if the engine gave no such vector.
 
-        Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any text, including a
-        plain word: then the engine is at fault.
+        Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any new text, nor for
+        a plain word: then the engine is at fault.
         """
         keys = list(map(VectorCache.key, texts))
         known: dict[bytes, Vector] = {}

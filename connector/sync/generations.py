@@ -64,8 +64,8 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
 def filled_by_sync(
     store: VectorStore, spec: CollectionSpec, embedder: Embedder
 ) -> tuple[CollectionSpec, VectorStore | None]:
-    """Return what a sync would compare with the source: the spec named after the generation to fill, and the store;
-    None if it would begin a new generation."""
+    """Return the spec, named after the generation that a sync would fill, and the store to compare with the source;
+    None instead of the store if the sync would begin a new generation."""
     stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
     building = building_for(found, stamp)
     if building is not None:

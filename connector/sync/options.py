@@ -46,7 +46,8 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """`max_deletes`: the largest share of stored documents that one run may delete. `lease_wait`: seconds.
+    """`max_deletes`: the largest share of stored documents that one run may delete.
+    `lease_wait`: seconds to wait for the lease.
 
     `window`: changed documents to embed together; a large window allows batches of similar lengths. `readers`: threads
     that read a large table, one key range each. `full`: compare every row, regardless of the method. `accept_schema`:
@@ -106,7 +107,7 @@ class SyncReport(Report):
 
 
 class StageClock:
-    """Seconds that each stage was busy, reported to an observer at once. Thread-safe."""
+    """Counts the seconds that each stage was busy, and reports them to an observer at once. Thread-safe."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)

@@ -20,7 +20,7 @@ from connector.sync.apply import DocumentWriter, Prepared, Written, entries
 T = TypeVar("T")
 MAX_BYTES = 32 << 20  # bytes that may wait before a stage; each stage also holds one item
 _MAX_WORKS, _MAX_PREPARED = 1, 2  # more would gain nothing and delay a stop, because waiting work is finished first
-_OVERHEAD_BYTES = 1000  # of a document or chunk besides text and vector: objects, digests, metadata
+_OVERHEAD_BYTES = 1000  # per document or chunk, besides text and vector: objects, digests, metadata
 _LEAVE_SECONDS = 2.0  # how long to wait for threads when leaving early; a blocked thread is inside a library
 
 
@@ -29,7 +29,7 @@ class Closed(Exception):
 
 
 class Channel(Generic[T]):
-    """A queue between threads, limited in bytes and items. An item above `max_bytes` passes alone."""
+    """A queue between threads, limited in bytes and items. An item above `max_bytes` waits alone."""
 
     def __init__(self, max_bytes: int, max_items: int, senders: int = 1) -> None:
         self._max_bytes = max_bytes
@@ -55,7 +55,7 @@ class Channel(Generic[T]):
             raise Closed
 
     def get(self) -> T:
-        """Wait for an item. After the last one raises a sender's error, or Closed."""
+        """Wait for an item. After the last one, raise a sender's error or Closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
             if not self._waiting:
@@ -85,7 +85,7 @@ class Channel(Generic[T]):
 
 
 def _start(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)  # a daemon must not delay the end of the process
+    thread = threading.Thread(target=work, name=name, daemon=True)  # a daemon does not delay the end of the process
     thread.start()
     return thread
 
@@ -104,7 +104,8 @@ def read_ahead(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Iterator[T]]:
-    """Give the items of several iterators, each read in its own thread, in order within an iterator, mixed on arrival.
+    """Give the items of several iterators, each read in its own thread. Items of one iterator keep their order; those
+    of different iterators mix as they arrive.
 
     Reading starts with the first `next`; one item per iterator may wait. An iterator's error is raised after its items.
     `size` returns an item's approximate bytes. `busy` receives the seconds of each read, in the reading thread. Leaving
@@ -159,7 +160,7 @@ class Work:
 class Pipeline:
     """Embed and write work in the order of `put`. Not thread-safe.
 
-    The first error of either stage ends the run: nothing put after it is written, and `put`, `check` and `finish` raise
+    The first error of either stage ends the run: nothing put later is written, and `put`, `check` and `finish` raise
     it. Work put before the failing piece is still written if possible.
     """
 

@@ -41,13 +41,15 @@ class PlanOptions:
 
 @dataclass(slots=True)
 class Plan(Report):
-    """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` beside it.
+    """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` is
+    separate.
 
-    `changed` includes `metadata_only` (nothing to embed). Of rows to embed: `tokens` of distinct chunks, `duplicates`
-    with the text of an earlier row, `chunked` into several chunks, `truncated` with a chunk too long for the model.
+    `changed` includes `metadata_only` (nothing to embed). `tokens`: of distinct chunks to embed. Rows to embed:
+    `duplicates` repeat the text of an earlier row, `chunked` have several chunks, `truncated` have a chunk too long for
+    the model.
     `paused`: why a sync would pause. `languages`: values of SAP's language columns, as far as they are read. `method`:
     how a sync would find changes now; `reason`: why it would compare everything although another method is configured.
-    `seconds`: of reading.
+    `seconds`: time spent reading.
     """
 
     method: str = "full"
@@ -85,7 +87,7 @@ def plan(
     """Compare the source with the store without writing, and without a lease.
 
     `store` None: nothing is stored yet. Memory: sync's index, and 40 bytes for each chunk to be embedded.
-    Raises what a sync would before it writes: configuration errors, ModelMismatch, a lost connection.
+    Raises the errors that a sync raises before it writes: configuration errors, ModelMismatch, a lost connection.
     """
     options, table = options or PlanOptions(), source.describe(spec.source)
     check(spec, table)
@@ -98,7 +100,7 @@ def plan(
         configured = ModelStamp.of(embedder)
         if (status.model, status.dimension) == (configured.id, configured.dimension):
             stored = store.stored(spec.name)
-        elif status.chunks or status.foreign:  # a sync creates an empty collection again
+        elif status.chunks or status.foreign:  # a sync would recreate an empty collection
             raise ModelStamp(status.model, "", status.dimension).mismatch(spec.name, configured)
     found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored))(source, languages, observer)
     read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
@@ -113,7 +115,7 @@ def plan(
 
 
 class _Pass:
-    """One reading of the source."""
+    """One pass over the source."""
 
     def __init__(
         self, collection: str, renderer: Renderer, embedder: Embedder, options: PlanOptions, index: StoredIndex
@@ -125,7 +127,7 @@ class _Pass:
         self._plan = Plan(collection)
         self._emptied = 0  # stored rows that are now blank; they count toward the deletion limit
         self._places: list[int] = []  # a sample is the first text at or after each of these rows
-        # Of the rows and the chunks to embed: digests of their texts, and tokens.
+        # Digests of the texts of rows and chunks to embed, and tokens per chunk.
         self._rows: list[NDArray[np.bytes_]] = []
         self._chunks: list[NDArray[np.bytes_]] = []
         self._tokens: list[NDArray[np.int64]] = []
@@ -207,7 +209,7 @@ class _Pass:
 
     def _estimate(self, seconds: float) -> None:
         """Estimate reading by the time just taken, and embedding by tokens: embed texts repeatedly in growing batches,
-        for at most `seconds` after a warm-up. Excludes writing, because a plan must not write to measure it."""
+        for at most `seconds` including a warm-up. Excludes writing, because a plan must not write to measure it."""
         plan, texts = self._plan, self._measured.items
         if not plan.tokens:
             plan.estimated_seconds = plan.seconds

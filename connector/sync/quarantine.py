@@ -1,4 +1,4 @@
-"""Quarantined rows: find, retry and drop their entries."""
+"""Find, retry and drop the entries of quarantined rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Ent
 
 
 def chosen(entries: Sequence[Entry], wanted: Sequence[GivenKey] | None) -> list[Entry]:
-    """Return the entries with these keys, in their order; None: all. Raises UnknownKey for a key without an entry."""
+    """Return those of `entries` with these keys, in order; None: all. Raises UnknownKey for a key without an entry."""
     if wanted is None:
         return list(entries)
     ids: set[str] = set()
@@ -162,7 +162,7 @@ def _retry_some(
                 continue
             report.empty += 1
         extra.deleted.append(id_)
-        extra.released.append(id_)  # of a row that failed again: so that its attempts restart at one
+        extra.released.append(id_)  # if the row failed again, its attempts restart at one
     written = writer.write(ready, extra)
     report.retried += len(ids)
     report.upserted += len(written.upserted)

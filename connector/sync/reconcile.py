@@ -30,7 +30,7 @@ from connector.sync.options import Ends, StageClock, SyncOptions, SyncReport, Wa
 from connector.sync.pipeline import Pipeline, Work, read_ahead
 from connector.sync.stored_index import StoredIndex
 
-FREE_DELETES = 10  # rows that may lose vectors by becoming blank, or in a repair, regardless of their share
+FREE_DELETES = 10  # blank rows that a run, or orphans that a repair, may delete regardless of their share
 WINDOW_BYTES = 8 << 20  # limit of the texts embedded together
 
 
@@ -67,8 +67,8 @@ class _Window:
 
 
 class Run:
-    """Compare the rows of the feed with their stored versions. The deletion limit pauses the run; the next one compares
-    everything and decides by exact numbers."""
+    """Compare the rows of the feed with their stored versions. A run above the deletion limit pauses; the next run
+    compares everything and decides by exact counts."""
 
     def __init__(self, task: Task) -> None:
         self._start = time.perf_counter()
@@ -80,7 +80,7 @@ class Run:
         self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
         self._pipeline = Pipeline(self._writer, self._count)
         self._window = _Window()
-        # Entries whose rows this run has not processed yet.
+        # Quarantine entries whose rows this run has not processed yet.
         self._quarantine = {row.id: row for row in task.ends.store.quarantine(task.lease.collection)}
         self._skipped = 0
         # Content digests written by this run, by id; None for a removed document. Empty in a full run.
@@ -154,7 +154,7 @@ class Run:
             changed = self._changed(rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
-        elif changed:  # read the rows behind keys and tokens; one that was deleted meanwhile counts as superseded
+        elif changed:  # read these rows whole; a row deleted since its token was read counts as superseded
             with self._clock("read", len(changed)):
                 found = batch.load([row.key for row in changed.values()])
             loaded = {id_: row for row in found if (id_ := document_id(row.key)) in changed}
@@ -204,7 +204,7 @@ class Run:
         again = id_ in self._written
         action = decide_again(self._written[id_], document) if again else decide(stored, document)
         if action.embeds:
-            self._quarantine.pop(id_, None)  # released when the row is written; until then its attempts count
+            self._quarantine.pop(id_, None)  # writing the row releases its entry; until then its attempts count
             self._window.documents[id_] = document
             self._window.text_bytes += getsizeof(document.text)
             return
@@ -299,7 +299,7 @@ class Run:
             mark=mark,
         )
 
-    # ------------------------------------------------------------------------ what a full run does in another way
+    # ----------------------------------------------------------------- deletions, and methods that FullRun overrides
 
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Record content that was sent to the store; None: the document was removed."""
@@ -312,7 +312,7 @@ class Run:
             self._delete(id_)
 
     def _delete_unseen(self) -> list[str]:
-        """Delete what a complete feed did not give. Return the ids whose quarantine entries to remove."""
+        """Delete what a complete feed did not give. Return the ids whose quarantine entries must be removed."""
         return []
 
     def _gone(self, id_: str, position: int) -> None:

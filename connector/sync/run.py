@@ -31,7 +31,8 @@ def sync(
     """Bring the collection up to date with its source.
 
     Raises configuration errors before writing anything. After a lost connection the next run continues. `stop` is
-    called once per page; True finishes the work in hand and reports `stopped`. A changed source pauses the collection.
+    called once per page; after True the run finishes the work in hand and reports `stopped`. A changed source pauses
+    the collection.
     """
     options, watch = options or SyncOptions(), Watch(observer, stop)
     try:
@@ -55,7 +56,7 @@ def sync(
                 report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now))
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
-    except SchemaChanged as error:  # while reading: earlier rows are stored, nothing was deleted
+    except SchemaChanged as error:  # while reading: earlier rows are stored, unseen rows were not deleted
         return SyncReport(spec.name, paused="schema_changed", complete=False, notes=[str(error)])
     report.method = feed.method
     if feed.reason:
@@ -71,8 +72,8 @@ def sync(
 def take_lease(
     held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, watch: Watch
 ) -> Lease | None:
-    """Return the collection's lease, held until `held` ends; None if stopped while another worker had it. After a wait
-    the observer has received the events `waiting` and `owned`."""
+    """Return the collection's lease, held until `held` ends; None if stopped while another worker had it. If the
+    function must wait, the observer receives the events `waiting` and then `owned`."""
     deadline = time.monotonic() + options.lease_wait
     waiting = False
     while True:

@@ -43,7 +43,7 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
     """Return up to `count` different texts of chunks, in key order, always the same for the same rows.
 
     Reads `SPARE` rows per text, spread over the table, and up to `FARTHEST` if rows are blank or duplicates. Skips rows
-    that cannot be rendered. Raises what a sync would raise before writing.
+    that cannot be rendered. Raises the errors that a sync raises before writing.
     """
     if count < 1:
         return []
@@ -59,7 +59,7 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
         distinct = list(dict.fromkeys(chain.from_iterable(texts)))
         if len(distinct) >= count:
             break
-    # equally many of each part; if a part has too few, more of the others
+    # Take equally many texts from each part; if a part has too few, take more from the others.
     chosen = dict.fromkeys(text for found in texts for text in _some(list(found), -(-count // len(texts))))
     others = [text for text in distinct if text not in chosen]
     wanted = {*_some(list(chosen), count), *_some(others, max(0, count - len(chosen)))}
@@ -74,11 +74,11 @@ def _some(texts: Sequence[str], count: int) -> list[str]:
 
 def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> dict[str, Any]:
     """Render about PREVIEWED rows from the whole table, always the same for the same rows. Reads a table of up to twice
-    as many rows completely. Costs HANA one count and a few pages. Raises what a sync would raise before writing.
+    as many rows completely. Costs HANA one count and a few pages. Raises the errors that a sync raises before writing.
 
     Returns `sampled`: rows read; `empty`: without text; `unreadable`: not renderable; `histogram`: rows with text by
-    tokens; `chunked`: rows cut into several chunks; `truncated`: rows that would still lose text; `samples`: some
-    texts, with their tokens without special ones.
+    tokens; `chunked`: rows cut into several chunks; `truncated`: rows with a chunk too long for the model;
+    `samples`: some texts, with their tokens without special ones.
     """
     renderer = Renderer(spec, source.describe(spec.source), embedder)
     parts, share = _documents(source, renderer, PREVIEWED, 8)
@@ -108,7 +108,7 @@ def _documents(
     source: Source, renderer: Renderer, wanted: int, parts: int
 ) -> tuple[list[Iterator[Document | None]], int]:
     """Return the documents of each of `parts` key ranges, None for a row that cannot be rendered, and how many to read
-    of each for `wanted` in all. A table of up to twice as many rows is one part, to be read whole."""
+    from each range for `wanted` in total. A table of up to 2 x `wanted` rows is one range, to be read whole."""
 
     def document(row: Row) -> Document | None:
         try:

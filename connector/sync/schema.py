@@ -1,4 +1,4 @@
-"""Detect changes of the source's table or columns since the last sync. They pause the collection; no data is lost."""
+"""Detect changes of the source's table or columns since the last sync. They pause the collection; no rows are lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _types(table: Table, columns: Iterable[str]) -> dict[str, str]:
 
 
 def was_synced(checkpoint: Checkpoint, source: TableRef) -> bool:
-    """Return whether an earlier sync read this whole table. If none did, a missing table is a configuration error, and
+    """Return whether an earlier sync read this whole table. If none did, a missing table is a configuration error,
     not a change of the source."""
     return checkpoint.last_sync is not None and checkpoint.source == str(source)
 
@@ -62,15 +62,15 @@ def retyped(now: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
 
 
 def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
-    """Return a clause about a key that differs from that of the stored rows; "" if equal."""
+    """Return a clause that says how the key differs from that of the stored rows; "" if equal."""
     if not checkpoint.key or tuple(checkpoint.key) == tuple(now):
         return ""
     return f"the key was {', '.join(checkpoint.key)} at the last sync and is {', '.join(now)} now"
 
 
 def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
-    """Return the table and the renderer of its rows. Raises SyncPaused if the table or a column is missing
-    that an earlier sync read, and ConfigurationError if it was never there."""
+    """Return the table and the renderer of its rows. Raises SyncPaused if a table or column that an earlier sync read
+    is missing, and ConfigurationError if it was never there."""
     table: Table | None = None
     try:
         table = ends.source.describe(spec.source)
@@ -112,7 +112,7 @@ def check_key(key: Sequence[str], checkpoint: Checkpoint, store: VectorStore, na
     """Raise SyncPaused if rows are stored under another key, because their ids would not match."""
     other = other_key(key, checkpoint)
     if other and (status := store.status(name)) is not None and status.rows:
-        name = name.partition("@")[0]  # of a generation being built
+        name = name.partition("@")[0]  # a generation being built is NAME@N
         raise _paused(
             f"{other}: all {status.rows} stored rows would be written again under new ids and the old ones deleted. "
             f"Nothing was read. If this is expected: owl-sap sync {name} --full --max-deletes 1, or, without a gap for "

@@ -69,8 +69,8 @@ def verify(
     Reads the store once, then the source once. Checks every stored text, metadata, hash, model and vector, and embeds
     `SAMPLE` stored texts again. `repair` rewrites wrong rows, deletes orphans, and compares again; `ok` is that result.
     If deletions exceed both `max_deletes` and `FREE_DELETES`, or the source is empty, nothing is deleted: `paused` is
-    `max_deletes` or `source_empty`. Rows stored by another key are not changed (`schema_changed`). `watch` is asked
-    once per page whether to stop; earlier repairs remain. Raises as `sync` does.
+    `max_deletes` or `source_empty`. Rows stored under another key are not changed (`schema_changed`). `watch` can
+    stop the run after each page; earlier repairs remain. Raises as `sync` does.
     """
     options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
@@ -83,7 +83,7 @@ def verify(
         if lease is None:
             return VerifyReport(spec.name, stopped=True)
         checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
-        if other_key(renderer.key, checkpoint):  # would write every row twice; sync decides about that
+        if other_key(renderer.key, checkpoint):  # a repair would store every row twice: leave it to a sync
             report = audit()()
             report.paused = "schema_changed" if report.drift else None
             return report
@@ -96,7 +96,7 @@ def verify(
 
 @dataclass(slots=True)
 class _Record:
-    """A stored record. `content`: a digest of what must agree with the source. `bad`: its vector is damaged.
+    """A stored record. `content`: a digest of the parts that must agree with the source. `bad`: its vector is damaged.
     `unlike_model`: the model gives another vector for the stored text; meaningless if that text is wrong."""
 
     number: int
@@ -192,7 +192,7 @@ class _Audit:
             self._report.repaired += len(written.upserted)
 
     def _is_wrong(self, document: Document, chunks: Sequence[Chunk]) -> bool:
-        """Count the faults of one document."""
+        """Return whether the document must be written again, and count its faults."""
         report = self._report
         records = self._stored.pop(id_digest(document.id), None)
         if records is None:
@@ -215,7 +215,7 @@ class _Audit:
         if not self._read or len(orphans) > allowed:
             self._report.paused = "max_deletes" if self._read else "source_empty"
             return
-        # Read to the end first, because deleting moves the pages.
+        # Read all pages before deleting, because deletions shift the pages.
         stored = (chunk.id for page in self._ends.store.stored(lease.collection) for chunk in page)
         ids = list(dict.fromkeys(id_ for id_ in stored if id_digest(id_) in orphans))
         for start in range(0, len(ids), 1000):
@@ -239,6 +239,6 @@ def _judged(stored: StoredRecord, model: str | None) -> _Record:
 
 
 def _content(content_hash: bytes, text: str, metadata: Mapping[str, Any]) -> bytes:
-    """Return a digest of a chunk as rendered, and of its hash without how the row was read."""
+    """Return a digest of a rendered chunk and of its content hash without the row and vector digests."""
     rendered = f"{len(text)} {text}{metadata_json(metadata)}".encode("utf-8", "surrogatepass")
     return blake2b(content_hash[:16] + rendered, digest_size=12).digest()

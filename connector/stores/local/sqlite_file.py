@@ -1,5 +1,5 @@
 """One SQLite file as a durable database: created atomically, checked on opening, with a connection pool. Maps SQLite's
-errors to ours.
+errors to those of `connector.errors`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`application_id` marks files as ours. `script` creates the tables. `version`: of this layout; files of other
-    versions are refused."""
+    """`application_id` identifies our files. `script` creates the tables. `version`: the version of this layout; files
+    of other versions are refused."""
 
     application_id: int
     version: int
@@ -46,9 +46,9 @@ class Schema:
 
 
 class SqliteFile:
-    """Open the file, creating it if absent. Raises StoreCorrupt if it is damaged, not ours, or of another version.
+    """Open the file, creating it if absent. Raises StoreCorrupt if it is damaged, or of another program or version.
 
-    A new file is built under a temporary name and then put in place, so an empty or truncated file is damage, never a
+    A new file is built under a temporary name and then put in place, so an empty or truncated file is damaged, never a
     new store. With `read_only` nothing is created, `write` fails, and write permission is not needed.
     """
 
@@ -147,11 +147,11 @@ class SqliteFile:
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         try:
-            # Readers too: the last connection that may write removes the log files.
+            # Open for writing even with `read_only`: the last connection that may write removes the log files.
             return self._opened(path, "mode=rw")
         except sqlite3.OperationalError:
-            # A reader also needs the log's index file. If that cannot be created and there is no log now, no process is
-            # writing: the file is complete.
+            # A reader also needs the log's index file. If SQLite cannot create that file and no log exists now, no
+            # process is writing, and the database file is complete.
             if not self._read_only or Path(f"{path}-wal").exists():
                 raise
             return self._opened(path, "mode=ro&immutable=1")
@@ -229,7 +229,7 @@ class SqliteFile:
             raise self.corrupt("what SQLite says of it is not UTF-8") from None
 
     def _error(self, error: sqlite3.Error) -> ConnectorError:
-        # SQLite's messages name no values; one of Python's messages does.
+        # SQLite's messages contain no stored values, but this message of Python quotes the text: do not repeat it.
         if str(error).startswith(_UNDECODED):
             return self.corrupt("a text in it is not UTF-8")
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:

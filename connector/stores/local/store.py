@@ -42,13 +42,13 @@ from connector.stores.state import Collection, LeaseTimes, Session, StateTables,
 from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
 
-# The statements are built from constants, checked names and parameter places.
+# The statements are built only from constants, checked names and placeholders.
 # ruff: noqa: S608
 
 T = TypeVar("T")
 FILE = "vectors.sqlite"
 PAGE = 2000
-GROUP = 64  # rows per statement: after each a thread waits for the interpreter, but more make long statements
+GROUP = 64  # rows per statement: fewer rows mean more waits for the interpreter lock, more rows mean long statements
 LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
@@ -111,8 +111,8 @@ class LocalStore(VectorStore):
     """A store in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
-    GB for a million chunks of 384 dimensions). `scan`: None: by integers. `read_only`: the file must exist. Raises
-    StoreCorrupt for a damaged file.
+    GB for a million chunks of 384 dimensions). `scan`: None means `Int8Scan`. `read_only`: the file must exist.
+    Raises StoreCorrupt for a damaged file.
     """
 
     kind = "local"
@@ -150,13 +150,13 @@ class LocalStore(VectorStore):
     # ------------------------------------------------------------------------------------------------------ state
 
     def _forget(self) -> None:
-        """Do nothing: each read sees the file."""
+        """Do nothing: each read goes to the file."""
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         return "records"  # all generations share the record tables
 
     def _ensure_table(self, table: str, dimension: int) -> None:
-        """Do nothing: opening the file has created it."""
+        """Do nothing: the table was created with the file."""
 
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
         """Delete page by page, so that other writers can work in between."""
@@ -177,7 +177,7 @@ class LocalStore(VectorStore):
         return chunks, chunks, rows
 
     def _index(self, found: Collection) -> CollectionIndex:
-        """Return the collection's index. After a switch, replaces the index of the previous generation."""
+        """Return the collection's index. After a switch, replace the index of the previous generation."""
         with self._lock:
             known = self._indexes.get(found.name)
             if known is None or known.of != (found.id, found.stamp.dimension):

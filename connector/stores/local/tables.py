@@ -1,4 +1,4 @@
-"""The tables of the local store, and records by id."""
+"""The tables of the local store, and look-ups of records by id."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from connector.stores.local.sqlite_file import Schema
 from connector.stores.state import Collection, StateTables
 
 # A tombstone of record 0 means that metadata changed, so cached results of filters are stale. `keywords` is
-# contentless, so its triggers must pass a deleted text to it again. `scope` is the collection as one word, which limits
-# a search to it.
+# contentless, so its triggers must pass a text again to delete it. `scope` is the collection's id as one word; a search
+# with this word finds only rows of that collection.
 _LAYOUT = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -113,18 +113,18 @@ SCHEMA = Schema(application_id=0x4F574C56, version=3, script=_LAYOUT, prepare=_p
 
 
 def find(db: sqlite3.Connection, tables: StateTables, name: str) -> Collection:
-    """Return the collection that a transaction sees. Raises UnknownCollection."""
+    """Return the collection as the transaction of `db` sees it. Raises UnknownCollection."""
     found = tables.find(lambda sql, values: db.execute(sql, values).fetchall(), name)
     if found is None:
         raise tables.unknown(name)
     return found
 
 
-IN_LIMIT = 500  # Ids in one IN list. Longer lists are split, so that one prepared statement serves all.
+IN_LIMIT = 500  # Ids in one IN list. Longer lists are split, so that the full parts share one prepared statement.
 
 
 def only(condition: filters.Condition | None) -> tuple[str, tuple[Any, ...]]:
-    """Return a filter as a condition in SQL, and its parameters."""
+    """Return a filter as an SQL condition, with its parameters."""
     if condition is None:
         return "1", ()
     compiled = filters.to_sqlite(condition)

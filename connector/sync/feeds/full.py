@@ -1,4 +1,4 @@
-"""The full comparison: every row of the source, by value, or by a token that HANA computes (`hash = "server"`)."""
+"""Compare every row of the source, by its values or by a token that HANA computes (`hash = "server"`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
 
 
 def feed(plan: ReadPlan, source: Source) -> Feed:
-    """Return the full comparison, by the configured kind of hash."""
+    """Return the full comparison, with the configured kind of hash."""
     changes = plan.spec.changes
     if changes.hash == "server":
         return by_tokens(plan, source, "hash", plan.due, plan.identity)
@@ -38,9 +38,9 @@ def all_rows(plan: ReadPlan, source: Source) -> Batches:
 
 
 def by_tokens(plan: ReadPlan, source: Source, token: Token, due: str, mark: Mark) -> Feed:
-    """Compare every row's token, and read whole only rows whose token differs from the stored one.
+    """Compare every row's token, and read all values only of rows whose token differs from the stored one.
 
-    If `due`, read all values and trust no token. This stores the first tokens and verifies them periodically.
+    If `due`, read all values and trust no token. The first such run stores the tokens; later ones verify them.
     """
     capture, query = source.capture, plan.query
     load = None if due else partial(capture.rows_with_tokens, query, token)

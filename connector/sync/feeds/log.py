@@ -1,4 +1,4 @@
-"""Changes from the log that triggers fill, used as a queue: a run reads entries, processes their rows, and deletes
+"""Changes from a log that triggers fill. The log is a queue: a run reads entries, processes their rows, and deletes
 exactly these entries after the store commits. It stores no position, because transactions commit out of id order.
 """
 
@@ -47,15 +47,15 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
 
 
 def _batches(plan: ReadPlan, source: Source, log: TableRef, waiting: int) -> Iterator[Batch]:
-    """Yield pages, each after the last id of the previous page, whose entries may still be in the log. An entry that
-    becomes visible behind the reader waits for the next run."""
+    """Yield pages in order of id. Each starts after the last id of the previous page, whose entries may still be in the
+    log. An entry that becomes visible later with a lower id waits for the next run."""
     taken, last = 0, 0
     while taken < waiting + EXTRA_PAGES * plan.page_rows:
         entries = source.capture.log_entries(plan.query, log, last, plan.page_rows)
         if not entries:
             return
         taken, last = taken + len(entries), entries[-1][0]
-        # The current row of each key, once. Entries logged after this read will find no change.
+        # Read each key's current row once. An entry logged between the two reads will later find no change.
         keys: dict[str, Key] = {quarantine_id(key): key for _, key in entries}
         rows = source.rows(plan.query, list(keys.values()))
         found = {quarantine_id(row.key) for row in rows}

@@ -17,9 +17,9 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
 
 
 def feed(plan: ReadPlan, source: Source) -> Feed:
-    """Compare all values if an id may now identify other content than before. Every insert and update takes an id above
-    all others, so the highest id never falls, and row growth never exceeds id growth. A table that lost or gained half
-    of its rows was probably reloaded."""
+    """Return the comparison by row ids, or of all values if an id may now identify other content. Every insert and
+    update takes an id above all others, so the highest id never falls, and the table never grows by more rows than ids.
+    A table that lost or gained more than half of its rows was probably reloaded."""
     (highest, rows), mark, due = source.capture.row_ids(plan.query), plan.before, plan.due
     if not due:
         grown, given_out = rows - mark["rows"], highest - mark["highest"]

@@ -1,7 +1,7 @@
 """Changes by a watermark column: rows in (mark, the database's time - delay], ordered by watermark and key.
 
-It misses rows whose watermark is NULL, transactions that commit later than `delay`, and deletions; the next full
-comparison finds these.
+The method misses rows whose watermark is NULL, transactions that commit later than `delay`, and deletions; the next
+full comparison finds these.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def _column(spec: CollectionSpec, table: Table) -> Column:
 
 
 def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[tuple[str, str] | None, dict[str, Any]]:
-    """Return the value up to which this run may read and the settled one (`reach`), and its final mark, which is never
-    below that before.
+    """Return the value up to which this run may read with the settled value (see `reach`), and the run's final mark,
+    which is never below the previous one.
 
-    A number has no time and may become visible out of order. It is settled `delay` seconds after a run first saw it as
-    the highest. Until then, rows above the settled number are read again.
+    Numbers have no time and may become visible out of order. A number is settled `delay` seconds after a run first saw
+    it as the highest. Until then, rows above the settled number are read again.
     """
     kind, delay, mark = watermark(column, plan.query.table), plan.spec.changes.delay, plan.before
     at, seen, now = mark.get("at"), mark.get("seen"), plan.now.isoformat()
     if kind.step is not None:
         found = reach(kind, plan.now, delay)
-        set_back = at is not None and less(kind, found[1], at)  # the clock
+        set_back = at is not None and less(kind, found[1], at)  # the clock was set back
         return found, dict(mark) if set_back else {"at": found[1], "asked": now}
     highest = capture.highest(plan.query, column)
     if highest is None:
@@ -82,8 +82,8 @@ def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[tuple[
 
 
 def behind(mark: Mark | None) -> float:
-    """Return by how many seconds the watermark lagged the source's clock at the last run; 0 for numbers and other
-    methods."""
+    """Return by how many seconds the watermark was behind the source's clock at the last run; 0 for numbers and
+    other methods."""
     if mark is None or not {"at", "asked"} <= mark.keys():
         return 0.0
     try:
@@ -93,7 +93,7 @@ def behind(mark: Mark | None) -> float:
 
 
 def _window(capture: Capture, plan: ReadPlan, column: Column, found: tuple[str, str]) -> Iterator[Batch]:
-    """Yield the rows after the last mark (which has `at`) up to `found`, as in `reach`."""
+    """Yield the rows after the last mark, which has `at`, up to `found[0]`; `found[1]` is the settled value."""
     upto, settled = found
     kind, at, id_ = watermark(column, plan.query.table), plan.before["at"], plan.before.get("key")
     if less(kind, upto, at) or (at == upto and id_ is None):
