@@ -47,7 +47,7 @@ class Cancellation:
 
     @contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Run a statement in the block. `interrupt` is called at most once, and never after the block. Raises Cancelled
+        """Run a statement in the block. `cancel` calls `interrupt` during the block, never after it. Raises Cancelled
         before the block if already cancelled."""
         with self._lock:
             self.check()

@@ -30,7 +30,7 @@ class ConfigurationError(ConnectorError):
 
 
 class UnknownTable(ConfigurationError):
-    """Codes 259, 362 and 397, or not in the catalogue."""
+    """Codes 259, 362 and 397, or the table is not in the catalogue."""
 
 
 class UnknownColumn(ConfigurationError):
@@ -70,11 +70,11 @@ class UnknownGeneration(ConfigurationError):
 
 
 class WrongOrigin(ConfigurationError):
-    """An operation for synced collections on one that clients write, or the reverse."""
+    """The operation is for synced collections and clients write this one, or the reverse."""
 
 
 class BadDocument(ConfigurationError):
-    """A client's document cannot be stored. `index`: its position in the request, from 0. Contains none of its text."""
+    """A client's document cannot be stored. `index`: its position in the request, from 0. Never quotes its text."""
 
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
@@ -99,13 +99,13 @@ class ConnectionLost(DatabaseError):
 
 
 class Unavailable(DatabaseError):
-    """Down for maintenance, or starting: retry after minutes."""
+    """HANA is starting or down for maintenance: retry after some minutes."""
 
     retryable = True
 
 
 class ConnectFailed(DatabaseError):
-    """No connection: wrong address, certificate, port or key store entry."""
+    """The connection failed: wrong address, certificate, port or key store entry."""
 
 
 class Unreachable(ConnectFailed):
@@ -150,11 +150,11 @@ class StatementFailed(DatabaseError):
 
 
 class RowRejected(ConnectorError):
-    """The database or a conversion rejected this row's data; other rows continue. Contains no row data."""
+    """The database or a conversion rejected this row's data; other rows continue. The message contains no row data."""
 
 
 class RowsRejected(RowRejected):
-    """`rows`: reasons by position in the batch, from 0. Other rows may be bad, too."""
+    """`rows`: reasons by position in the batch, from 0. Other rows may be invalid, too."""
 
     def __init__(self, message: str, *, rows: Mapping[int, RowRejected]) -> None:
         super().__init__(message, code=next(iter(rows.values())).code)
@@ -211,7 +211,7 @@ def rules() -> tuple[dict[str, Any], ...]:
 def classify(code: int, text: str, *, doing: str) -> ConnectorError:
     """Return our error for what the driver reported while `doing` ("reading SAPDEMO.MARA"). Never raises.
 
-    The message has the activity, the code and the next step. It includes the driver's text (one printable line of
+    The message names the activity, the code and the next step. It includes the driver's text (one printable line of
     limited length) only if that cannot contain row data.
     """
     lowered = text.lower()

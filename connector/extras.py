@@ -1,4 +1,4 @@
-"""The install command for a missing extra or the emulator, by how this package was installed."""
+"""Install commands for a missing extra or the emulator, according to how this package was installed."""
 
 from __future__ import annotations
 

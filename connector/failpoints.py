@@ -23,7 +23,7 @@ NAMES = (
     "after_log_delete",
     "mid_alias_swap",
 )
-# In the order in which a sync reaches them; the last one is in a generation switch.
+# Sorted by when a sync reaches them, except the last one, which a generation switch reaches.
 
 ACTIONS = ("kill", "stop", "raise")  # SIGKILL, SIGSTOP, InjectedFailure
 

@@ -43,9 +43,9 @@ class OwlVectorStore(VectorStore):
     """A collection as LangChain's vector store, embedded by its own model. A collection synced from a table is
     read-only: writing raises WrongOrigin.
 
-    Every search also takes these keywords: `filter`, the filter language of search. `mode`; None: hybrid for a text,
-    vector for a vector. `min_score`, compared with the score in modes vector and keyword, with the cosine in hybrid.
-    `mmr_lambda` from 0 (diverse hits among the best `depth`) to 1 (the most relevant ones).
+    Every search also takes these keywords. `filter`: in the filter language of search. `mode`: None means hybrid for a
+    text, vector for a vector. `min_score`: compared with the score in modes vector and keyword, with the cosine in
+    hybrid. `mmr_lambda`: from 0 (diverse hits among the best `depth`) to 1 (the most relevant hits).
 
     MMR, relevance scores and vector searches use mode vector, whose scores are cosines. Relevance scores are these
     cosines, at least 0. The asynchronous methods run in threads.
@@ -87,7 +87,7 @@ class OwlVectorStore(VectorStore):
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ignores missing ones. Raises ValueError without `ids`, and WrongOrigin for another
-        program's row: nothing of its batch is deleted."""
+        program's row; then no document of its batch is deleted."""
         if ids is None or kwargs:
             raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all documents")
         listed = _listed("ids", ids)
@@ -168,7 +168,7 @@ class OwlVectorStore(VectorStore):
 
 class OwlRetriever(BaseRetriever):
     """Retrieves the best rows of a collection by meaning, words or both. `invoke` also takes every field
-    except the first as a keyword."""
+    except `collection` as a keyword."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 

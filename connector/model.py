@@ -38,7 +38,7 @@ class TableRef:
 
     @classmethod
     def parse(cls, text: str) -> TableRef:
-        """Split at the first dot outside double quotes; parts are literal, their quotes go, their case stays.
+        """Split at the first dot outside double quotes. Parts are literal and keep their case, without their quotes.
 
         >>> TableRef.parse('S."a.b"')
         TableRef(schema='S', name='a.b')
@@ -84,8 +84,8 @@ class ChunkSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
-    """How to find changes of the source. In seconds: `delay` skips rows whose transactions may still be open;
-    `reconcile` is the longest time between full comparisons, because every method misses some changes."""
+    """How to find changes in the source. `delay` (seconds) skips recent rows, whose transactions may still be open.
+    `reconcile` (seconds) is the longest time between full comparisons: every method misses some changes."""
 
     method: Literal["full", "watermark", "log", "rowid"] = "full"
     column: str | None = None
@@ -291,7 +291,7 @@ class QuarantinedRow:
     """`Document.row_digest`, None: unknown. A change resets the attempts."""
 
     def given_up(self, attempts: int) -> bool:
-        """Return whether the row failed this often with the same content, so that retrying is useless."""
+        """Return whether the row failed `attempts` times or more with the same content: retrying is useless."""
         return self.digest is not None and self.attempts >= attempts
 
 
@@ -366,8 +366,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One version of a collection. `name`: the collection's name while active, else NAME@N. All store methods accept it
-    as a collection, except `open` for a new one. Numbers are never reused."""
+    """One version of a collection. `name`: the collection's name while active, else NAME@N. All store methods accept
+    this name as a collection, but `open` does not create NAME@N. Numbers are never reused."""
 
     name: str
     number: int
@@ -436,7 +436,7 @@ class IndexUse:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first chunks of some of a collection's `rows` rows."""
+    """`chosen`: the first chunk of each chosen row. `rows`: how many rows there were to choose from."""
 
     chosen: list[StoredText]
     rows: int
@@ -484,7 +484,7 @@ class KeyRange:
     upto: Key | None = None
 
 
-# ------------------------------------------------------------------------------------------------- what is kept by text
+# ---------------------------------------------------------------------------------------------------- cached vectors
 
 _ENTRY_BYTES = 256  # bytes of a cached vector besides its numbers: array, key, table entry (measured)
 

@@ -63,8 +63,8 @@ class Capture(Protocol):
         ...
 
     def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
-        """Yield the rows of a span in order of (watermark, key), `size` at a time, and the watermark of the last
-        one."""
+        """Yield the rows of a span in order of (watermark, key), `size` at a time, each page with the watermark of its
+        last row."""
         ...
 
     def highest(self, query: Query, column: Column) -> str | None:
@@ -76,7 +76,7 @@ class Capture(Protocol):
         ...
 
     def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
-        """Return rows as `Source.rows`, each with the token of exactly the returned content."""
+        """Return rows like `Source.rows`, each with the token of exactly the returned content."""
         ...
 
     def row_ids(self, query: Query) -> tuple[int, int]:
@@ -90,8 +90,8 @@ class Capture(Protocol):
     def log_length(self, log: TableRef) -> int: ...
 
     def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[tuple[int, Key]]:
-        """Return the first `size` entries with an id above `after`, by id: the row of this key was inserted, updated or
-        deleted."""
+        """Return the first `size` entries with an id above `after`, by id, each with the key of the row that was
+        inserted, updated or deleted."""
         ...
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ class Embedder(Protocol):
         ...
 
     def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
-        """Embed as `embed_documents`, and count tokens of each text; tokenises once."""
+        """Embed like `embed_documents`, and return each text's token count; tokenises once."""
         ...
 
     def embed_query(self, text: str) -> NDArray[np.float32]: ...
@@ -131,7 +131,7 @@ class Embedder(Protocol):
 
 
 class Observer(Protocol):
-    """Receives events while a sync runs. Must return at once and never raise."""
+    """Receives events while a sync runs. Methods must return at once and never raise."""
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         """Report `seconds` that a stage (`read render tokenize embed apply`) spent on `items` rows or texts."""
@@ -142,5 +142,5 @@ class Observer(Protocol):
         ...
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        """Report an event: `waiting`: another worker holds the lease; `owned`: this one has it after such a wait."""
+        """Report an event. `waiting`: another worker holds the lease. `owned`: this worker has it after a wait."""
         ...

@@ -40,7 +40,7 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
-        # `collection`, `text` and `expect`: keys, any of which must be among the first `TOP` hits.
+        # Each has `collection`, `text` and `expect`: keys, at least one of which must be among the first `TOP` hits.
         self.queries: list[dict[str, Any]] = document["queries"]
 
     def __enter__(self) -> Demo:
@@ -71,7 +71,7 @@ class Demo:
         self._held.close()
 
     def ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the first hits; `rank`: of the first expected one, counted from 1, or None."""
+        """Run a query and return its first hits; `rank`: position of the first expected hit, from 1, or None."""
         start = time.perf_counter()
         found = self.service.search.run(query["collection"], query["text"], TOP, principal=OPERATOR).hits
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
@@ -83,7 +83,7 @@ class Demo:
 
 @contextmanager
 def emulator(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
-    """Run the emulator as a child process; yield host, port, user, password and schema, as its first line says."""
+    """Run the emulator as a child process; yield host, port, user, password and schema from its first line."""
     command = [*emulator_command(), "--port", "0", "--data", str(folder / "data"), *arguments]
     with announced([*command, "--parent-pid", str(os.getpid())], folder) as (_, greeting):
         yield greeting
@@ -93,8 +93,8 @@ def emulator(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
 def announced(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start a child in `folder` and yield it with the JSON of its first line; it is ended afterwards. `environment`
-    None: as here. Raises Unavailable with its last words when it does not announce itself."""
+    """Start a child in `folder`, yield it with the JSON of its first line, and end it afterwards. `environment` None:
+    inherited. Raises Unavailable, with the last line of the child's stderr, if no such JSON arrives."""
     with tempfile.TemporaryFile() as log:
         # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the child.
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log}

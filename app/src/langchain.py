@@ -18,8 +18,8 @@ from connector.sync.documents import NewDocument
 
 
 class Owl(AbstractContextManager["Owl"]):
-    """Opens what owl-sap.toml describes for LangChain. Nothing is connected or loaded before it is needed. Close it, or
-    use it as a context manager. Thread-safe; one per process is enough."""
+    """Opens the collections and models of owl-sap.toml for LangChain; connects and loads only when needed. Close the
+    object, or use it as a context manager. Thread-safe; one per process is enough."""
 
     def __init__(self, config: str | Path | None = None, *, service: Service | None = None) -> None:
         """Load the settings. `config` None: as for the commands, from the environment and ./owl-sap.toml. `service`: an
@@ -65,8 +65,8 @@ class _Opened:
     def search(
         self, query: str | Sequence[float], k: int, filter: Filter | None = None, **options: Any
     ) -> list[FoundHit]:
-        """Return hits, best first; [] for a collection without data. `options`: of `SearchOptions`. Raises ValueError
-        for an empty text or unknown mode."""
+        """Return hits, best first; [] for a collection without data. `options`: fields of `SearchOptions`. Raises
+        ValueError for an empty text or unknown mode."""
         found = self._service.search.run(
             self.name, query, k, filter, SearchOptions(**options), principal=self._principal
         )

@@ -1,5 +1,5 @@
-"""List the tables that suit a collection; describe one and propose a collection: read keys, clients and text tables
-from catalogue and rows, and pass them to `proposal`. Changes nothing.
+"""List the tables that suit a collection, or describe a table and propose a collection over it: read keys, clients and
+text tables from the catalogue and the rows, and pass them to `proposal`. Changes nothing in HANA.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SMALL = 300  # up to this many tables, a schema is read completely
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
 _MOST_CLIENTS = 20
 _MOST_TEXT_TABLES = 3
-_LOOKED_AT = 20  # tables with the same key to check for being text tables
+_LOOKED_AT = 20  # maximum number of tables to describe when looking for text tables
 
 
 def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableRef, int | None, list[str]]]:
-    """Return tables and views with text columns: HANA's own row count (None: unknown) and the text columns. Well-known
-    and large ones first, empty ones last. Reads only the catalogue, and in a very large schema only the largest and the
-    well-known tables. Raises UnknownTable for an unknown schema."""
+    """Return each table or view with text columns, HANA's row count (None: unknown) and its text columns. Well-known
+    and large tables come first, empty ones last. Reads only the catalogue, and in a very large schema only the largest
+    and the well-known tables. Raises UnknownTable for an unknown schema."""
     listed = catalog.tables(pool, schema, limit=_SMALL + 1)
     views = [each["name"] for each in listed if each["kind"] == "view"]
     rows: dict[str, int | None] = {each["name"]: each["rows"] for each in listed}
@@ -57,7 +57,7 @@ def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableR
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """`proposal`: None if none is possible; `reason` says why. `rows`: HANA's own count, if known."""
+    """`proposal`: None if no collection can be proposed; `reason` says why. `rows`: HANA's own count, if known."""
 
     table: Table
     rows: int | None
@@ -72,8 +72,8 @@ def introspect(
 
     A table without text of its own but with a text table (MARA and MAKT) gets a proposal for the text table, and the
     SQL of a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark; each is
-    one scan of the table in HANA. `languages`: of the view's texts, best first. Raises UnknownTable; PermissionRefused
-    if the rows may not be read.
+    one scan of the table in HANA. `languages`: those of the view's texts, preferred first. Raises UnknownTable, and
+    PermissionRefused if the rows may not be read.
     """
     table = catalog.describe(pool, ref)
     rows = None if table.is_view else catalog.record_counts(pool, ref.schema, [ref.name]).get(ref.name)
@@ -100,7 +100,7 @@ def introspect(
 
 
 def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
-    """Return the unique keys, and what the rows say. All names in the statements are quoted, so S608 does not apply."""
+    """Return the unique keys and, from the rows, clients, keys and time stamps. SQL contains only quoted names."""
     unique = [] if table.primary_key or table.is_view else catalog.unique_keys(pool, table)
     if not look_at_rows:
         return Facts(unique)
@@ -133,8 +133,8 @@ def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
 
 
 def _text_tables(pool: HanaPool, table: Table) -> tuple[list[Table], list[Table]]:
-    """Return the text tables of the same schema: tables with this primary key and a language, likeliest first; tables
-    named by SAP's conventions. And item tables, with several rows per row of this table."""
+    """Return the text tables and the item tables of `table` in its schema. A text table has its primary key and a
+    language (likeliest first), or a name by SAP's conventions; an item table has several rows per row of `table`."""
     schema, name, key = table.ref.schema, table.ref.name, set(table.primary_key)
     keys = catalog.tables_with_key(pool, schema, table.primary_key[-1]) if key else {}
     outside, alike = text_table_names(name)

@@ -1,4 +1,4 @@
-"""Facts about SAP's own tables, from sap_tables.toml and by naming conventions."""
+"""Facts about SAP's own tables, from sap_tables.toml and from SAP's naming conventions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNPACK = (
 
 
 def text_table_names(table: str) -> tuple[list[str], list[str]]:
-    """Return the names of a table's text tables by SAP's conventions, likeliest first. First those whose
-    key may differ from the table's: known pairs, BW's master data (/BIC/PZMAT has /BIC/TZMAT), CDS views (I_Product has
-    I_ProductText). Then those with the same key: MARAT or MART, CAP's _TEXTS."""
+    """Return two lists of names that a table's text tables have by SAP's conventions, likeliest first. Tables in the
+    first list may have another key: known pairs, BW's master data (/BIC/PZMAT has /BIC/TZMAT), CDS views (I_Product
+    has I_ProductText). Tables in the second list have the same key: MARAT or MART, CAP's _TEXTS."""
     outside = list(TABLES.get(table, {}).get("texts", ()))
     if found := re.fullmatch(r"/(BIC|BI0)/P(.+)", table):
         outside.append(f"/{found[1]}/T{found[2]}")

@@ -50,8 +50,8 @@ def document_id(key: Key) -> str:
     except orjson.JSONEncodeError as error:
         if isinstance(error.__cause__, RowRejected):
             raise error.__cause__ from None
-        # Integers beyond 64 bits, or surrogates: a pair becomes one character, because UTF-16 databases do not
-        # distinguish them; an unpaired one is escaped.
+        # orjson rejects integers beyond 64 bits and surrogates. A surrogate pair becomes one character, because UTF-16
+        # databases do not distinguish the two; an unpaired surrogate is escaped.
         whole = [
             value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
             if isinstance(value, str)
@@ -66,7 +66,7 @@ def document_id(key: Key) -> str:
 
 
 def quarantine_id(key: Key) -> str:
-    """Return `document_id`, or a digest for a key that is too long, so that the row can be quarantined."""
+    """Return `document_id`, or a digest if it rejects the key, so that the row can be quarantined."""
     try:
         return document_id(key)
     except RowRejected:
@@ -117,7 +117,7 @@ def _tag(value: Any) -> dict[str, str]:
         return {"bytes": bytes(value).hex()}
     if not isinstance(value, Decimal):
         raise RowRejected(f"a key column has a {type(value).__name__}, which cannot identify a row")
-    # An exact form, the same for equal numbers, plain if short (normalize() rounds to 28 digits).
+    # Exact, identical for equal numbers, and without an exponent if short; normalize() would round to 28 digits.
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise RowRejected("a key column has a number that is not finite")
@@ -140,8 +140,8 @@ def _safe_bytes(text: str) -> bytes:
 def content_hash(document: Document, number: int, total: int) -> bytes:
     """Return 24 bytes for chunk `number` of `total`; stores append `vector_digest` to make 32.
 
-    Three digests of 8 bytes: text, chunking, model and total (which reveals a missing last chunk); metadata; the row as
-    read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice.
+    Three digests of 8 bytes each: text, chunking, model and total (which reveals a missing last chunk); metadata; the
+    row as read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice.
     """
     of_text = _hash(document.text_digest + struct.pack("<II", number, total), 8)
     of_meta = _hash(document.meta_digest + struct.pack("<I", number), 8)
@@ -150,12 +150,12 @@ def content_hash(document: Document, number: int, total: int) -> bytes:
 
 
 def fold(total: int) -> int:
-    """Return the 64 bits by which the number of chunks changes a stored row digest; 0 for a single chunk."""
+    """Return the 64-bit number to XOR into a row digest for the number of chunks; 0 for a single chunk."""
     return ((total - 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
 def vector_digest(vector: NDArray[np.float32]) -> bytes:
-    """Return 8 bytes of the vector's float32 values, equal on every machine."""
+    """Return an 8-byte digest of the vector's float32 values, equal on every machine."""
     return _hash(np.ascontiguousarray(vector, dtype="<f4").tobytes(), 8)
 
 
@@ -168,7 +168,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
 
 
 def metadata_digest(metadata: Mapping[str, Any]) -> bytes:
-    """Return 16 bytes. Raises RowRejected above LARGEST_METADATA."""
+    """Return a 16-byte digest. Raises RowRejected above LARGEST_METADATA."""
     data = metadata_json(metadata).encode()
     if len(data) > LARGEST_METADATA:
         raise RowRejected(f"the metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are stored")
@@ -223,17 +223,17 @@ class Chunker:
         sizes = f"{self.max_tokens} {self.overlap}".encode()
         for part in (sizes, embedder.fingerprint.encode("utf-8", "surrogatepass")):
             self._hash.update(struct.pack("<Q", len(part)) + part)
-        self.digest = self._hash.digest()  # 16 bytes of sizes and model
+        self.digest = self._hash.digest()  # a 16-byte digest of sizes and model
 
     def text_digest(self, text: str) -> bytes:
-        """Return 16 bytes of the text, the sizes and the model."""
+        """Return a 16-byte digest of the text, the sizes and the model."""
         digest = self._hash.copy()
         digest.update(text.encode())
         return digest.digest()
 
     def pieces_of(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of each text, [] for an empty one. Counts tokens only of texts that may be too long: a
-        tokeniser gives at most one token per ASCII character and one at the start; others may become several tokens."""
+        tokeniser gives at most one token per ASCII character and one at the start; others may become several."""
         most = self.max_tokens
         long = [
             position
@@ -249,13 +249,13 @@ class Chunker:
 
 
 def _as_tagged(value: Any) -> list[str]:
-    """Return a value without a JSON type as an array, which no other value uses."""
+    """Return an array for a value without a JSON type; no other value becomes an array."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
 
 
 class Renderer:
     """Turn rows of one collection into documents and chunks. Thread-safe. The constructor checks the configuration
-    against the table: ConfigurationError, UnknownColumn or NoKey, with the setting's name."""
+    against the table and raises ConfigurationError, UnknownColumn or NoKey with the setting's name."""
 
     def __init__(self, spec: CollectionSpec, table: Table, embedder: Embedder) -> None:
         self.key = resolve_key(spec, table)
@@ -274,7 +274,7 @@ class Renderer:
         self.query = Query(table.ref, self.key, read, spec.where)
         slots, literals = self.template.slots, self.template.literals
         self._slots = [(name, values.formatter(columns[name])) for name in slots]
-        # Amounts directly followed by their currency: position and the currency's column.
+        # Amounts that are directly followed by their currency: the position, and the currency's column.
         self._amounts = [
             (position, columns[following])
             for position, (name, following) in enumerate(pairwise(slots))
@@ -287,13 +287,13 @@ class Renderer:
         ]
         used = [columns[name] for name in dict.fromkeys((*self.key, *read))]
         shape = [(one.name, one.type_name, one.length, one.scale, one.comment) for one in used]
-        # Covers everything except the row that affects rendering, including what `values` derives from the columns.
+        # Covers all that affects rendering except the row itself, including what `values` derives from the columns.
         settings = repr((spec.template, self.key, shape, self.metadata_names, RENDERING))
         self.digest = _hash(self._chunker.digest + _safe_bytes(settings))
         self._floats = any(one.type_name in ("DOUBLE", "REAL", "FLOAT") for one in used)
 
     def row_digest(self, row: Row) -> bytes:
-        """Return 8 bytes of the row and everything else that affects rendering: equal digests mean equal documents.
+        """Return an 8-byte digest of the row and all else that affects rendering: equal digests mean equal documents.
         Costs a tenth of rendering."""
         return blake2b(self.digest + self._content(row), digest_size=8).digest()
 
@@ -303,8 +303,8 @@ class Renderer:
         return [blake2b(prefix + content(row), digest_size=8).digest() for row in rows]
 
     def _content(self, row: Row) -> bytes:
-        """Return bytes that are unique per row. JSON is four times as fast as `repr` but cannot represent NaN and some
-        texts; these use `repr`, which never starts with `[`."""
+        """Return bytes that differ for different content. JSON is four times as fast as `repr` but cannot represent NaN
+        and some texts; these use `repr`, which never starts with `[`."""
         if row.token is not None:
             return b"\0" + row.token
         values = row.values

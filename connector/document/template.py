@@ -52,7 +52,7 @@ class Template:
 
     def render(self, values: Sequence[str]) -> str:
         """Return the text for one formatted value per slot; "" if all are empty. An empty slot also removes its
-        separators, its brackets, and its label with the text up to the next mark ("Weight: {BRGEW} kg, ")."""
+        separators, its brackets, and its label with the text up to the next punctuation ("Weight: {BRGEW} kg, ")."""
         mask = tuple(map(bool, values))
         if (plan := self._plans.get(mask)) is None:
             plan = self._plan(mask)
@@ -60,7 +60,7 @@ class Template:
 
     def _plan(self, mask: tuple[bool, ...]) -> str:
         """Return a %-pattern of the literal texts around non-empty columns; cached per combination."""
-        if len(self._plans) >= 1024:  # few of all possible combinations occur
+        if len(self._plans) >= 1024:  # in practice only few combinations occur
             self._plans.clear()
         kept = [self.literals[0]]
         for position, (filled, literal) in enumerate(zip(mask, self.literals[1:], strict=True)):
@@ -89,7 +89,7 @@ def _join(before: str, after: str, *, first: bool, last: bool) -> str:
         return words + rest
     if last and not rest:
         return words + separators[1]
-    # The stronger separator: line break, full stop, other marks, blank.
+    # Keep the stronger separator: line break, then full stop or semicolon, then other marks, then blank.
     stronger = max(
         separators,
         key=lambda text: 4 if "\n" in text else 3 if set(text) & set(".;") else 2 if text.strip() else len(text[:1]),

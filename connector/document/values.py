@@ -1,8 +1,8 @@
-"""Format a column's values for texts and metadata, by SAP's conventions for dates, times, numbers and amounts. Chosen
-once per column from the catalogue.
+"""Format a column's values for texts and metadata, by SAP's conventions for dates, times, numbers and amounts. The
+catalogue decides once per column which convention to try.
 
-HANA stores ABAP's dates and numbers in character columns. A rule applies when type and length, the column's name or
-comment, and the value all fit; other values stay unchanged.
+HANA stores ABAP's dates and numbers in character columns. A convention applies when type and length, the column's name
+or comment, and the value all fit; other values stay unchanged.
 
 | convention | column | shown in a text | in metadata |
 |---|---|---|---|
@@ -173,7 +173,7 @@ def iso_date(text: str) -> str | None:
 
 @lru_cache(maxsize=16_384)
 def _iso(text: str, digits: int) -> str | None:
-    """Return ABAP's date (8 digits) or time (6) as ISO, "" for the initial value (for a time also midnight), None for
+    """Return ABAP's date (8 digits) or time (6) as ISO, "" for the initial value (midnight, for a time), None for
     other texts."""
     if text == "0" * digits:
         return ""
@@ -208,10 +208,10 @@ def is_currency(column: Column) -> bool:
 
 
 def amount(value: Any, currency: str, currency_column: Column) -> str:
-    """Format an amount with the decimals of its currency, or none if it is whole.
+    """Format an amount with the decimals of its currency, or without decimals if it is whole.
 
-    ABAP stores 1250 yen as 12.50. A currency column of CUKY's length (5) marks an ABAP table: the point moves for
-    currencies with no or three decimals (ISO 4217; a customised TCURX is not read).
+    ABAP stores 1250 yen as 12.50. In an ABAP table, marked by a currency column of CUKY's length (5), the point moves
+    for currencies with zero or three decimals (ISO 4217; a customised TCURX is not read).
     """
     if not isinstance(value, Decimal):
         return plain(value)
@@ -225,8 +225,8 @@ def amount(value: Any, currency: str, currency_column: Column) -> str:
 
 
 def scalar(column: Column) -> Callable[[Any], Scalar]:
-    """Return a function that formats values of this column for metadata: integers, finite floats and booleans
-    unchanged, DECIMAL as plain text, dates and times as ISO, bytes as hexadecimal. Raises ValueError for NaN."""
+    """Return a function that formats values of this column for metadata and raises ValueError for NaN. Integers, finite
+    floats and booleans stay unchanged; DECIMAL becomes plain text, dates and times ISO, bytes hexadecimal."""
     convention = _date_or_time(column)
     return canonical if convention is None else lambda value: convention(value) or None
 

@@ -42,7 +42,7 @@ _VISIBLE = (
 _OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
 _OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
 _LISTING = "listing tables"
-_NAMES_AT_ONCE = 64  # names per look-up statement; a fixed number gives one statement text
+_NAMES_AT_ONCE = 64  # names per look-up statement; a fixed number keeps the statement text the same
 # Look-ups by name. {kind} is TABLE or VIEW, {names} a parameter for each name.
 _COUNT_COLUMNS = (
     "SELECT {kind}_NAME, COUNT(*) FROM SYS.{kind}_COLUMNS "
@@ -90,12 +90,12 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
 def tables(
     pool: HanaPool, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the tables (not temporary ones) and views that this user can see, by schema and name: `schema`, `name`,
-    `kind`, `comment`, number of `columns`, and `rows`, HANA's own count (None for a view or if the user may not see
-    it).
+    """Return the tables (not temporary ones) and views that this user can see, ordered by schema and name. Each has
+    `schema`, `name`, `kind`, `comment`, number of `columns`, and `rows`, HANA's own count (None for a view or if the
+    user may not see it).
 
-    Without `schema`, all but SYS and _SYS_... . Name or comment must contain `text`, in any case. Raises UnknownTable
-    for an unknown schema.
+    `schema` None: all schemas except SYS and _SYS_... . Name or comment must contain `text`, in any case. Raises
+    UnknownTable for an unknown schema.
     """
     pattern = "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
     last = (pattern, pattern, limit, offset)

@@ -15,8 +15,8 @@ from connector.hana.privileges import named, reading
 from connector.hana.statement import place
 from connector.model import CollectionSpec, Query, Table, TableRef, log_of
 
+# The log's own columns; its other columns are the key columns of the source.
 ID, OPERATION, MOMENT = "OWL_ID", "OWL_OP", "OWL_AT"
-# Our columns of a log; the others are the key columns of the source.
 _WITH_LENGTH = frozenset({"NVARCHAR", "VARCHAR", "NCHAR", "CHAR", "ALPHANUM", "SHORTTEXT", "VARBINARY", "BINARY"})
 _FLOATING = 34  # the length that the catalogue gives for a DECIMAL without precision
 FIND_TRIGGERS = (
@@ -33,10 +33,10 @@ WARNING = (
 
 
 def installation(spec: CollectionSpec, table: Table) -> list[tuple[str, str, str]]:
-    """Return name, CREATE and DROP of the log and then of its triggers. Raises ConfigurationError for a view, NoKey
+    """Return name, CREATE and DROP of the log, then of each trigger. Raises ConfigurationError for a view, NoKey
     without a key.
 
-    An entry has the changed row's key; an update of the key also logs the old key.
+    A log entry has the changed row's key; an update that changes the key also logs the old key.
     """
     if table.is_view:
         raise ConfigurationError(
@@ -104,9 +104,9 @@ def check_log(pool: HanaPool, query: Query, log: TableRef) -> None:
 
 
 def look(pool: HanaPool, spec: CollectionSpec, user: str) -> dict[str, Any]:
-    """Return what is installed, from the catalogue: `complete`, and `pieces` in the order of installation, each
-    `present` and `done` (by this call). `user`: the user of syncs, for the grants, or "". Raises UnknownTable, NoKey,
-    and ConfigurationError for a view."""
+    """Return what the catalogue shows as installed: `complete`, and `pieces` in the order of installation, each with
+    `present` and `done` (changed by this call). `user`: the user that runs syncs, for the grants, or "". Raises
+    UnknownTable, NoKey, and ConfigurationError for a view."""
     pieces = installation(spec, describe(pool, spec.source))
     log, doing = log_of(spec), f"looking for the change log of {spec.name}"
     found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}

@@ -25,7 +25,7 @@ _SYSTEM_SCHEMA = re.compile(r"SYS|_SYS_.*", re.S)  # others, such as SYSTEM or S
 
 @dataclass(frozen=True, slots=True)
 class Privilege:
-    """Privileges `names` on a table, view or schema. `why`: for the administrator."""
+    """Privileges `names` on a table, view or schema. `why`: the reason, for the administrator."""
 
     names: tuple[str, ...]
     on: TableRef | str
@@ -54,7 +54,7 @@ def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
 
 
 def named(user: str) -> str:
-    """Return a user or role as SQL. HANA reads an unquoted name as upper case."""
+    """Return the name of a user or role as SQL. HANA reads an unquoted name as upper case."""
     return quote(user.upper() if _PLAIN_NAME.fullmatch(user) else user)
 
 
@@ -63,7 +63,7 @@ def selecting(table: TableRef, why: str = "") -> Privilege:
 
 
 def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """Return what a sync of the collection needs at its source."""
+    """Return the privileges that a sync of the collection needs at its source."""
     name = spec.name.partition("@")[0]
     found = [selecting(spec.source, f"{name}: reading rows")]
     if spec.changes.method == "log":
@@ -73,7 +73,7 @@ def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
 
 
 def installing(spec: CollectionSpec) -> tuple[Privilege, ...]:
-    """Return what `changes install --apply` needs if the user does not own the table."""
+    """Return the privileges that `changes install --apply` needs if the user does not own the table."""
     if spec.changes.method != "log":
         return ()
     name = spec.name.partition("@")[0]
@@ -84,20 +84,20 @@ def installing(spec: CollectionSpec) -> tuple[Privilege, ...]:
 
 
 def creating(schema: str) -> Privilege:
-    """Return what a sync needs in the schema of the vectors if the user does not own it. The user owns the tables it
-    creates."""
+    """Return the privilege that a sync needs in the schema of the vectors if its user does not own the schema. The user
+    owns the tables that it creates."""
     return Privilege(("CREATE ANY",), schema, "vectors and their state: creates tables, which it then owns")
 
 
 def writing(schema: str) -> Privilege:
-    """Return what a sync needs to write into tables of another user."""
+    """Return the privileges that a sync needs to write into tables of another user."""
     return Privilege(
         ("SELECT", "INSERT", "UPDATE", "DELETE"), schema, "vectors and their state, created by another user"
     )
 
 
 def searching(schema: str) -> Privilege:
-    """Return what searches need: on the schema, because every generation has its own table."""
+    """Return the privilege that searches need, on the whole schema because every generation has its own table."""
     return Privilege(("SELECT",), schema, "searching vectors of every generation, and reading their state")
 
 
@@ -106,7 +106,7 @@ Held = tuple[str, TableRef | str | None]
 
 
 def effective(pool: HanaPool) -> tuple[str, list[Held]]:
-    """Return the pool's user and its privileges, including roles and ownership, excluding those of PUBLIC."""
+    """Return the pool's user and its privileges, including those by role or ownership, excluding those of PUBLIC."""
     rows = pool.read(EFFECTIVE, (), doing="reading the user's privileges")
     held: list[Held] = []
     for _, schema, name, privilege in rows:
@@ -115,8 +115,8 @@ def effective(pool: HanaPool) -> tuple[str, list[Held]]:
 
 
 def excess(user: str, held: Sequence[Held], needed: Sequence[Privilege], own: Collection[TableRef | str]) -> list[str]:
-    """Return what `user` holds beyond `needed`, as texts by object. Ignores privileges in the user's own schema, and in
-    or on one of `own`."""
+    """Return what `user` holds beyond `needed`, one text per object. Ignores system schemas, the user's own schema, and
+    the tables and schemas of `own`."""
     found = [f"{user} is an administrator"] if user in _ADMINISTRATORS else []
     allowed = {(name, privilege.on) for privilege in needed for name in privilege.names}
     beyond: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
-"""Read rows of a HANA table or view in key order (keyset paging, never OFFSET), and changes: a range of a watermark
-column, a token per row, the log that triggers fill.
+"""Read rows of a HANA table or view in key order (keyset paging, never OFFSET). Read changes from a watermark column, a
+token per row, or the log that triggers fill.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from connector.protocols import Capture
 _SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the operator's `where` is wrong
 SMALLEST_PAGE = 16  # rows; smaller pages do not help a HANA that is short of memory
 PAGE_BYTES = 16 << 20  # approximate size of a page; large rows make pages of fewer rows
-_ROW_BYTES = 1000  # memory of a row besides its values
+_ROW_BYTES = 1000  # memory of a row without its values
 _SAMPLE = 16
 _ROWID = '"$rowid$"'
 _TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
@@ -80,7 +80,7 @@ class HanaSource:
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         """Yield every row once, in key order: `size` rows per page, fewer if HANA is short of memory or rows are large.
 
-        Each page is one statement, retried after a lost connection, and shows its rows at that time. NULL in a key
+        Each page is one statement, retried after a lost connection, and returns rows as of that time. NULL in a key
         column (views) sorts first. Raises NoKey if two rows share a key, because one would be lost; SchemaChanged if
         the table or a column disappears between pages.
         """
@@ -246,7 +246,7 @@ class HanaSource:
     def _next(
         self, query: Query, sql: str, parameters: Sequence[Any], size: int, count: int, doing: str
     ) -> tuple[Rows, int, bool]:
-        """Return the next page, how many rows to read then, and whether more may follow."""
+        """Return the next page, the size of the page after it, and whether more rows may follow."""
         rows, read = _read_fewer(lambda n: self._read(query, sql, (*parameters, n), doing), count)
         return rows, min(size, read * 2), len(rows) == read
 
@@ -263,7 +263,7 @@ def _read_fewer(read: Callable[[int], Rows], count: int) -> tuple[Rows, int]:
 
 
 def size_of_rows(rows: Sequence[Row]) -> int:
-    """Return approximate bytes, from a sample."""
+    """Return the approximate size of all rows in bytes, from a sample."""
     sample = rows[:: max(1, len(rows) // _SAMPLE)]
     if not sample:
         return 0
@@ -273,7 +273,7 @@ def size_of_rows(rows: Sequence[Row]) -> int:
 
 @contextmanager
 def _there() -> Iterator[None]:
-    """Turn errors about a log that was there at the check into LogMissing."""
+    """Raise LogMissing if the log or a column of it disappeared after the check."""
     try:
         yield
     except (UnknownTable, UnknownColumn) as error:
@@ -282,7 +282,7 @@ def _there() -> Iterator[None]:
 
 def _token_of(query: Query, token: Token) -> str:
     """Return SQL for the token. A hash is one SHA-256 over the query's columns without its key. Each column adds length
-    and text, and NULL has its own length, so different rows never give the same bytes."""
+    and text, and NULL adds "-" as its length, so different rows never give the same bytes."""
     if token == "rowid":
         return _ROWID
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Watermark columns: how a mark stores their values, and how far a run may read. Pure.
+"""Watermark columns: how a mark stores their values, and how far a run may read. Does not access HANA.
 
 Marks store text: a TIMESTAMP has seven decimals in HANA but six in Python, and rounding would lose rows or repeat them
 forever at a page border.
@@ -26,8 +26,8 @@ _MICROSECOND, _SECOND, _DAY = timedelta(microseconds=1), timedelta(seconds=1), t
 @dataclass(frozen=True, slots=True)
 class Watermark:
     """How to read a watermark column. `step`: the smallest difference between two times; None for a number. `selected`:
-    SQL with `{}` for the quoted column. `bound`: SQL of a parameter. `form`: time to mark text. `bind`: mark text to
-    parameter. `text`: column value to mark text."""
+    SQL with `{}` for the quoted column. `bound`: SQL of a parameter. `form` converts a time to mark text, `bind` mark
+    text to a parameter, `text` a column value to mark text."""
 
     step: timedelta | None
     selected: str
@@ -57,11 +57,11 @@ def tells_time(column: Column) -> bool:
 
 
 def reach(mark: Watermark, now: datetime, delay: float) -> tuple[str, str]:
-    """Return the value up to which a run at `now` (UTC, by the database) may read, and the settled one, to which its
-    mark may advance: no new row can have this value or a lower one.
+    """Return the value up to which a run at `now` (UTC, by the database's clock) may read, and the value to which its
+    mark may then advance, because no new row can have that value or a lower one.
 
-    The current second or microsecond is left to the next run, because more rows may get it. A day is read at once, and
-    again until it has ended in every time zone, so some rows are compared more than once. For numbers see
+    The current second or microsecond is left to the next run, because more rows may get it. A day is read repeatedly
+    until it has ended in every time zone, so some rows are compared more than once. For numbers see
     `sync/feeds/watermark.py`.
     """
     end = now - timedelta(seconds=delay)

@@ -12,11 +12,11 @@ names.
     {"LVORM": null}                                missing or null; {"$ne": null}: present
     {"$or": [{...}, {...}]}                        $and likewise; at least one operand
 
-Semantics, the same in both forms and those of HANA's JSON_VALUE:
+Semantics, the same for HANA and SQLite, and those of HANA's JSON_VALUE:
 - A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, not even `$ne` or `$nin`.
 - The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
-  lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
-  are doubles.
+  lower case) by code point; for a number, boolean or date, the field is read as that type (text "5" equals 5). All
+  numbers are doubles.
 - A stored value that cannot be read as that type raises BadFilter when the search meets it.
 """
 
@@ -41,7 +41,7 @@ MAX_TERMS = 100
 MAX_IN = 1000
 MAX_OPERANDS = 10_000  # limit for a whole filter; both databases limit a statement to about 32,000 parameters
 MAX_TEXT = 5000  # in characters; the limit of NVARCHAR in HANA
-LONGEST_PIECE = 100  # in characters between two %: a database compares them at each position of a text
+LONGEST_PIECE = 100  # in characters between two %; a database compares such a piece at each position of a text
 
 
 # -------------------------------------------------------------------------------------------------------- the tree
@@ -291,8 +291,8 @@ def _read_date(text: str) -> str:
 
 @lru_cache(maxsize=16)
 def _spaced(text: str) -> str:
-    """Return the words of a text, each between blanks; "" if there are none. Cached, because many conditions of one
-    filter may read the same text."""
+    """Return the words of a text, each between blanks; "" for a text without words. Cached, because many conditions of
+    one filter may read the same text."""
     words = _WORD.findall(text.casefold())
     return f" {' '.join(words)} " if words else ""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# After these HANA has rolled the transaction back. Source: SAP's sqlalchemy-hana, `errors.py`; SAP HANA SQL error
-# codes ("transaction rolled back by ...").
+# Codes of errors with which HANA rolls the transaction back. Source: SAP's sqlalchemy-hana, `errors.py`; SAP HANA SQL
+# error codes ("transaction rolled back by ...").
 ENDS_TRANSACTION = frozenset({129, 131, 133, 138, 139, 143, 145, 149})
 
 

@@ -15,17 +15,17 @@ import regex
 from hana_emulator.errors import HanaError
 
 ACCEPT, CONNECT, FETCH, COMMIT, ROLLBACK = "ACCEPT", "CONNECT", "FETCH", "COMMIT", "ROLLBACK"
-# Texts of requests without a statement: a new connection, a login, the next page of a result, and the driver's commit
-# and rollback.
+# Texts that faults match for requests without a statement: a new connection, a login, the next page of a result, and
+# the driver's commit and rollback.
 
 
 class Action(StrEnum):
     """The actions of faults. `_KEYS` lists the keys of each besides `match`, `skip` and `count`."""
 
     ERROR = "error"  # Not executed; the client gets `code` and `text`. Codes that end a transaction roll it back.
-    DROP_BEFORE = "drop_before"  # The connection is reset before anything is executed; what was open is rolled back
+    DROP_BEFORE = "drop_before"  # Not executed; the connection is reset and an open transaction is rolled back
     DROP_AFTER = "drop_after"  # Executed, with autocommit also committed; then the connection is reset without a reply
-    DELAY = "delay"  # Executed after `seconds`; a cancel in the meantime ends it with 139
+    DELAY = "delay"  # Executed after `seconds`; a cancel during the delay ends the request with error 139
     REFUSE = "refuse"  # The connection is reset when it is made (or, with `match` CONNECT, when the client logs in)
     SLOW = "slow"  # The reply comes in pieces of `bytes`, one every `seconds`
 
@@ -155,8 +155,8 @@ class _Ordered:
 
 
 class FaultList:
-    """The faults of all sessions. The first active fault that matches a request occurs, and only that one counts a
-    hit."""
+    """The faults of all sessions. The first active fault that matches a request occurs; only its hits
+    increase."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._lock = threading.Lock()
@@ -175,8 +175,8 @@ class FaultList:
             self._ordered.clear()
 
     def strike(self, text: str) -> Fault | None:
-        """Return the fault that occurs at a request with this text, or None. A new connection can only be refused."""
-        if not self._ordered:  # usually there are none, so take no lock
+        """Return the fault that occurs at a request with this text, or None. For ACCEPT, only REFUSE faults occur."""
+        if not self._ordered:  # usually empty, so avoid the lock
             return None
         with self._lock:
             for ordered in self._ordered:

@@ -36,8 +36,8 @@ class Statement:
     columns: tuple[Column, ...] = ()
 
 
-UNKNOWN = -1  # Stands for the count of affected rows of an input row that has not arrived whole
-FAILED = -3  # Stands for the count of affected rows of an input row that failed
+UNKNOWN = -1  # Replaces the count of affected rows of an input row that has not arrived completely
+FAILED = -3  # Replaces the count of affected rows of an input row that failed
 
 
 @dataclass(slots=True)

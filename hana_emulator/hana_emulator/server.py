@@ -27,7 +27,7 @@ class BindRefused(ValueError):
 
 
 def check_loopback(host: str) -> None:
-    """Raise BindRefused for other addresses: the password is known, so the emulator must stay local."""
+    """Raise BindRefused unless the address is loopback: the password is known, so the emulator must stay local."""
     if host == "localhost":
         return
     try:
@@ -39,7 +39,7 @@ def check_loopback(host: str) -> None:
 
 
 class HangupWatch:
-    """Tell a busy session that its client has left, while no thread reads its socket (Linux only).
+    """Notify a busy session of its client's disconnect while no thread reads the socket (Linux only).
 
     Repeats the signal until the session ends, because a statement may begin to wait just after the first one.
     """
@@ -150,7 +150,7 @@ class Server:
 
     def _run(self, line: Line, session: Session) -> None:
         try:
-            if self._tls is not None:  # here, so that a slow client does not delay others
+            if self._tls is not None:  # in the session's thread, so that a slow client does not delay others
                 line.secure(self._tls)
             self._watch.add(line, session)
             session.run()

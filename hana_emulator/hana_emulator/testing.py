@@ -1,4 +1,4 @@
-"""Start the emulator for tests as a child process; in a thread, hdbcli's calls would block it."""
+"""Start the emulator for tests as a child process; hdbcli's calls would block it in a thread of the same process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Emulator:
     user: str
     password: str
     schema: str
-    trust_store: str | None = None  # PEM file of its certificate authority, when it speaks TLS
+    trust_store: str | None = None  # PEM file of its certificate authority, if it uses TLS
 
     @property
     def tls(self) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Emulator:
         return {"encrypt": "true", "sslTrustStore": self.trust_store, "sslHostNameInCertificate": "localhost"}
 
     def connect(self, **options: Any) -> Any:
-        """Open an hdbcli connection without autocommit and reconnect, with timeouts; `options` override."""
+        """Open an hdbcli connection without autocommit and reconnect, with timeouts; `options` override them."""
         from hdbcli import dbapi
 
         settings = {
@@ -57,7 +57,7 @@ class Emulator:
 
 
 def launch(*arguments: str) -> subprocess.Popen[str]:
-    """Start `python -m hana_emulator ARGUMENTS`; it ends at the latest with this process."""
+    """Start `python -m hana_emulator ARGUMENTS`; it ends when this process ends, at the latest."""
     command = [sys.executable, "-m", "hana_emulator", "--parent-pid", str(os.getpid()), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

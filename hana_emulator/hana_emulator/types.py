@@ -1,7 +1,7 @@
 """HANA's data types: wire codes, catalogue names, and how each value is kept in SQLite.
 
 Storage values are the objects that SQLite holds. The wire layer decodes parameters to storage values and encodes
-result rows from them; there is no third form.
+result rows from them, without an intermediate form.
 
 | HANA type | storage value |
 |---|---|
@@ -76,7 +76,7 @@ LOBS = CHARACTER_LOBS | {TypeCode.BLOB}
 VECTORS = frozenset({TypeCode.REAL_VECTOR, TypeCode.HALF_VECTOR})
 DATETIMES = frozenset({TypeCode.DATE, TypeCode.TIME, TypeCode.SECONDDATE, TypeCode.TIMESTAMP})
 
-# The wire's length field is a signed 16-bit number; longer declared lengths are clamped to this in metadata
+# The wire protocol's length field is a signed 16-bit number; longer declared lengths are clamped to this in metadata
 MAX_LENGTH = 32_767
 
 
@@ -104,7 +104,7 @@ BOOLEAN = HanaType(TypeCode.BOOLEAN, 1)
 NCLOB = HanaType(TypeCode.NCLOB, 0)
 TIMESTAMP = HanaType(TypeCode.TIMESTAMP, 27, 7)
 DATE = HanaType(TypeCode.DATE, 10)
-# What a `?` is declared as when nothing around it says better (protocol reference: NVARCHAR(5000))
+# The declared type of a `?` whose context implies none (protocol reference: NVARCHAR(5000))
 DEFAULT_PARAMETER = HanaType(TypeCode.NVARCHAR, 5000)
 
 

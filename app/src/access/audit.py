@@ -1,5 +1,5 @@
-"""The audit log: one JSON line per request, written by a thread so that requests never wait for a disk. It holds no
-query, value, vector, text or secret."""
+"""The audit log: one JSON line per request, written by a thread so that requests never wait for a disk. The log
+contains no query, value, vector, text or secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from connector.errors import BadFilter, ConfigurationError
 from connector.model import Filter
 
-WAITING = 10_000  # most entries that wait for the disk; further ones are dropped and counted
+WAITING = 10_000  # limit of queued entries; further entries are dropped and counted
 _WARN_EVERY = 60.0
 _CLOSE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 class AuditLog:
     """Thread-safe. An entry that cannot be written (disk full, file gone, too many entries) is dropped: `lost` gets the
-    number, and the service's log the reason, at most once a minute. After a rename by logrotate a new file is created.
-    A kill -9 loses the entries in memory."""
+    number of dropped entries, and the service's log the reason, at most once a minute. If logrotate renames the file,
+    the next entry creates a new one. A kill -9 loses the entries in memory."""
 
     def __init__(self, path: str, lost: Callable[[int], None]) -> None:
         """`path`: created if absent, for this user only; "-": standard error. Raises ConfigurationError."""

@@ -17,7 +17,7 @@ class Authentication:
     """`configured`: whether requests need a credential."""
 
     def __init__(self, settings: AccessSettings) -> None:
-        """Read no file; `open` does."""
+        """Store the settings; `open` reads the files."""
         self.settings = settings
         self.configured = settings.configured
         self._keys = None if settings.keys is None else KeyRing(settings.keys)
@@ -31,7 +31,8 @@ class Authentication:
             self._tokens.keys.open()
 
     def check(self, *, everything: bool = False) -> str | None:
-        """Return why no caller can be authenticated, or None. `everything`: keys and tokens must both work. Waits."""
+        """Return why no caller can be authenticated, or None. `everything`: keys and tokens must both work. May wait
+        for the issuer."""
         if self._keys is not None:
             self._keys.refresh()
             if self._keys.fault is not None or not everything:

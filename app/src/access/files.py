@@ -1,4 +1,4 @@
-"""Load changed files again, and replace private files atomically."""
+"""Reload changed files, and replace private files atomically."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.src.access.principal import AccessUnusable
 from connector.errors import ConfigurationError
 
 Content = TypeVar("Content")
-LOOK_SECONDS = 0.5  # least seconds between two checks whether files have changed
+LOOK_SECONDS = 0.5  # minimum seconds between two checks for changed files
 _log = logging.getLogger(__name__)
 
 
 def edition(path: Path) -> tuple[int, ...] | None:
-    """Return a version that differs after each change, also of a replaced file; None: missing or inaccessible."""
+    """Return a version that differs after each change or replacement of the file; None: missing or inaccessible."""
     try:
         about = path.stat()
     except OSError:
@@ -31,11 +31,11 @@ def edition(path: Path) -> tuple[int, ...] | None:
 
 
 class Reloaded(ABC, Generic[Content]):
-    """The content of files, loaded again when they change. If they are unusable, that is logged once and tried again,
-    and the last good content stays in use; `fault` says why. Thread-safe."""
+    """The content of files, loaded again when they change. If the files are unusable, the error is logged
+    once, loading is retried, and the last good content stays in use; `fault` is the reason. Thread-safe."""
 
     def __init__(self, *paths: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read no file; `open` does."""
+        """Store the paths; `open` reads the files."""
         self._paths, self._clock = paths, clock
         self.content: Content
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Reloaded(ABC, Generic[Content]):
             return
         try:
             self._looked = self._clock()
-            # With a fault only the reading may have failed, of files that are valid and do not change again.
+            # Retry after a fault even without a change: the files may be valid, and only reading them failed.
             if self.fault is not None or self._seen != [edition(path) for path in self._paths]:
                 self.open()
         except ConfigurationError as error:

@@ -1,5 +1,5 @@
-"""API keys: created, stored as digests, checked. The file is read again when it changes; a damaged file leaves the last
-valid keys in use.
+"""Create API keys, store their digests, and check keys. The file is read again when it changes; if it is damaged, the
+last valid keys stay in use.
 
 A plain digest suffices: 256 random bits cannot be guessed, so salt and stretching would only slow down each request.
 """
@@ -30,7 +30,7 @@ PREFIX = "owl_"
 _MOST_BYTES = 4 << 20
 _SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
-# Kept by a rotation.
+# A rotation copies these to the new key.
 _RIGHTS = ("name", "scopes", "claims", "every_row", "rate", "concurrency")
 Deliver = Callable[[str], object]  # gets a new key before it is stored; if it raises, nothing changes
 
@@ -120,7 +120,7 @@ def read(path: Path) -> tuple[Key, ...]:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Key]]:
-    """Yield the keys to be changed in place; they are written at the end. Locked against other processes."""
+    """Yield a list of the keys to change in place, and write it at the end. Locked against other processes."""
     path = path.resolve()  # replace a link's target, not the link
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,7 +138,7 @@ def _changing(path: Path) -> Iterator[list[Key]]:
 
 
 def create(path: Path, grant: Grant, now: datetime | None = None, deliver: Deliver | None = None) -> tuple[Key, str]:
-    """Create a key; return its record, and itself, which is stored nowhere. Raises ValueError, AccessUnusable."""
+    """Create a key; return its record and the key itself, which is not stored. Raises ValueError, AccessUnusable."""
     now = now or datetime.now(UTC)
     if not _NAME.fullmatch(grant.name):
         raise ValueError(f"{grant.name!r} is not a valid key name: letters, digits, blanks and ._@-, at most 100")
@@ -169,7 +169,7 @@ def _digest(key: str) -> str:
 
 
 def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:
-    """Revoke the active keys with this id or name and return them. Raises ValueError when there is none."""
+    """Revoke the active keys with this id or name and return them. Raises ValueError if no active key matches."""
     now = now or datetime.now(UTC)
     with _changing(path) as keys:
         places = _active(keys, which, now)
@@ -217,7 +217,7 @@ class KeyRing(Reloaded[Mapping[str, tuple[Key, Principal]]]):
     """The keys in memory, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read no file; `open` does. Raises AccessUnusable."""
+        """Store the path; `open` reads the file and raises AccessUnusable."""
         super().__init__(path)
         self.content = {}
 

@@ -1,4 +1,4 @@
-"""The principal of a request, and the errors of authentication. Their messages repeat nothing that was sent."""
+"""The principal of a request, and the errors of authentication. Error messages never quote the request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 class Principal:
     """The caller of a request. `name`: the key's id or the token's subject, for logs; never a secret. `scopes`: `admin`
     includes the others. `claims`: from the token or key, for row rights. `every_row`: row rights do not apply. `rate`
-    ("600/minute") and `concurrency`: own limits; None: those of the settings. `credential`: its kind. Names are unique
-    only per kind, because a token's subject may equal a key's id."""
+    ("600/minute") and `concurrency`: own limits; None: the limits from the settings. `credential`: its kind. Names are
+    unique only per kind, because a token's subject may equal a key's id."""
 
     name: str
     scopes: frozenset[Scope]

@@ -1,4 +1,4 @@
-"""Rate limits by principal (requests and tokens in a window, concurrent requests), and of failed authentications by
+"""Limits per principal (requests and tokens in a window, concurrent requests), and of failed authentications per
 address. Counters are in memory and bounded."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from limits import RateLimitItem, parse
 from app.src.access.principal import ANONYMOUS, LOOPBACK, OPERATOR, Principal
 from app.src.settings.model import UNLIMITED
 
-# Most counters; beyond that the oldest window is dropped.
+# Limit of counters; above it, the oldest window is dropped.
 MOST_COUNTED = 10_000
-_SOON = 1.0  # Retry-After when all concurrent requests are taken: their duration is unknown
+_SOON = 1.0  # Retry-After at the concurrency limit: the duration of the running requests is unknown
 _limit = functools.lru_cache(maxsize=256)(parse)
 
 
@@ -33,7 +33,7 @@ class RateExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A window: `remaining` of `quota` requests, `seconds` of `window`. An `exceeded` request was not counted."""
+    """A window: `remaining` requests of `quota`, `seconds` left of `window`. An `exceeded` request was not counted."""
 
     quota: int
     window: int
@@ -57,7 +57,7 @@ class _Windows:
         with self._lock:
             count, ends = self._counts.get(name, (0, now))
             if ends <= now:
-                self._counts.pop(name, None)  # a new window becomes the youngest
+                self._counts.pop(name, None)  # reinsert it below: a new window is the youngest
                 count, ends = 0, now + window
             exceeded = count + cost > item.amount
             if not exceeded:
@@ -69,7 +69,7 @@ class _Windows:
 
 
 class Rates:
-    """Limits of principals, none without authentication, and of failed authentications by address. Thread-safe."""
+    """Limits of principals (none without authentication) and of failed authentications by address. Thread-safe."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Rates:
         clock: Callable[[], float] = time.monotonic,
         most: int = MOST_COUNTED,
     ) -> None:
-        """`rate` ("600/minute") and `concurrency` are for principals without own limits."""
+        """`rate` ("600/minute") and `concurrency` are for principals without limits of their own."""
         self._rate, self._concurrency, self._tokens, self._failures = rate, concurrency, tokens, failures
         self._windows, self._failed = _Windows(clock, most), _Windows(clock, most)
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Rates:
                 self._at_once[principal.identity] = left
 
     def spend(self, principal: Principal, tokens: int) -> None:
-        """Charge tokens. A request above the quota of a whole window takes one window alone. Raises RateExceeded."""
+        """Charge tokens. A request above the quota needs, and uses up, a whole new window. Raises RateExceeded."""
         if _free(principal) or self._tokens == UNLIMITED:
             return
         item = _limit(self._tokens)
@@ -128,9 +128,9 @@ class Rates:
             raise RateExceeded(f"{why}: try again in {standing.seconds:.0f} s", standing.seconds)
 
     def fail(self, address: str) -> tuple[float, bool] | None:
-        """Count a failed authentication of an IPv4 address, or of the IPv6 prefix that a customer has; a valid key is
-        never refused for failures of others. If there are too many, return the seconds to wait, and whether to log it:
-        once in each window, so that callers without rights cannot fill the log."""
+        """Count a failed authentication, by IPv4 address or by a customer's IPv6 prefix; a valid key is never refused
+        for failures of others. After too many failures, return the seconds to wait, and whether to log this one: only
+        once per window, so that callers without rights cannot fill the log."""
         if self._failures == UNLIMITED:
             return None
         item, customer = _limit(self._failures), "unknown"
@@ -146,5 +146,5 @@ class Rates:
 
 
 def _free(principal: Principal) -> bool:
-    """Return whether the caller is not limited: unidentified callers get only health and, if open, metrics."""
+    """Return whether no limits apply to the caller: anonymous callers reach only open routes."""
     return principal is LOOPBACK or principal is ANONYMOUS or principal is OPERATOR

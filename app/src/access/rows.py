@@ -14,7 +14,7 @@ from connector.errors import BadFilter
 from connector.model import Filter
 
 # Values of all claims in one search. A filter has up to 100 conditions, HANA may repeat the values for each, and a
-# statement takes 32,767 parameters.
+# statement takes at most 32,767 parameters.
 MOST_VALUES = 200
 _LARGEST = 2**63
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal
 
     `rights`: metadata column -> the claim with its visible values; all must match. `names`: metadata column -> its name
     in the metadata. A claim is a text, an integer, or a list of these; anything else (missing, empty, true, an object,
-    more than MOST_VALUES values) shows nothing, and so does a row without the column's value. Values are compared as
-    whole texts by code point; "*" is a star, not a pattern.
+    more than MOST_VALUES values) makes no row visible. A row without the column's value is not visible. Values are
+    compared as whole texts by code point; "*" is not a pattern.
     """
     if not rights or principal.every_row:
         return None
@@ -108,7 +108,7 @@ def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
 
 
 class Rights:
-    """The row rights of the configured collections. `block` finds one by name, or raises UnknownCollection."""
+    """The row rights of the configured collections. `block` returns one's settings, or raises UnknownCollection."""
 
     def __init__(self, settings: Settings, block: Callable[[str], CollectionSettings]) -> None:
         self._settings = settings

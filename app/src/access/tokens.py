@@ -1,5 +1,5 @@
 """Verify tokens (JWT) of the configured issuer, including SAP's issuers, with its public keys from one configured
-address or file. PyJWT checks signature and times, this module everything else. Only `fetch` waits.
+address or file. PyJWT checks signature, times, issuer and audience; this module checks the rest. Only `fetch` waits.
 
 PyJWT's own client is not used: it takes proxies from the environment, does not limit the answer's length, and drops its
 keys while the issuer is unreachable.
@@ -31,17 +31,17 @@ _log = logging.getLogger(__name__)
 FETCH_SECONDS = 5.0  # for the connection and for each read; a caller waits a second longer for the whole answer
 _MOST_BYTES = 256 << 10
 _MOST_KEYS = 100
-LIFESPAN = 600.0  # seconds after which keys are fetched again; they stay valid meanwhile
-# Seconds that keys stay valid while the issuer does not answer. Then tokens are rejected.
+LIFESPAN = 600.0  # seconds after which keys are fetched again, while the cached ones stay valid
+# Seconds that cached keys stay valid while the issuer does not answer. After that, tokens are rejected.
 LONGEST = 3600.0
-# Seconds between two fetches, so that tokens with unknown keys cannot flood the issuer with requests.
+# Minimum seconds between two fetches, so that tokens with unknown keys cannot flood the issuer with requests.
 COOLDOWN = 30.0
 RETRY = 5.0  # the same, while no valid key is cached
 Keys = Mapping[tuple[str, str], jwt.PyJWK]  # by key id and algorithm
 
 
 def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
-    """Return the answer to one request, without redirects and proxies. Raises AccessUnusable."""
+    """Return the body that a GET request receives, without redirects and proxies. Raises AccessUnusable."""
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
@@ -58,7 +58,7 @@ def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Return the keys with a kid for these algorithms. Raises AccessUnusable for an invalid key set."""
+    """Return the keys that have a kid and fit these algorithms. Raises AccessUnusable for an invalid key set."""
     if len(content) > _MOST_BYTES:
         raise AccessUnusable(f"it has more than {_MOST_BYTES >> 10} KiB")
     try:
@@ -83,7 +83,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
 
 
 class KeySet:
-    """The cached keys of an address or a file. `fault`: why there are none or the last fetch failed. Thread-safe."""
+    """The cached keys of an address or a file. `fault`: why the last fetch failed or found no keys. Thread-safe."""
 
     def __init__(self, source: str | Path, algorithms: Sequence[str]) -> None:
         self.source = source
@@ -97,7 +97,7 @@ class KeySet:
 
     @property
     def believed(self) -> bool:
-        """Return whether there are keys that are recent enough."""
+        """Return whether keys are cached and recent enough to use."""
         return bool(self._keys) and time.monotonic() - self._had < LONGEST
 
     def get(self, kid: str, algorithm: str) -> jwt.PyJWK | None:
@@ -116,7 +116,7 @@ class KeySet:
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that an invalid one stops the start. Raises AccessUnusable."""
+        """Read a key file now, so that an invalid one prevents the start. Raises AccessUnusable."""
         if isinstance(self.source, Path):
             self.fetch()
             if self.fault is not None:
@@ -127,7 +127,7 @@ class KeySet:
         with self._starting:
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = Future()
-                # A daemon, because a name look-up that hangs must not delay the end of the process. Its own thread,
+                # A daemon, because a hanging name look-up must not delay the end of the process. A separate thread,
                 # because all request threads may wait for HANA.
                 threading.Thread(target=self.fetch, args=(self._refreshing,), name="owl-sap-jwks", daemon=True).start()
             return self._refreshing
@@ -138,7 +138,7 @@ class KeySet:
         try:
             self._keys = parse(self._read(), self._algorithms)
             self._had = time.monotonic()
-            if not self._keys:  # the issuer has withdrawn the last one
+            if not self._keys:  # the issuer has withdrawn its last key
                 fault = f"no key with a kid signs with {', '.join(self._algorithms)}"
         except AccessUnusable as error:
             fault = str(error)
@@ -159,14 +159,14 @@ class KeySet:
             with self.source.open("rb") as file:
                 return file.read(_MOST_BYTES + 1)
         except OSError as error:
-            self._seen = None  # the file itself may be fine and not change again
+            self._seen = None  # read again next time: the file may be valid and never change
             raise AccessUnusable(f"cannot be read ({error.strerror})") from None
 
 
 _ATTRIBUTES = "xs.user.attributes"
-# Characters. XSUAA tokens with many attributes come near 8 KiB.
+# In characters. XSUAA tokens with many attributes approach 8 KiB.
 LONGEST_TOKEN = 16 << 10
-# The header typ of access tokens; without typ a token may be one.
+# Values of the header typ for access tokens; a token without typ is accepted.
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
 _WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
     (faults.ExpiredSignatureError, "the token has expired", "expired_token"),
@@ -183,14 +183,14 @@ _MALFORMED = ("neither an API key nor a token", "malformed_token")
 
 
 class Tokens:
-    """Reads the configured issuer's tokens. `keys`: the issuer's. Thread-safe."""
+    """Verifies tokens of the configured issuer with its `keys`. Thread-safe."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
         self._issuer, self._audience = settings.issuer or "", settings.audience
         self._scope_claim = settings.scope_claim or "scope"
         self._scopes = settings.scopes or {scope: scope for scope in SCOPES}
-        # The first of these claims present must be the configured tenant.
+        # The first of these claims that a token contains must equal the configured tenant.
         self._tenants: tuple[str, ...] = () if settings.tenant_claim is None else (settings.tenant_claim,)
         url = settings.jwks_url
         if settings.preset == "xsuaa":
@@ -259,8 +259,8 @@ class Tokens:
         scopes = frozenset(scope for scope in SCOPES if scope in means)
         claims = payload
         if self._settings.preset == "xsuaa":
-            # Row rights name SAP's user attributes at the top level, as `xs.user.attributes.Country`. The newer layout
-            # has them in ext_cxt. A top-level claim with such a name is not the issuer's attribute.
+            # Row rights name SAP's user attributes at the top level, as `xs.user.attributes.Country`. Newer tokens
+            # hold them in ext_cxt. A top-level claim with such a name is dropped: it is not the issuer's attribute.
             inside = payload.get("ext_cxt")
             held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
             lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
@@ -270,7 +270,7 @@ class Tokens:
 
 
 def _names(payload: Mapping[str, Any], claim: str) -> list[str]:
-    """Return the names in a claim: a list, or words in a text. `claim`: a name with dots, or a path a.b."""
+    """Return the names in a claim, a list or words in a text. `claim`: its name, with dots or not, or a path a.b."""
     found: Any = payload.get(claim)
     if claim not in payload:
         found = payload

@@ -1,5 +1,5 @@
-"""The console's files in static/, under / and /console/. They hold no data and need no credential; the console reads
-data over the REST API with its user's key."""
+"""Serve the console's files in static/ under / and /console/. They hold no data and need no credential; the console
+reads data over the REST API with its user's key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 
 def add(app: FastAPI, *, manual: bool) -> None:
-    """Read all files now (about 200 kB), so that a path is only a name in their table. `manual`: link to /docs."""
+    """Read all files now (about 200 kB), so that a requested path is never opened. `manual`: link to /docs."""
     static: dict[str, tuple[bytes, dict[str, str]]] = {}
     for path in _STATIC.rglob("*"):
         if path.suffix in _TYPES:

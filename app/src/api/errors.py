@@ -60,8 +60,8 @@ MOST_FAULTS = 50  # reported per request: a body of 2 MB may contain 250,000
 _log = logging.getLogger(__name__)
 
 
-# The status of each kind of refusal, by its name in service/explaining/errors.toml. An answer without an error has the
-# code of the first kind with its status.
+# The status of each kind of refusal, by its name in service/explaining/errors.toml. An answer without an exception
+# gets the code of the first kind with its status.
 KINDS: Mapping[str, int] = {
     "BadRequest": 400,
     "Unauthenticated": 401,
@@ -83,8 +83,8 @@ KINDS: Mapping[str, int] = {
 
 
 class Refused(Exception):
-    """A request that cannot be fulfilled; the message says why. `param`: the faulty field, and `code`: a word for
-    machines, for OpenAI's error shape. `seconds`: until the next try."""
+    """A request that cannot be fulfilled; the message says why. OpenAI's error shape also contains `param` (the
+    faulty field) and `code` (a word for machines). `seconds`: until the next try."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ _BY_STATUS: Mapping[int, tuple[type[Exception], ...]] = {
         *(queue.WorkerDied, backends.OutOfMemory, backends.EngineClosed),
     ),
 }
-STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}  # that of the nearest class counts
+STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}  # subclasses inherit the status
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
@@ -135,8 +135,8 @@ def problem(
     error: Exception | None = None,
     **more: Any,
 ) -> JSONResponse:
-    """Return a problem document (RFC 9457) with `more` members; under OPENAI_PATHS OpenAI's shape. Code and
-    field are those of `error`, else the code is that of the status."""
+    """Return a problem document (RFC 9457) with the members `more`, or OpenAI's shape under OPENAI_PATHS. Code and
+    field come from `error`; without it, the code comes from the status."""
     headers = dict(headers or {})
     if status in (429, 503):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -161,10 +161,10 @@ def document(status: int, detail: str, error: Exception | None = None) -> dict[s
 
 
 def answer_to(request: Request, error: Exception) -> JSONResponse | None:
-    """Return the answer to an error of the product or of routing; None: unexpected."""
+    """Return the answer to an error of the product or of routing; None for an unexpected error."""
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names only those of the first route
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework lists only the first route's methods
             routes = [route for route in request.app.routes if isinstance(route, Route)]
             fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

@@ -124,7 +124,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
         an unknown generation, 409 where its state forbids it or a job of this collection runs."""
         if body.queries:
             executors.check_texts(body.queries, name="queries")
-        if body.action == "compare":  # it shows texts of stored rows
+        if body.action == "compare":  # the result shows texts of stored rows
             service.rights.check_every_row(caller(request), name)
         if body.action == "build":
             build = partial(service.background.start_sync, name, SyncRequest(owner="api"), "build")

@@ -34,13 +34,13 @@ from app.src.api.errors import WHY_CRASHED, Refused, answer_to, log_without_text
 from app.src.service.service import Service
 from app.src.settings import is_loopback
 
-# In the ASGI scope: the caller; the code of a refusal; the fields that a route adds to the audit entry, if there is an
-# audit log.
+# Keys of the ASGI scope: the caller; the code of a refusal; the fields that a route adds to the audit entry, if an
+# audit log is configured.
 PRINCIPAL = "owl_sap.principal"
 REFUSED = "owl_sap.refused"
 AUDITED = "owl_sap.audited"
 _STILL = "owl_sap.still"  # a check whether the caller's credential is still valid
-_STANDING = "owl_sap.standing"  # of the caller's rate limit
+_STANDING = "owl_sap.standing"  # the state of the caller's rate limit
 _REPEATED = "owl_sap.repeated_refusal"  # a refusal that the audit log already has
 REQUEST_ID = "owl_sap.request_id"
 MANUAL = "/docs"
@@ -63,7 +63,7 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("POST /embed", "POST /v1/embeddings"), _EMBED),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{model:path}"), _EMBED | _SEARCH),
     **dict.fromkeys((f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"), _SEARCH),
-    "POST /mcp": _SEARCH,  # tools with further scopes check them
+    "POST /mcp": _SEARCH,  # tools that need further scopes check them
     **dict.fromkeys(("GET /v1/collections", f"GET {_ONE}"), _SEARCH | _SYNC | _METRICS),
     **dict.fromkeys((f"POST {_ONE}/sync", f"POST {_ONE}/verify", f"GET {_ONE}/generations"), _SYNC),
     **dict.fromkeys(("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events"), _SYNC),
@@ -90,8 +90,8 @@ class _Rule:
 
 
 class Rules:
-    """Find routes with the router's patterns in the router's order, so that both find the same one. Raises RuntimeError
-    for a route without an entry in NEEDS: a programming error, found before the first request."""
+    """Find routes with the router's patterns in the router's order, so that both find the same route. Raises
+    RuntimeError for a route without an entry in NEEDS: a programming error, found before the first request."""
 
     def __init__(self, routes: Sequence[BaseRoute], needs: Mapping[str, Need]) -> None:
         self._rules: list[_Rule] = []
@@ -116,7 +116,7 @@ class Rules:
         return other
 
 
-# --------------------------------------------------------------------------------------------------------- what is sent
+# ------------------------------------------------------------------------------------------------------------- requests
 
 _REALM = 'Bearer realm="owl-sap"'
 # An IPv6 address in brackets, or a name or IPv4 address, optionally with a trailing dot; optionally a port.
@@ -139,7 +139,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def check_values(body: bytes) -> None:
-    """Refuse a body of more than MOST_VALUES values. Does not parse: 2 MB take 2 to 20 ms."""
+    """Reject a body of more than MOST_VALUES values, without parsing it: 2 MB take 2 to 20 ms."""
 
     def beginnings(part: bytes) -> int:  # at least the number of values
         return part.count(b",") + part.count(b"[") + part.count(b"{")
@@ -158,7 +158,7 @@ def check_values(body: bytes) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------- what is answered
+# -------------------------------------------------------------------------------------------------------------- answers
 
 _NOTHING = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _CONSOLE = (  # only its own files and its own server; nothing inline
@@ -267,7 +267,7 @@ class Guard:
     async def _serve(self, scope: Scope, rule: _Rule | None, receive: Receive, send: Send) -> None:
         await self._authorize(scope, rule)
         principal: Principal = scope[PRINCIPAL]
-        # Monitors call health without a key. Without authentication all callers are one.
+        # Monitors call health without a key. Without authentication, callers cannot be distinguished.
         counted = self._authentication.configured and not scope["path"].startswith("/health/")
         if counted:
             scope[_STANDING] = self._rates.enter(principal)
@@ -387,7 +387,8 @@ class Guard:
             raise self._refused(scope, HTTPStatus.FORBIDDEN, why, "scope", {"WWW-Authenticate": header})
 
     async def _principal(self, headers: Headers) -> Principal:
-        """Return the caller by Authorization (Bearer) or X-API-Key; URLs are logged. Raises Unauthenticated."""
+        """Return the caller from Authorization (Bearer) or X-API-Key, not from the URL, which is logged. Raises
+        Unauthenticated."""
         found = [value.strip() for value in headers.getlist("x-api-key")]
         for value in headers.getlist("authorization"):
             scheme, _, credential = value.strip().partition(" ")
@@ -408,7 +409,7 @@ class Guard:
         return HTTPException(status, why, headers)
 
     def _unauthenticated(self, scope: Scope, why: str, code: str) -> HTTPException:
-        """Return 401 as in RFC 6750, with an error code only for a sent credential; 429 after too many failures."""
+        """Return 401 as in RFC 6750, with an error code only if a credential was sent; 429 after too many failures."""
         client = scope.get("client")
         too_many = self._rates.fail(client[0] if client else "")
         if too_many is not None:
@@ -422,10 +423,10 @@ class Guard:
         return self._refused(scope, HTTPStatus.UNAUTHORIZED, why, code, {"WWW-Authenticate": header})
 
     def _check_local(self, scope: Scope, headers: Headers) -> None:
-        """Refuse requests of web pages while no authentication is configured; local programs may call. The Host header
-        reveals DNS rebinding, Origin a page of another site."""
+        """Refuse requests from web pages while no authentication is configured; local programs may call. The Host
+        header reveals DNS rebinding, Origin a page of another site."""
         hosts = headers.getlist("host")
-        own = not hosts and scope["http_version"] == "1.0"  # which has no Host header, and no browser uses it
+        own = not hosts and scope["http_version"] == "1.0"  # needs no Host header; browsers do not use it
         if len(hosts) == 1 and (found := _HOST.fullmatch(hosts[0])):
             address, name, port = found.groups()
             name = (address or name).lower()
@@ -446,7 +447,7 @@ class Guard:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_requests.labels(method, path or "none", str(status)).inc()
         self._metrics.http_seconds.labels(path or "none").observe(seconds)
-        # Health is open to all, asked often, and without side effects.
+        # Health checks are not audited: they are frequent, open to all, and without side effects.
         if self._log is None or path in ("/health/live", "/health/ready") or scope.get(_REPEATED):
             return
         why = scope.get(REFUSED) or _REFUSALS.get(status)

@@ -19,7 +19,7 @@ from app.src.api.requests import Body, Executors, Json
 from app.src.jobs.journal import Job, State
 from app.src.service.sync import SyncRequest
 
-LAST_GENERATION = 2**31 - 1  # both stores keep the number as an integer of 32 bits
+LAST_GENERATION = 2**31 - 1  # both stores keep the number as a signed 32-bit integer
 
 
 class SyncBody(Body):
@@ -82,7 +82,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 _EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
-# OpenAPI links of answers that start a job: where its id is used.
+# OpenAPI links from answers that start a job to the operations that take its id.
 JOB_LINKS: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "Started; `Location` has the place of the job.",
@@ -175,8 +175,8 @@ async def _stream(
     jobs, quiet = executors.service.jobs, 0
     async with streams:
         while True:
-            # The record is read before the events, so that all of them are written by then. Reading it queues the job
-            # of a dead process again, and raises UnknownJob for a deleted one.
+            # Read the record before the events: if the job is over, all its events are written by then. Reading it
+            # requeues the job of a dead process, and raises UnknownJob for a deleted job.
             over = quiet >= _SETTLE_POLLS and (await executors.look(partial(jobs.get, job_id))).over
             found = await executors.look(partial(jobs.events, job_id, after))
             if not await still_may(request.scope):

@@ -1,4 +1,4 @@
-"""The API description: /openapi.json with examples (`examples.json`), and the page /docs without scripts.
+"""The API description: /openapi.json with examples (`examples.json`), and the script-free page /docs.
 tests/docs/test_rest_examples.py records the examples' answers from a running application."""
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and `job` for the id
-    in the path. `answer`: JSON or text; None: not recorded yet. `needs`: the state before the recording. `case`: the
-    name of one of several examples."""
+    """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines that use `client`, and `job` for
+    the id in the path. `answer`: JSON or text; None: not recorded yet. `needs`: the state to set up before
+    recording. `case`: the name of one of several examples."""
 
     group: str
     operation: str

@@ -1,7 +1,7 @@
 """Shared by all routes: request bodies and their validation, threads for service calls, JSON answers.
 
 A 2 MB body may hold hundreds of thousands of invalid elements, and describing them all would block the event loop for
-seconds. So each list is validated up to its first fault.
+seconds. So each list is validated only up to its first fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from connector.model import Vectors
 
 Result = TypeVar("Result")
 
-MOST_ITEMS = 65_536  # of one list; HANA's vectors have up to 65,000 numbers
+MOST_ITEMS = 65_536  # in one list; HANA's vectors have up to 65,000 numbers
 
 
 BOUNDED = Field(max_length=MOST_ITEMS, fail_fast=True)
@@ -68,7 +68,7 @@ def one_of_members(**given: dict[str, Any]) -> ConfigDict:
 
 @contextmanager
 def answered(kind: type[Exception], refusal: str) -> Iterator[None]:
-    """Raise `refusal` for an error of `kind`: where the request is at fault."""
+    """Raise Refused with the kind `refusal` for an error of class `kind`, where the request is at fault."""
     try:
         yield
     except kind as error:
@@ -119,7 +119,7 @@ class Json(Response):
             return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
-# Callers whose pace is kept; beyond that, the pace of callers without a request is dropped.
+# Limit of callers whose pace is kept; above it, the pace of callers without a request is dropped.
 MOST_CALLERS = 1_000
 
 
@@ -135,8 +135,8 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One caller's requests. `overdue`: since when the first refused request (for waiting too long, since the caller
-    last got a thread) had waited. `pace`: mean seconds between the ends of its calls while it has calls."""
+    """One caller's requests. `overdue`: when the first request was queued that has timed out since the caller last
+    got a thread. `pace`: mean seconds between the ends of its calls while it has calls."""
 
     waiting: deque[Ticket] = field(default_factory=deque)
     overdue: float | None = None
@@ -147,12 +147,12 @@ class _Caller:
 
 class FairQueue:
     """Shares threads fairly among callers, on one event loop. The next thread goes to the waiting caller with the
-    fewest threads, then to the earliest request. The last free thread is reserved for a caller without any, so no
-    caller holds all of them.
+    fewest threads; among equals, to the earliest request. The last free thread is reserved for a caller without any, so
+    no caller holds all of them.
 
     A request is refused if it would wait longer than `max_wait` seconds. The estimate is the number of the caller's
-    waiting requests times its pace, or the wait of its first request while no call ends. The pace of a call is its
-    seconds divided by the caller's concurrent calls: a single call says nothing about the capacity of all threads.
+    waiting requests times its pace, or how long its first request has waited, if that is longer. The pace of a call is
+    its seconds divided by the caller's concurrent calls: a single call says nothing about the capacity of all threads.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class FairQueue:
         self._callers: dict[str, _Caller] = {}
 
     def enter(self, identity: str, start: Callable[[Ticket], object]) -> Ticket:
-        """Queue a request. `start` is called as soon as a thread is free, possibly at once; then call `finish`,
-        otherwise `leave`. Raises Refused for a request that would wait too long."""
+        """Queue a request. `start` is called as soon as a thread is free, possibly at once; after that, call
+        `finish`. To give up before, call `leave`. Raises Refused for a request that would wait too long."""
         if identity not in self._callers and len(self._callers) >= MOST_CALLERS:
             self._callers = {name: each for name, each in self._callers.items() if each.waiting or each.busy}
         caller = self._callers.setdefault(identity, _Caller())
@@ -235,7 +235,7 @@ class FairQueue:
         )
 
 
-READY_WITHIN = 5.0  # seconds that probes of readiness wait, as monitors do
+READY_WITHIN = 5.0  # seconds that a readiness probe waits, as monitors do
 
 
 class Executors:
@@ -259,14 +259,14 @@ class Executors:
         self._cancels = ThreadPoolExecutor(1, "owl-sap-cancel")
 
     def close(self) -> None:
-        """Discard running calls. Call it after the last request."""
+        """Cancel queued calls without waiting for running ones. Call it after the last request."""
         for threads in (self._threads, self._health, self._quick, self._cancels):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], Result], request: Request | None = None, *, writes: bool = False) -> Result:
         """Return the result of `call`, run in a thread. Raises Refused for a request that waits too long, or whose
         client leaves before a thread is free. If the client leaves later or the request times out, a reading call is
-        interrupted; a call that `writes`, or without `request`, continues."""
+        interrupted; a call that `writes` or has no `request` continues."""
         cancellation = Cancellation()
 
         def cancellable() -> Result:
@@ -300,7 +300,7 @@ class Executors:
 
         work = asyncio.wrap_future(self._threads.submit(call))
         work.add_done_callback(ended)  # before the caller sees the result and sends its next request
-        return await asyncio.shield(work)  # a thread goes on when its request is cancelled
+        return await asyncio.shield(work)  # the thread continues when the request is cancelled
 
     async def _turn(self, queue: FairQueue, request: Request | None) -> Ticket:
         """Return the ticket once it has a thread. Raises Refused."""
@@ -312,7 +312,7 @@ class Executors:
                 async with asyncio.timeout(self.limits.max_wait):
                     await turn
         except BaseException as error:
-            if ticket.begun is not None:  # just before its time ran out
+            if ticket.begun is not None:  # it got a thread just before the error
                 queue.finish(ticket)
             elif isinstance(error, TimeoutError):
                 raise queue.expire(ticket) from None
@@ -339,8 +339,8 @@ class Executors:
         return await asyncio.get_running_loop().run_in_executor(self._quick, call)
 
     def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
-        """Charge the caller for texts of these token counts: for what the model reads of each, or with `whole` for all,
-        if texts are cut into chunks. Raises RateExceeded. Thread-safe."""
+        """Charge the caller for texts with these token counts: for the tokens that the model reads of each, or, with
+        `whole`, for all of them, because the texts are cut into chunks. Raises RateExceeded. Thread-safe."""
         if self._several_callers:
             most = max(tokens, default=0) if whole else self.service.parts.engine.max_tokens
             self._rates.spend(caller(request), sum(min(count, most) for count in tokens))
@@ -364,7 +364,7 @@ class Executors:
 
     async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
         """Return the vectors of `texts`. `queue` tokenises them in a thread and queues them for the engine, where they
-        wait without a thread. A full queue refuses the request before that. When the client leaves, even during
+        wait without a thread. A full queue refuses the request before tokenising. When the client leaves, even during
         tokenising, its texts leave the queue."""
         if (engine := self.service.parts.engine_if_loaded()) is not None:
             engine.check_room(texts)
@@ -381,7 +381,7 @@ class Executors:
             async with _unless_left(request):
                 return await asyncio.wrap_future(await self._in_thread(queue_unless_left, request))
         finally:
-            left = True  # set before looking: the thread looks after it has queued, so one of them sees the other
+            left = True  # set before reading `queued`; the thread reads `left` after queueing, so one of them cancels
             for future in queued:
                 future.cancel()  # no effect on a finished one
 
@@ -403,7 +403,7 @@ async def _unless_left(request: Request | None) -> AsyncIterator[None]:
         left = True
         task.cancel()
 
-    # Most calls finish earlier, and watching costs more.
+    # Start watching late: most calls finish earlier, and watching costs more than a timer.
     timer = loop.call_later(0.05, lambda: watches.append(loop.create_task(watch())))
     try:
         yield

@@ -1,5 +1,5 @@
-"""The REST application, the limits of each connection, and its process; and GET /metrics alone, for a worker. Without
-authentication it binds only to loopback."""
+"""The REST application, the limits of its connections, and its process; also a server of GET /metrics alone, for a
+worker. Without authentication, both bind only to loopback."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     tools = agents.add(app.router, executors)
-    # Directly in the router: newer FastAPIs would match each request twice through a nested router. The router compares
-    # in this order, so frequent routes come first.
+    # Add routes directly to the router: newer FastAPIs match each request twice through a nested router. The router
+    # compares in this order, so frequent routes come first.
     for add in (
         *(embeddings.add_embed, embeddings.add_openai),
         *(search.add_search, search.add_browsing, search.add_documents),
@@ -117,7 +117,7 @@ def create_app(service: Service) -> FastAPI:
 async def watch_loop_lag(observe: Callable[[float], None], every: float = 0.5) -> None:
     """Report every `every` seconds how many seconds late the event loop runs. A late loop delays all requests."""
     while True:
-        due = time.monotonic() + every  # uvloop's own clock stands still while a callback runs
+        due = time.monotonic() + every  # uvloop's own clock does not advance while a callback runs
         await asyncio.sleep(every)
         observe(max(0.0, time.monotonic() - due))
 
@@ -125,12 +125,12 @@ async def watch_loop_lag(observe: Callable[[float], None], every: float = 0.5) -
 # --------------------------------------------------------------------------------------------------------- connections
 
 MOST_HEAD_BYTES = 64 * 1024  # of path and headers together, enough for a token with many claims
-# Seconds for the rest of an answered request, and for the client to confirm the close.
+# Seconds to wait for the rest of an answered request, and for the client to confirm the close.
 LINGER_SECONDS = 5.0
 SLOWEST = 10_000  # minimum bytes a second at which a client must read an answer
-# Pipelined requests of one connection. Parsing costs more memory than their bytes.
+# Limit of pipelined requests per connection. Parsed requests take more memory than their bytes.
 MOST_AHEAD = 32
-# Of one request. Each costs memory beyond its bytes while the head arrives.
+# Limit per request. Each header takes memory beyond its bytes while the head arrives.
 MOST_HEADERS = 200
 # Allowed bytes of chunk sizes, extensions and trailers per byte of a body, beyond MOST_HEAD_BYTES. A client that sends
 # one byte per chunk needs 5.
@@ -138,15 +138,15 @@ FRAMING = 8
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A timer always runs unless the service works on its request: until the head is complete, until
-    the next request begins, until an answer is read. The guard limits bodies."""
+    """One connection. Unless the service works on its request, a timer limits the wait for the client: to complete a
+    head, to begin the next request, or to read an answer. The guard limits bodies."""
 
     most: ClassVar[int]  # connections
     read_timeout: ClassVar[float]  # seconds
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # What is expected: no request, its head, or the rest.
+        # The expected part of a request: none, its head, or the rest.
         self._part: Literal["none", "head", "rest"] = "none"
         self._passed = False  # a head or a request ended in this packet
         self._beside = 0  # bytes of this part outside the body
@@ -167,7 +167,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop()
         self.resume_writing()
         super().connection_lost(exc)
-        for cycle in self._answering:  # uvicorn notifies only the last
+        for cycle in self._answering:  # uvicorn notifies only the last cycle
             cycle.disconnected = True
             cycle.message_event.set()
 
@@ -178,7 +178,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # The end of the part within it is unknown, so the next part is counted from here.
+        # If a part ended inside this packet, its end is unknown, so count the next part from the next packet.
         self._beside = 0 if self._passed else self._beside + len(data)
         if self._part == "rest":
             wanted = 0 if self.cycle.response_complete else self._body  # an answered request is only drained
@@ -272,7 +272,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._end()
 
     def _refuse(self, status: int, why: str) -> None:
-        """Answer without the application, or cut an answer that has begun."""
+        """Answer without the application, or cut off an answer that has begun."""
         if not self._answering or not self._answering[0].response_started:
             body = orjson.dumps(errors.document(status, why))
             retry = f"retry-after: {errors.RETRY_AFTER}\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
@@ -285,14 +285,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Close the connection after the client has read everything, which may never happen."""
+        """Close the connection after the client has read everything; reset it if that takes too long."""
         self._stop()
         self._watch_reading()
         self.transport.close()
 
     def _watch_reading(self) -> None:
         """Reset the connection if the client reads too slowly. Closing would keep unread data in the system for
-        minutes, and the client would not see the end."""
+        minutes, and the client would not notice the end."""
 
         def look() -> None:
             if waiting and self.transport.get_write_buffer_size() <= waiting - SLOWEST * seconds:
@@ -347,7 +347,7 @@ class Certificate(Reloaded[tuple[ssl.SSLContext, float]]):
             except OSError as error:
                 raise ConfigurationError(f"{setting}: {path} cannot be read ({error.strerror})") from None
         try:
-            made.load_cert_chain(certificate, key, password="")  # without one OpenSSL would prompt at the terminal
+            made.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL would prompt at the terminal
             ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
         except (OSError, ValueError):
             raise ConfigurationError(
@@ -374,7 +374,7 @@ def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
     api = service.settings.api
     config = uvicorn.Config(
         app,
-        # A class with its limits, because uvicorn creates the protocols itself.
+        # The class carries the limits, because uvicorn creates the protocol objects itself.
         http=type("Http", (BoundedHttp,), {"most": api.max_connections, "read_timeout": api.read_timeout}),
         ws="none",
         workers=1,
@@ -397,9 +397,9 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
     The engine is loaded first, so that a wrong model or an unwritable folder for job records (StateUnusable) stops the
-    start. HANA may be unreachable: readiness reports it. Then jobs of earlier processes continue and schedules run.
-    Raises ConfigurationError for an address that is refused or cannot be bound, WorkerDied when the engine cannot
-    recover.
+    start. HANA may be unreachable: readiness reports it. After the start, jobs of earlier processes continue and
+    schedules run. Raises ConfigurationError for an address that is refused or cannot be bound, WorkerDied when the
+    engine cannot recover.
     """
     refuse_public(host, authenticated=service.access.configured)
     api = service.settings.api
@@ -466,7 +466,7 @@ def address(listener: socket.socket, encrypted: bool) -> str:
 
 class _Server(uvicorn.Server):
     """Announces itself when it accepts connections; exits 0 on SIGTERM and Ctrl-C in bounded time, even if threads
-    hang. `stuck`: why it ended by itself; `asked`: since when it is ending."""
+    hang. `stuck`: why it ended by itself; `asked`: when it began to end (monotonic seconds)."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ending: Ending, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -490,7 +490,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.jobs.stop()  # jobs finish their current batch while open requests end
-        self._ending.within(self._api.shutdown_seconds * 0.8)  # then there is time to send a refusal
+        self._ending.within(self._api.shutdown_seconds * 0.8)  # leaves time to send refusals
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -509,8 +509,8 @@ class _Server(uvicorn.Server):
                 signal.signal(kind, handler)
 
     def _end_in_time(self, code: int) -> None:
-        """End the process after the allowed seconds and two for closing, even if a thread hangs in a driver. Readers of
-        the job records repair the rest."""
+        """End the process after the allowed seconds and two for closing, even if a thread hangs in a driver. Later
+        readers of the job records repair what is left."""
         if self.asked is not None:
             return
         self.asked = time.monotonic()
@@ -521,7 +521,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def metrics_served(service: Service, host: str, port: int) -> Iterator[str]:
-    """Serve GET /metrics in a thread within the context, which gets its URL; port 0 picks a free one. Raises
+    """Serve GET /metrics in a thread while the context is open; yields its URL. Port 0 picks a free one. Raises
     ConfigurationError for an address that is refused or cannot be bound and for an unusable certificate,
     AccessUnusable for keys that cannot be read."""
     refuse_public(host, authenticated=service.access.configured)

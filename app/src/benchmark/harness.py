@@ -25,8 +25,8 @@ import numpy as np
 from app.src.core.device import detect
 from connector.errors import ConfigurationError
 
-SCATTER = 1.3  # largest over smallest round; above it, other work disturbed the figure
-ROOT = Path(__file__).resolve().parents[3]  # of the checkout, or the folder of the installed packages
+SCATTER = 1.3  # allowed ratio of the largest to the smallest round; above it, other work disturbed the figure
+ROOT = Path(__file__).resolve().parents[3]  # the top of the checkout, or the folder of the installed packages
 _PACKAGES = ("numpy", "torch", "transformers", "sentence-transformers", "tokenizers", "hdbcli")
 
 # One round: returns its cost, usually seconds; or seconds and CPU seconds.
@@ -36,11 +36,11 @@ Target = tuple[Literal[">=", "<="], float]
 
 
 class PeerUnavailable(ConfigurationError):
-    """Something to compare with is unknown, is not installed, or fails."""
+    """A peer or server to compare with is unknown, is not installed, or fails."""
 
 
 def wall(work: Callable[[], object]) -> Callable[[], float]:
-    """Return a work that measures `work` in seconds."""
+    """Return a function that runs `work` and returns its seconds."""
 
     def run() -> float:
         start = time.perf_counter()
@@ -69,8 +69,8 @@ def at_most(goal: float) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median of rounds. `unit`: "x" for a ratio. `scatter`: as SCATTER, for figures that vary by nature. `more`:
-    further JSON keys. `error`: why rounds are missing."""
+    """The median of rounds. `unit`: "x" for a ratio. `scatter`: replaces SCATTER for figures that vary by nature.
+    `more`: further JSON keys. `error`: why rounds are missing."""
 
     name: str
     rounds: Sequence[float]
@@ -151,7 +151,7 @@ class Rounds:
 def interleaved(works: Mapping[str, Work], rounds: int, *, pause: float = 0.0) -> Rounds:
     """Run every work once per round, reversing the order every second round to cancel order effects.
 
-    A first round to warm up does not count. `pause`: seconds before each work, in which thread pools stop spinning.
+    The first round warms up and does not count. `pause`: seconds before each work, in which thread pools stop spinning.
     Collects garbage between works.
     """
     if rounds < 1:
@@ -262,7 +262,7 @@ class Report:
         file.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
 
 
-# Yields figures one by one from options and report. It may add notes and versions to the report.
+# Takes options and report, and yields figures one by one. It may add notes and versions to the report.
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
 
 

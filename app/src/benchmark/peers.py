@@ -127,8 +127,8 @@ _BOOTSTRAP = (
 
 class PeerProcess:
     """A peer's worker as a child process in its own environment. It handles one request at a time, so that only one
-    side computes, and measures the times. A context. `versions`: of its packages and its Python. Raises PeerUnavailable
-    with the worker's last output."""
+    side computes, and measures the times. A context manager. `versions`: of its packages and its Python. Raises
+    PeerUnavailable with the worker's last output."""
 
     def __init__(self, name: str, kind: Kind, folder: Path = DEFAULT_FOLDER) -> None:
         """A name ending in .py is the user's own worker, which runs in our Python. Raises PeerUnavailable, with the
@@ -159,7 +159,7 @@ class PeerProcess:
 
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()
-        # With -E -s -P the worker can import the shared worker modules and nothing else of ours.
+        # With -E -s -P the worker can import the shared worker modules and no other code of ours.
         self._process = subprocess.Popen(
             [self._python, "-E", "-s", "-P", "-c", _BOOTSTRAP, str(WORKERS), str(self._worker), self.name],
             stdin=subprocess.PIPE,

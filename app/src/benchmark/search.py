@@ -39,7 +39,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
     folder: Path = DEFAULT_FOLDER,
     target: Target | None = None,
 ) -> Report:
-    """Measure all peers; `target`: of the ratio to NumPy. Raises PeerUnavailable if one fails."""
+    """Measure all peers; `target`: for the ratio to NumPy. Raises PeerUnavailable if a peer fails."""
     about = {"rows": rows, "dimension": dimension, "k": K, "rounds": rounds, "queries": queries}
     report = Report("search", machine(("numpy",)), about)
     processes = {process.name: process for process in (PeerProcess(name, "search", folder) for name in peers)}

@@ -1,5 +1,5 @@
 """Measure requests per second and latency of the REST service under load from this process. The service is started with
-the user's model, or is already running; optionally compare it with a server with OpenAI's protocol.
+the user's model, or is already running; optionally compare it with a server that speaks OpenAI's protocol.
 
 `python -m app.src.benchmark.serve FOLDER [CONFIG]` starts the service.
 """
@@ -110,7 +110,7 @@ def client(url: str, bodies: Sequence[bytes], first: int, until: float) -> list[
 
 
 if __name__ == "__main__":
-    # Serve the user's model and limits over an empty store, without touching anything else of the user's.
+    # Serve the user's model and limits over an empty store; the user's own store and state stay untouched.
     from app.src.api import server
     from app.src.service.service import Service
     from app.src.settings import Settings, load

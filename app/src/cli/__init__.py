@@ -1,5 +1,5 @@
-"""The command `owl-sap`: `application` registers the verbs, `exits` has their exit codes, `output` prints; the other
-modules hold the verbs. Only verbs that compute vectors import torch and NumPy."""
+"""The command `owl-sap`: `application` registers the verbs, `exits` defines their exit codes, `output` prints; the
+other modules hold the verbs. Only verbs that compute vectors import torch and NumPy."""
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
     advanced,

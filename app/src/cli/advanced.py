@@ -18,7 +18,7 @@ from app.src.cli.output import Invocation, watched
 if TYPE_CHECKING:
     from app.src.benchmark.harness import Report as BenchmarkReport
 
-_STEP_SECONDS = 5.0  # seconds between two lines of progress
+_STEP_SECONDS = 5.0  # seconds between progress lines
 _STOPPING = b"stopping with a checkpoint after this step; Ctrl-C again stops at once, without a checkpoint\n"
 
 
@@ -75,7 +75,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
 
             precision = service.settings.embedding.precision
             source = ModelSource(str(report.folder), None, report.weights_sha256, precision)
-            with watched(name) as observer:  # a generation beside the active one
+            with watched(name) as observer:  # builds a generation beside the active one
                 built = service.sync.build(name, SyncRequest(owner="finetune"), observer, interrupted, source)
             report.generation, whole = built.generation, not built.stopped
             output.notes(name, built.notes)

@@ -1,4 +1,4 @@
-"""The command with its global options and panels, registration of verbs, their errors, and their service."""
+"""The command with its global options and panels. Registers verbs, reports their errors and opens their service."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 
 def subcommands(name: str, help_: str, *, no_args_is_help: bool = True) -> typer.Typer:
-    """Return a new group of verbs below `owl-sap NAME`. Raises KeyError for a name that is in no panel."""
+    """Return a new group of verbs below `owl-sap NAME`. Raises KeyError for a name missing from PANELS."""
     group = typer.Typer(no_args_is_help=no_args_is_help, help=help_)
     app.add_typer(group, name=name, rich_help_panel=_PANEL_OF[name])
     return group
@@ -75,7 +75,7 @@ _OUTPUT_HELP = (
 )
 _DEBUG_HELP = "Show the traceback of an error."
 _PANEL = "Global options"
-# The global options as every verb takes them too: `owl-sap doctor --output table`.
+# Every verb takes the global options too: `owl-sap doctor --output table`.
 GLOBAL_OPTIONS = {
     "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_PANEL)],
     "given_layout": Annotated[Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_PANEL)],
@@ -106,7 +106,7 @@ def _global(
 
 
 def verb(group: typer.Typer, name: str, **options: Any) -> Callable[[Verb[P]], Verb[P]]:
-    """Register a command, guarded. Raises KeyError for a top-level verb without a panel."""
+    """Register a verb, wrapped by `guarded`. Raises KeyError for a top-level verb without a panel."""
     panel = _PANEL_OF[name] if group is app else None
 
     def register(function: Verb[P]) -> Verb[P]:
@@ -119,8 +119,8 @@ def verb(group: typer.Typer, name: str, **options: Any) -> Callable[[Verb[P]], V
 
 
 def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Add the global options to a verb (they win over those before it), turn errors into a message on stderr and an
-    exit code of `exits`, and let SIGTERM stop what the verb started."""
+    """Add the global options to a verb (options after the verb win over those before it), turn errors into a message on
+    stderr and an exit code of `exits`, and let SIGTERM stop what the verb started."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -165,14 +165,14 @@ def report_error(error: Exception, subject: str = "") -> int:
 
 
 def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
-    """Read the settings. `flags`: options of the verb by setting; None: not given."""
+    """Read the settings. `flags`: the verb's options by path of the setting; None means not given."""
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     return load(Invocation.config, given)
 
 
 @contextmanager
 def opened(loaded: Loaded | None = None) -> Iterator[Service]:
-    """Yield the service of these settings; default: as read without flags."""
+    """Yield a service with these settings, by default those read without flags."""
     from app.src.service.service import Service
 
     loaded = loaded or read_settings()
@@ -187,7 +187,7 @@ def opened(loaded: Loaded | None = None) -> Iterator[Service]:
 
 
 def file_text(file: Path, what: str = "") -> str:
-    """Return a file's text. Raises UsageFault; `what` names it instead of its path, which may be a secret."""
+    """Return a file's text. Raises UsageFault, which names `what` if given, not the path, which may be secret."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

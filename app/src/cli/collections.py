@@ -91,7 +91,7 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
 
 
 def _is_paused(name: str, report: SyncReport) -> bool:
-    """Print what to know of a sync; return whether it, or that of the active generation beside it, was paused."""
+    """Print notes, quarantine and pauses of a sync; return whether it, or the active generation's sync, was paused."""
     output.notes(name, report.notes)
     if report.quarantined:
         output.say(f"{name}: {report.quarantined} rows are in quarantine; see owl-sap quarantine list {name}")

@@ -36,7 +36,7 @@ def demo(
     from app.src.api import server
     from app.src.demo import TOP, Demo
 
-    output.Invocation.layout = "table"  # a report for people, in a pipe too
+    output.Invocation.layout = "table"  # a report for people, even in a pipe
     start = time.perf_counter()
     settings = read_settings({("api", "port"): port}).settings
     prepared = Demo(settings)
@@ -101,5 +101,5 @@ def emulator(ctx: typer.Context) -> None:
     """Run the HANA emulator in the foreground. The first line on stdout says how to connect. Takes the options of
     `hana-emulator --help`: --port, --data, --schema, --sample, --tls, --fault and others."""
     sys.stdout.flush()
-    # Not a child process: a SIGTERM must reach the emulator itself.
+    # Replace this process instead of starting a child: a SIGTERM must reach the emulator itself.
     os.execv(sys.executable, [*emulator_command(), *ctx.args])  # nosec B606 # this Python, no shell

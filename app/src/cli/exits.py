@@ -1,4 +1,4 @@
-"""Exit codes, and the message for an error. Which error has which exit code is in service/explaining/errors.toml."""
+"""Exit codes, and the message for an error. service/explaining/errors.toml maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """Return the message for an error. An unexpected error's text may hold row data, so only its class is named."""
+    """Return the message for an error. An unexpected error's text may hold row data, so the message omits it."""
     of_engine = any(kind.__name__ == "EngineError" for kind in type(error).__mro__)
     if exit_code(error) == UNEXPECTED and not isinstance(error, ConnectorError) and not of_engine:
         what = type(error).__name__

@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM. During writes the first signal finishes the current batch, and a second Ctrl-C ends at once.
-Everything else ends at once and cleans up, even if a library waits and ignores signals."""
+"""Handling of Ctrl-C and SIGTERM. During writes, the process finishes the current batch on the first signal, and ends
+at once on a second Ctrl-C. Everything else ends at once and cleans up, even if a library waits and ignores signals."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from types import FrameType
 
 from app.src.cli.exits import INTERRUPTED, TERMINATED
 
-# Seconds until an end must begin, because Python's handlers run only when the current library call (hdbcli, SQLite)
-# returns; and seconds until what was started must be stopped.
+# GRACE: seconds within which shutdown must begin: Python's handlers run only when the current library call (hdbcli,
+# SQLite) returns. CLEANUP: further seconds within which it must finish.
 GRACE, CLEANUP = 2.0, 10.0
-_LAST_WORDS = 0.5  # for threads that are about to end
+_LAST_WORDS = 0.5  # seconds to wait for threads that are about to end
 _TOLD = b"finishing the current batch; Ctrl-C again stops at once (nothing is lost: the next run continues)\n"
 _DONE = b"\0"
 
 
 class _Interrupted:
-    """`code`: the exit code of the signal, or None. `heard`: the main thread knows that it must end at once. `told`:
-    the message for the first signal."""
+    """`code`: the exit code of the signal, or None. `heard`: the main thread has been asked to end at once. `told`: the
+    message for the first signal."""
 
     def __init__(self, told: bytes) -> None:
         self._told, self.heard = told, False
         self.code: int | None = None
 
     def __call__(self) -> bool:
-        """Return whether the work should stop: the connector's `stop`."""
+        """Return whether the work should stop. The connector takes this object as `stop`."""
         return self.code is not None
 
     def receive(self, number: int, _: FrameType | None) -> None:
@@ -41,7 +41,7 @@ class _Interrupted:
         if again and number == signal.SIGINT:
             self.heard = True
             raise KeyboardInterrupt
-        # Not through a stream: the signal may have interrupted a write to it.
+        # Not through sys.stderr: the signal may have interrupted a write to it.
         os.write(2, self._told)
 
 
@@ -57,7 +57,7 @@ def interruptible(told: bytes = _TOLD) -> Iterator[_Interrupted]:
 
 
 class _Leave:
-    """A signal handler that raises an exception, or calls `cancel` if set. `heard`: it was called."""
+    """A signal handler that raises an exception, or calls `cancel` if set. `heard`: the handler was called."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -76,7 +76,7 @@ class _Leave:
 
 @contextmanager
 def orderly(code: int = TERMINATED) -> Iterator[None]:
-    """Let SIGTERM raise an exception in the block, so that what it started is stopped."""
+    """Make SIGTERM raise SystemExit in the block, so that whatever the block started is stopped."""
     before = signal.signal(signal.SIGTERM, _Leave(code))
     try:
         yield
@@ -86,9 +86,9 @@ def orderly(code: int = TERMINATED) -> Iterator[None]:
 
 @contextmanager
 def not_held_up() -> Iterator[None]:
-    """Let Ctrl-C raise an exception in the block, and end the process within `GRACE` seconds of a signal even if the
-    main thread hangs. For the main thread only."""
-    pipe = os.pipe()  # moved above 2: with stdin closed, an end would take its place
+    """Make Ctrl-C raise KeyboardInterrupt in the block, and end the process within `GRACE` seconds of a signal even if
+    the main thread hangs. For the main thread only."""
+    pipe = os.pipe()  # moved above 2: if stdin is closed, a pipe end gets its descriptor
     reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in pipe)
     for end in pipe:
         os.close(end)
@@ -112,8 +112,8 @@ def not_held_up() -> Iterator[None]:
 
 @contextmanager
 def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C call `cancel`, and raise their exception only at the end of the block: an event loop
-    cannot take an exception inside a task."""
+    """Make SIGTERM and Ctrl-C call `cancel`, and raise their exception only at the end of the block: an event loop
+    cannot handle a signal's exception inside a task."""
     kinds = (signal.SIGINT, signal.SIGTERM)
     leaves = {kind: found for kind in kinds if isinstance(found := signal.getsignal(kind), _Leave)}
     for handler in leaves.values():
@@ -129,7 +129,7 @@ def cancelling(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 def leave_behind_what_hangs(code: int) -> None:
-    """End the process if threads still wait for a driver; Python would wait for them. Call it last."""
+    """End the process if threads still wait for a driver: at exit, Python would wait for them. Call this last."""
     own = threading.current_thread()
     by = time.monotonic() + _LAST_WORDS
     for thread in threading.enumerate():
@@ -142,7 +142,7 @@ def leave_behind_what_hangs(code: int) -> None:
 
 
 def _watch(reading: int, done: threading.Event) -> None:
-    """Read the pipe to which the system writes each signal's number at once."""
+    """Read each signal's number from the pipe, where it arrives at once; end the process if the main thread hangs."""
     interrupts = 0
     while (number := os.read(reading, 1)) != _DONE:
         interrupts += number[0] == signal.SIGINT

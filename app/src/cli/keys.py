@@ -103,7 +103,7 @@ def _path() -> Path:
 
 
 def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | None, json: bool) -> None:
-    """Make a key and write or print it. With `out` it is stored only after it was written there."""
+    """Make a key, and write it to `out` or print it. Its digest is stored only after `out` has been written."""
     path = _path()
     if out is not None and not out.parent.is_dir():
         raise UsageFault(f"{out.parent}: folder not found; create it: mkdir -m 700 {out.parent}")
@@ -122,7 +122,7 @@ def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | N
 
 
 def _seconds(text: str, option: str, *, zero: bool = False) -> float:
-    """Parse a duration with a unit: a bare 90 would mean seconds, where users mean days."""
+    """Parse a duration, which needs a unit: a bare 90 would mean seconds, but users mean days."""
     if text.strip().replace(".", "", 1).isdecimal():
         raise UsageFault(f"{option} {text} needs a unit: write {text}d for days, {text}h for hours")
     with refusals():

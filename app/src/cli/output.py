@@ -1,4 +1,4 @@
-"""Output of the verbs: data on stdout (one JSON document, a table, or JSON lines in a pipe), all else on stderr."""
+"""Output of the verbs: data on stdout (a JSON document, a table, or JSON lines in a pipe), the rest on stderr."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from connector.protocols import Observer
 
 _PIPED_WIDTH = 140
-# Control characters except tab and line feed, and those that change the writing direction.
+# Control characters except tab and line feed, and characters that change the writing direction.
 _ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 Record = Mapping[str, Any]
-Layout = Literal["auto", "table", "lines"]  # of data without --json
+Layout = Literal["auto", "table", "lines"]  # how data is printed without --json
 
 
 class Invocation:
@@ -37,7 +37,7 @@ class Invocation:
 
 
 def for_people(*, stderr: bool = False) -> bool:
-    """Return whether to print tables and bars: as chosen, else only on a terminal."""
+    """Return whether to print tables and bars: as --output says, else only on a terminal."""
     if Invocation.layout == "auto" or (stderr and Invocation.layout == "lines"):
         return (sys.stderr if stderr else sys.stdout).isatty()
     return Invocation.layout == "table"
@@ -72,15 +72,15 @@ def write_json(*documents: Any) -> None:
 
 
 def line_on_stderr(record: Record) -> None:
-    """Write one JSON object as a line on stderr: progress, for programs."""
+    """Write one JSON object as a line on stderr, for programs that read the progress."""
     sys.stderr.write(orjson.dumps(record, default=str, option=_OPTIONS).decode())
     sys.stderr.flush()
 
 
 def finish() -> None:
-    """Flush stdout at the end. On a full disk or closed pipe Python would retry, complain, and exit with its own
-    code."""
-    if sys.stdout is None:  # closed before the start
+    """Flush stdout, and discard what a full disk or closed pipe cannot take: at exit, Python would retry, print an
+    error and use its own exit code."""
+    if sys.stdout is None:  # stdout was closed before the start
         return
     try:
         sys.stdout.flush()
@@ -98,8 +98,8 @@ def data(
     whole: bool = True,
 ) -> None:
     """Print the result of a verb: `document` with --json, its records as JSON lines in a pipe, else a table.
-    `document`: a record or a list of records. `rows`: the same, formatted for people. `whole`: if the terminal is too
-    narrow for every value on one line, print each row as its own table; otherwise fold long texts."""
+    `document`: a record or a list of records. `rows`: the same records, formatted for people. `whole`: if the
+    terminal is too narrow for every value on one line, print each row as its own table; otherwise fold long texts."""
     records = [document] if isinstance(document, Mapping) else document
     if json:
         write_json(document)
@@ -112,7 +112,7 @@ def data(
 
 
 def table(title: str, rows: Sequence[Record], columns: Sequence[str] | None = None, *, whole: bool = True) -> None:
-    """Print rows under headings, numbers to the right. Values are never parsed as markup."""
+    """Print rows under headings, with numbers right-aligned. Values are never parsed as markup."""
     screen, names = console(), list(columns or rows[0])
     drawn = Table(title=literal(title), title_justify="left", title_style="bold", header_style="bold")
     for name in names:
@@ -161,7 +161,7 @@ def shorten(text: str, length: int = 100) -> str:
 
 
 def minute(moment: str | None) -> str | None:
-    """Return an ISO time to the second, for people."""
+    """Shorten an ISO time to whole seconds, for people."""
     return None if moment is None else moment[:19].replace("T", " ") + "Z"
 
 
@@ -169,7 +169,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 class _Watch:
-    """A `connector.protocols.Observer` that shows progress: on a bar, or every few seconds as a line."""
+    """A `connector.protocols.Observer` that shows progress: as a bar, or as a line every few seconds."""
 
     def __init__(self, collection: str, unit: str, bars: Progress | None = None) -> None:
         self._collection, self._unit, self._bars = collection, unit, bars
@@ -193,7 +193,7 @@ class _Watch:
             self._bars.update(self._bars.task_ids[0], completed=done, total=total, rate=f"{rate:,}")
         elif now >= self._next:  # at the first row, then every few seconds
             self._next = now + _PROGRESS_SECONDS
-            if for_people(stderr=True):  # also in a file with --output table
+            if for_people(stderr=True):  # with --output table also in a file
                 say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")
             else:
                 figures = {"done": done, "total": total, f"{self._unit}_per_second": rate}

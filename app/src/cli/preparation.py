@@ -74,7 +74,7 @@ def plan(
     output.data(found, f"{name}: what a sync would do", _PLAN_COLUMNS, json=json)
     if json:
         return
-    if output.for_people() and planned.samples:  # the line for programs has them all
+    if output.for_people() and planned.samples:  # the JSON line for programs has all samples
         shown = [{"": number, "text": output.shorten(text, 300)} for number, text in enumerate(planned.samples, 1)]
         output.table("Texts as they would be embedded", shown, whole=False)
     why = f" ({found['reason']})" if found["reason"] else ""
@@ -138,7 +138,7 @@ def config_show(
         output.write_json({row["setting"]: row["value"] for row in records})
         return
     rows = []
-    for row in records:  # as one would write it; of collections only the names
+    for row in records:  # values as a settings file has them; of collections only the names
         value = row["value"]
         if isinstance(value, list):
             value = ", ".join(item["name"] for item in value) or None
@@ -207,7 +207,7 @@ def grants(
     for system, granted in groupby(found, lambda statement: statement["system"]):
         lines.append(f"\n-- in the HANA of [{system}]")
         for statement in granted:
-            # A name with a line break would end the comment.
+            # A line break in a name would end the SQL comment.
             lines += [f"-- {' '.join(statement['why'].split())}", f"{statement['sql']};"]
     typer.echo("\n".join(lines))
 

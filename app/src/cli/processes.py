@@ -1,4 +1,4 @@
-"""The verbs of processes: serve, worker, start and health of containers, and jobs."""
+"""The verbs that run processes: serve and worker, start and health for containers; and the verbs of jobs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def serve(
     leave_behind_what_hangs(OK)
 
 
-# Seconds without a poll for jobs after which the worker is unhealthy. It polls every second; a locked file or a full
-# disk may be temporary.
+# The worker is unhealthy after this many seconds without a poll for jobs. It polls every second, but a locked file or a
+# full disk may interrupt the polls for a while.
 _LOOKED_SECONDS = 30.0
 
 
@@ -66,15 +66,15 @@ def worker() -> int:
         raise UsageFault(no_collections(loaded.file))
     health_.forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
-        service.jobs.open()  # names its owner
+        service.jobs.open()  # sets `service.jobs.owner`
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:
             from app.src.api.server import metrics_served
 
-            # Before loading the model, which may take minutes.
+            # Start before loading the model, which may take minutes.
             served = metrics_served(service, settings.metrics_host, settings.metrics_port)
             first["metrics"] = opening.enter_context(served)
-        service.parts.embedder.embed(["warm"])  # a wrong model stops the start, not the first job
+        service.parts.embedder.embed(["warm"])  # a wrong model fails here, not in the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         output.write_json(first)
         stuck = until_over(service, settings.heartbeat)
@@ -88,8 +88,8 @@ def worker() -> int:
 
 
 def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1.0) -> str | None:
-    """Wait, with a heartbeat, until all allowed jobs are over (returns None) or the engine cannot recover (returns
-    why)."""
+    """Wait and write heartbeats. Return None once all allowed jobs are over, or the reason once the engine cannot
+    recover."""
     with health_.beating(heartbeat) as beat:
         while not service.jobs.wait_spent(look_seconds):
             if stuck := service.readiness.beyond_help():
@@ -156,7 +156,7 @@ def jobs_list(
     """List jobs, newest first."""
     with opened() as service:
         found = service.jobs.all(collection, state, limit)
-    # No value is folded: ids are copied, and errors are whole sentences, which only `jobs show` prints.
+    # Values are never folded, because users copy ids. Only `jobs show` prints errors, which are whole sentences.
     output.data([job.as_dict() for job in found], "Jobs", _JOB_COLUMNS, json=json, rows=list(map(_job_row, found)))
     failed = next((job for job in found if job.error), None)
     if failed is not None and output.for_people() and not json:

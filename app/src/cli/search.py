@@ -73,7 +73,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     shown = []
     for hit in hits:
         texts = [output.shorten(hit["text"])]
-        if len(found_passages := hit.get("passages") or ()) > 1:  # a line for each
+        if len(found_passages := hit.get("passages") or ()) > 1:  # one line per passage
             texts = [f"{each['score']:.3f} {output.shorten(each['text'])}" for each in found_passages]
         shown.append(hit | {"text": "\n".join(texts)})
     columns = ("score", "key", "text", "metadata")
@@ -161,7 +161,7 @@ def embed(
 ) -> None:
     """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
     file with --out."""
-    if out is not None:  # before computing anything
+    if out is not None:  # check before computing anything
         if out.suffix != ".npy":
             raise UsageFault(f"--out {out}: only .npy files are written")
         if not out.parent.is_dir():
@@ -176,10 +176,10 @@ _BATCH = 4096
 
 
 def lines_of(file: Path | None) -> Iterator[list[str]]:
-    """Yield the lines without their ends, in batches. Raises UsageFault for a file that is not UTF-8."""
+    """Yield the lines in batches, without line ends. Raises UsageFault for a file that is unreadable or not UTF-8."""
     try:
-        # Reopened: Python's stdin accepts invalid bytes in some locales. -sig drops the byte order mark of Windows
-        # editors.
+        # Reopen stdin: Python's own accepts invalid bytes in some locales. utf-8-sig drops the byte order mark that
+        # Windows editors write.
         source = 0 if file is None else file
         with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as stream:
             while batch := [line.rstrip("\r\n") for line in islice(stream, _BATCH)]:
@@ -191,8 +191,8 @@ def lines_of(file: Path | None) -> Iterator[list[str]]:
 
 
 def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: Path | None, json: bool) -> None:
-    """Write vectors as JSON lines at once, or all of them as one JSON document or an .npy file. With both, the document
-    describes the file."""
+    """Write vectors as JSON lines batch by batch, or at the end as one JSON document or an .npy file. With `json` and
+    `file`, the document describes the file."""
     import numpy as np
 
     blocks = [np.empty((0, embedder.dimension), dtype=np.float32)]

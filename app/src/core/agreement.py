@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from .backends import Vectors
 
 NEIGHBOURS = 10
-_TIE = 1e-6  # exact scores closer than this are equal: either neighbour is right
+_TIE = 1e-6  # exact scores closer than this count as equal: either neighbour is right
 _BLOCK = 512
 
 
 def agreement(found: Vectors, exact: Vectors) -> tuple[float, float, float]:
-    """Compare (n, d) arrays row by row; lengths are ignored. Return the mean cosine, the least, and the mean share of a
-    text's nearest other texts that are found, too. A row that is zero or not finite in either has cosine -1.
+    """Compare (n, d) arrays row by row, ignoring vector lengths. Return the mean cosine, the least cosine, and the mean
+    share of a text's nearest neighbours in `exact` that are also its nearest in `found`. A row that is zero or not
+    finite in either array has cosine -1.
 
     A found neighbour is right if its reference score is at least that of the last true neighbour. With fewer than
-    NEIGHBOURS other texts all of them count; with none the overlap is 1.
+    NEIGHBOURS other texts, all of them are neighbours; for a single text the share is 1.
     """
 
     def unit(vectors: Vectors) -> NDArray[np.float64]:
@@ -58,7 +59,7 @@ def usable(vectors: Vectors) -> NDArray[np.bool_]:
     return np.isfinite(found) & (found > 0)
 
 
-# The accuracy gate of a quantised model, on texts held back.
+# The accuracy gate of a quantised model, measured on held-out texts.
 LEAST_TEXTS = 32  # with fewer texts a share of neighbours means little
 LEAST_COSINE = 0.99  # on average, to fp32
 LEAST_OVERLAP = 0.90  # share of fp32's nearest neighbours that are found too
@@ -66,7 +67,7 @@ LEAST_OVERLAP = 0.90  # share of fp32's nearest neighbours that are found too
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a comparison. `overlap`: see `agreement`. `reason`: for people, with every bar that was missed."""
+    """The result of a comparison. `overlap`: see `agreement`. `reason`: a sentence with every threshold missed."""
 
     accepted: bool
     reason: str

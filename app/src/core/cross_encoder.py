@@ -1,4 +1,4 @@
-"""A cross-encoder from a folder: score how well a text answers a query. Offline and safetensors only, no model code."""
+"""A cross-encoder from a folder, which scores how well a text answers a query. Offline, safetensors, no model code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def check_folder(folder: Path) -> None:
 
 
 class CrossEncoding:
-    """Thread-safe: one call computes at a time."""
+    """A loaded cross-encoder. Thread-safe: one call computes at a time."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        """`device` as torch names it. Raises ModelNotFound, ModelUnsupported."""
+        """Load a folder onto `device`, named as in torch. Raises ModelNotFound, ModelUnsupported."""
         check_folder(folder)
         from safetensors import SafetensorError
         from sentence_transformers import CrossEncoder

@@ -53,7 +53,7 @@ CARDS: Mapping[str, tuple[Capability, int, float, Mapping[Format, float]]] = {
     "NVIDIA H200": ((9, 0), 132, 4800, _HOPPER),
     "NVIDIA B200": ((10, 0), 148, 8000, {"fp16": 2250, "bf16": 2250, "fp8": 4500}),
 }
-# Boards with other rates than those above: they get no figure.
+# Boards whose rates differ from those above, so their profiles have no figures.
 _OTHER_RATES = ("pcie", "nvl", "a10g", "mig")
 
 
@@ -86,8 +86,8 @@ class DeviceProfile:
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
-        """Return a GPU as its driver describes it, with published figures of the listed card that best fits this name
-        (`NVIDIA A100-SXM4-80GB`), if any."""
+        """Return a GPU as its driver describes it, with the published figures of the listed card that best fits this
+        name (`NVIDIA A100-SXM4-80GB`), if any."""
         words = set(name.replace("-", " ").split())
         fitting = [known for known in CARDS if set(known.split()[1:]) <= words and CARDS[known][0] == capability]
         if not fitting or any(word in name.lower() for word in _OTHER_RATES):
@@ -106,7 +106,7 @@ class DeviceProfile:
 
     @property
     def tensor_core_formats(self) -> tuple[Format, ...]:
-        """Return the formats with tensor cores, also fp8, which no engine uses."""
+        """Return the formats with tensor cores, including fp8, which no engine uses."""
         if self.capability is None:
             return ()
         return tuple(each for each in FORMATS if self.capability >= TENSOR_CORES_FROM.get(each, (99, 0)))
@@ -269,7 +269,7 @@ class Build:
 _CUDA_12_6 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 _CUDA_12_8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-# From the wheels, best first. The end of cu126 with 2.14: pytorch issues 190355, 190385.
+# Read from the wheels, best first. Sources for the end of cu126 with torch 2.14: pytorch issues 190355, 190385.
 BUILDS: tuple[Build, ...] = (
     Build("2.13", "13.0", _CUDA_13),
     Build("2.13", "12.6", _CUDA_12_6, "https://download.pytorch.org/whl/cu126", last="2.14"),
@@ -309,7 +309,8 @@ def what_to_install(capability: Capability, driver: int | None = None) -> str:
 def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
     """Return whether a torch built for these architectures (`sm_75`, `compute_90` ...) runs on the capability.
 
-    A cubin needs the same major and no higher minor version, PTX any version up to it. True for an empty list.
+    A cubin needs the same major version and no higher minor version; PTX, any version up to the capability. Return True
+    for an empty list.
     """
     if not built_for:
         return True
@@ -323,8 +324,8 @@ def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
 
 
 def torch_build() -> tuple[str, str | None] | None:
-    """Return the version of the installed torch, and of the CUDA that it was built for, None for none. Return None
-    without torch. Does not import it, which takes seconds, and fails if a CUDA library is missing."""
+    """Return the version of the installed torch and of the CUDA it was built for (None for a CPU build), or None
+    without torch. Does not import torch, because that takes seconds and fails if a CUDA library is missing."""
     try:
         spec = importlib.util.find_spec("torch")
     except ImportError:
@@ -378,7 +379,7 @@ def detect(device: str = "auto") -> DeviceProfile:
 def _cpu() -> DeviceProfile:
     try:
         cpuinfo = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # exists on Linux only
+    except OSError:  # the file exists on Linux only
         cpuinfo = ""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     named = re.search(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE)

@@ -75,7 +75,7 @@ class Engine(Protocol):
         ...
 
     def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
-        """Set the queue's observer, and the seconds above which a request is refused (None: no limit)."""
+        """Set the queue's observer, and the expected wait (s) above which it refuses requests (None: no limit)."""
         ...
 
     def stalled(self) -> float:
@@ -155,7 +155,7 @@ class EmbeddingEngine:
             np.empty((len(unique), self.dimension), dtype=np.float32),
             self._queue.clock(),
             finish=partial(_result, rows, normalize),
-            bounded=lane != "bulk",  # a caller waits, even if the request goes to the bulk lane by its size
+            bounded=lane != "bulk",  # a caller waits, even if the request's size puts it in the bulk lane
         )
         return self._queue.add(request)
 
@@ -267,7 +267,7 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
 
 
 def _parts(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the begin and end of each part of a large call."""
+    """Return the start and end of each part of a large call."""
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):
         characters += len(text)

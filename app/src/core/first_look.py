@@ -1,6 +1,6 @@
 """`python -m app.src.core.first_look DEVICE PRECISION`: test torch on the device and print its precision as JSON.
 
-A separate process, so that a hanging driver blocks no caller. Loads no model.
+Runs in a separate process, so that a hanging driver cannot block the caller. Loads no model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from .device import DeviceUnavailable, choose_precision, detect
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceUnavailable, also for a card that
-    torch lists and that does not compute: it may lack kernels, or fail to create a context."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceUnavailable, also if torch
+    lists the card but cannot compute on it, for example without kernels or a context."""
     import torch
 
     profile = detect(device)

@@ -1,4 +1,4 @@
-"""Load an engine: choose the backend for a model and a device. torch and ONNX Runtime are imported if needed."""
+"""Load an engine: choose the backend for a model and a device. torch and ONNX Runtime are imported only if needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> EmbeddingEngine:
-    """Load a model. `onnx`: use of ONNX Runtime, None for never. Raises EngineError with what to do."""
+    """Load a model. `onnx`: options for ONNX Runtime; None never uses it. Raises EngineError with a remedy."""
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
         return EmbeddingEngine(HashingBackend(options.model), limits)
@@ -34,7 +34,7 @@ def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Emb
 
 
 def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> Backend:
-    """Load the model in torch, or as a graph if requested; only graphs have int8. If no graph can serve, use torch, in
+    """Load the model in torch, or as a graph if requested; int8 needs a graph. If no graph can serve, use torch, with
     precision auto instead of int8; the log and `path_reason` give the reason."""
     int8 = options.precision == "int8"
     if onnx is None or not (onnx.enabled or int8):

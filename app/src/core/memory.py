@@ -19,7 +19,7 @@ TILE = 128  # rows and columns that one multiprocessor computes at a time in cuB
 # Tiles per multiprocessor from which a card counts as full: the last, partly filled wave wastes 3 % on average. Larger
 # batches gain nothing and delay other requests.
 WAVES = 16
-OTHER_MULTIPROCESSORS = 80  # of a profile without a number
+OTHER_MULTIPROCESSORS = 80  # assumed if the profile does not give the number
 RECOVER_AFTER = 64  # successful full batches after which a reduced budget grows by an eighth
 # Share of the budget from which a batch counts as full. Batches that the planner closed for lack of room exceed it,
 # because texts come longest first.
@@ -46,13 +46,14 @@ class ModelShape:
 
 # Peak memory of a batch on a card: bytes for each token, and fixed bytes.
 TokenCost = tuple[float, int]
-# Sizes of the two trial batches. Both exceed those in CUDA graphs, whose memory is allocated when they are recorded.
+# Sizes of the two trial batches. Both exceed the batches in CUDA graphs, which allocate memory when they are recorded.
 PROBE_TOKENS = (8192, 24_576)
 
 
 def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> TokenCost | None:
-    """Return the line through the peaks of a small and a larger batch, plus HEADROOM. `peak_bytes(tokens)` runs a batch
-    and returns by how many bytes memory grew. None if the slope is below `least_token_bytes`: memory was reused."""
+    """Return slope and offset of the line through the peaks of a small and a large batch, the slope times HEADROOM.
+    `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew. Returns None if the slope is below
+    `least_token_bytes`, because memory was reused."""
     small, large = PROBE_TOKENS
     peaks = peak_bytes(small), peak_bytes(large)
     slope = (peaks[1] - peaks[0]) / (large - small)
@@ -70,7 +71,7 @@ def full_tokens(profile: DeviceProfile, hidden: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """`fraction`: of the device's memory, for this process; `reserve_bytes` stay free for other programs."""
+    """`fraction`: share of the device's memory for this process; `reserve_bytes`: memory left to other programs."""
 
     fraction: float = 0.8
     reserve_bytes: int = 512 << 20
@@ -93,9 +94,9 @@ class T4MemoryManager:
         free_bytes: int = 0,
         used_bytes: int = 0,
     ) -> None:
-        """Without `profile` this machine is detected: a usable GPU, else the CPU. `free_bytes`: free memory after the
-        model was loaded; 0: the total. `used_bytes`: held by this process, mainly its model; counts against the
-        fraction."""
+        """Without `profile`, detect this machine's device: a usable GPU, else the CPU. `free_bytes`: free memory after
+        the model was loaded; 0 means the total. `used_bytes`: memory held by this process, mainly its model; counts
+        against the fraction."""
         self._profile = profile or detect()
         self._limits = limits or MemoryLimits()
         self._free = free_bytes or self._profile.memory_bytes

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-# CUDA major version, oldest driver branch on Linux that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
+# CUDA major version, oldest Linux driver branch that runs its builds: NVIDIA, CUDA Compatibility, minor versions.
 DRIVER_FLOORS: tuple[tuple[int, int], ...] = ((13, 580), (12, 525), (11, 450))
 
 NOTE = (
@@ -49,7 +49,7 @@ THROTTLE_REASONS: Mapping[int, Throttle] = {
 }
 _ASKING = threading.Lock()
 
-# For the API. (Descriptions are not taken from docstrings: pydantic would parse this file at every start, and
+# For the API. (Field descriptions are metadata: to read docstrings, pydantic would parse this file at every start, and
 # `ast.parse` in two threads at once can fail in CPython 3.11: https://github.com/python/cpython/issues/106905)
 _SCHEMA = {"json_schema_serialization_defaults_required": True}
 
@@ -75,9 +75,9 @@ class GpuState:
         default=None, metadata={"description": "Share of the time in which memory was read or written."}
     )
     compute_capability: str | None = None
-    temperature_slowdown_celsius: int | None = None  # from here on the clock is lowered
+    temperature_slowdown_celsius: int | None = None  # the driver lowers the clock from here on
     sm_clock_max_mhz: int | None = None
-    pcie_generation: int | None = None  # now: an idle link falls back to 1
+    pcie_generation: int | None = None  # current; an idle link drops to 1
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_sent_bytes_per_second: int | None = None  # by the card, over 20 ms
@@ -147,8 +147,8 @@ def _why(error: Exception) -> str:
     return known.get(getattr(error, "value", None) or 0, f"NVML: {error}")
 
 
-# Field -> what it makes of the answer (None: the answer), and the query nvmlDeviceGet... with its arguments, values of
-# enumerations in nvml.h (the sensor of the GPU 0; clock: SM 1; uncorrected errors 1 since the driver was loaded 0).
+# Field -> conversion of the answer (None: unchanged), query nvmlDeviceGet..., and its arguments: enumeration values of
+# nvml.h (sensor: GPU 0; clock: SM 1; errors: uncorrected 1, since the driver was loaded 0).
 _QUERIES: Mapping[str, tuple[Any, ...]] = {
     "uuid": (None, "UUID"),
     "compute_capability": (lambda version: ".".join(map(str, version)), "CudaComputeCapability"),
@@ -188,7 +188,7 @@ def _state(nvml: Any, index: int) -> GpuState:
     for place, (convert, name, *more) in _QUERIES.items():
         answer = ask(name, *more)
         found[place] = answer if answer is None or convert is None else convert(answer)
-    # Older drivers know this by an older name.
+    # Older drivers support only the older name of this query.
     bits = ask("CurrentClocksEventReasons")
     found["throttle"] = held = throttles(ask("CurrentClocksThrottleReasons") if bits is None else bits)
     if held is not None:
@@ -202,7 +202,7 @@ def _state(nvml: Any, index: int) -> GpuState:
 
 
 def throttles(bits: int | None) -> list[Throttle] | None:
-    """Return the reasons that these NVML bits stand for; None if unknown."""
+    """Return the throttle reasons that these NVML bits encode; None if `bits` is None."""
     if bits is None:
         return None
     found = [reason for bit, reason in THROTTLE_REASONS.items() if bits & bit]
@@ -220,7 +220,7 @@ def _told(question: Callable[[], Any]) -> Any:
 
 
 def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
-    """Return the oldest driver branch that runs a torch built for this CUDA if this driver is older, else None."""
+    """If the driver is too old for a torch built for this CUDA, return the oldest branch that runs it; else None."""
     major = int(cuda_version.partition(".")[0])
     floor = next((floor for cuda, floor in DRIVER_FLOORS if major >= cuda), 0)
     branch = driver_version.partition(".")[0]
@@ -232,7 +232,7 @@ def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
 
 KEPT = 60.0  # seconds for which a late result may answer the next call
 _SHARING = threading.Lock()
-_READINGS: list[Future[tuple[float, GpuSnapshot]]] = []  # only the newest, in progress or late, with its time
+_READINGS: list[Future[tuple[float, GpuSnapshot]]] = []  # at most one, in progress or late: (time, result)
 
 
 def snapshot_within(seconds: float) -> GpuSnapshot:
@@ -244,7 +244,7 @@ def snapshot_within(seconds: float) -> GpuSnapshot:
     with _SHARING:
         late = _READINGS.pop() if _READINGS and _READINGS[0].done() else None
         if not _READINGS:
-            # A daemon thread: one that hangs in the driver must not keep the process from ending.
+            # A daemon thread, so that a driver that hangs does not keep the process from ending.
             _READINGS.append(Future())
             answer = _READINGS[0].set_result
             threading.Thread(

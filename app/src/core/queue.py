@@ -23,21 +23,21 @@ from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Ru
 from .memory import MemoryLimits, T4MemoryManager
 from .tokens import padded, plan_batches
 
-Lane = Literal["interactive", "bulk"]  # a caller waits for the answer; a sync, a file or a large request
+Lane = Literal["interactive", "bulk"]  # interactive: a caller waits; bulk: a sync, a file or a large request
 LANES: tuple[Lane, ...] = get_args(Lane)
 # A request above this share of a batch's tokens joins the bulk lane, so that it does not delay small ones.
 SMALL_SHARE = 0.25
-# Token budgets that are sorted by length and planned together, across all requests of a lane.
+# Texts worth this many token budgets are sorted by length and planned together, across all requests of a lane.
 WINDOW = 4
 # Interactive batches may run this long while bulk requests wait; then one bulk batch runs.
 RUN_SECONDS = 0.1
-# Interactive requests overtake bulk work after every step. A step lasts at most STEP_SECONDS, with batches launched
-# ahead, but is at least LEAST_SHARE of a full batch: smaller ones cost more than they save. Batches are full again
-# after RECENT_SECONDS without an interactive request.
+# Interactive requests overtake bulk work after every step. A step, including batches launched ahead, lasts at most
+# STEP_SECONDS, but is at least LEAST_SHARE of a full batch, because smaller steps cost more than they save. Batches are
+# full again after RECENT_SECONDS without an interactive request.
 STEP_SECONDS = 0.005
 LEAST_SHARE = 0.25
 RECENT_SECONDS = 10.0
-IDLE_SECONDS = 30.0  # after which the thread ends
+IDLE_SECONDS = 30.0  # the thread ends after being idle for so long
 _WATCH_SECONDS = 1.0  # how often waiting callers check that the thread is alive
 _DECAY = 0.9  # weight of the previous average at each new batch
 LEAST_MEASURED_TOKENS = 64  # smaller batches do not show the speed of full ones
@@ -61,7 +61,7 @@ class WorkerDied(EngineError):
 
 
 class Watcher:
-    """Observer of a queue, called in the thread that acts. It must return at once and never raise."""
+    """Observer of a queue, called in the thread that causes the event. Its methods return at once and never raise."""
 
     def queued(self, lane: Lane, texts: int) -> None:
         """Report that `texts` more texts wait; fewer if negative."""
@@ -81,9 +81,9 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Totals since loading. `tokens` counts computed tokens with special ones; seconds are busy seconds.
+    """Totals since loading. `tokens` counts computed tokens, special ones included; seconds are busy seconds.
 
-    `recomputed`: rows computed again in fp32 because they were not finite.
+    `recomputed`: rows computed again in fp32 because they were zero or not finite.
     """
 
     texts: int = 0
@@ -98,7 +98,7 @@ class EngineStats:
 
 
 class BatchRunner:
-    """Batches on one backend: planned by tokens, computed one at a time or one ahead, repaired in fp32, and counted.
+    """Plans batches by tokens for one backend, computes them one at a time or one ahead, repairs in fp32, and counts.
 
     Thread-safe: a second batch waits while one is computed or launched, and so does `close`.
     """
@@ -114,7 +114,7 @@ class BatchRunner:
         self._packed = info.path in UNPADDED
         self._multiple = backend.profile.padding_multiple(info.precision)
         self._device = threading.Lock()
-        self._pausing_thread: int | None = None  # computes a nested batch while the outer one holds the lock
+        self._pausing_thread: int | None = None  # computes a nested batch under the lock of the outer one
         self._ended = 0.0  # when the device finished the last batch that was waited for
         self._closed = False
         self._counting = threading.Lock()
@@ -128,7 +128,7 @@ class BatchRunner:
     def smaller(self, lengths: Sequence[int]) -> list[list[int]]:
         """Split a batch that ran out of memory, and plan later batches smaller, too."""
         plan = self.plan(lengths, self.memory.shrink(self._cost(lengths)))
-        if len(plan) == 1:  # it fits even the smallest budget
+        if len(plan) == 1:  # the batch fits even the smallest budget
             plan = [plan[0][: len(lengths) // 2], plan[0][len(lengths) // 2 :]]
         return plan
 
@@ -138,7 +138,7 @@ class BatchRunner:
 
     def begin(self, batch: TokenBatch, pause: Pause | None = None) -> Running:
         """Launch a batch; if `ahead` is 0, calling the result computes it. `pause` is called `steps` - 1 times
-        within it, and may itself begin another batch."""
+        during the batch, and may itself begin another one."""
         if not self.ahead:
             return lambda: self._compute(batch, pause)
         failed: Future[Vectors] = Future()
@@ -175,20 +175,20 @@ class BatchRunner:
         return vectors
 
     def _land(self, batch: TokenBatch, started: float, running: Running) -> Vectors:
-        """Wait without the lock, so that the next batch can be launched meanwhile."""
+        """Wait for a launched batch without the lock, so that the next one can be launched."""
         vectors, recomputed = running(), 0
         if not usable(vectors).all():
             with self._device:
                 self.check_open()
                 vectors, recomputed = self._repaired(batch, vectors)
         ended = time.perf_counter()
-        seconds = ended - max(started, self._ended)  # before that the device was busy with another batch
+        seconds = ended - max(started, self._ended)  # until `_ended` the device was busy with another batch
         self._ended = ended
         self._count_batch(batch, max(0.0, seconds), recomputed)
         return vectors
 
     def _repaired(self, batch: TokenBatch, vectors: Vectors) -> tuple[Vectors, int]:
-        """Compute rows that are not finite again, alone and in fp32; return how many. Called under the lock."""
+        """Recompute rows that are not `usable`, one by one in fp32, and return how many. Called under the lock."""
         bad = np.flatnonzero(~usable(vectors)).tolist()
         if bad:
             vectors = np.array(vectors)
@@ -289,14 +289,14 @@ class LaneQueue:
         self._count(request, -request.queued_texts, -request.queued_tokens)
 
     def take(self, plan: Callable[[Sequence[int]], list[list[int]]], budget: int, most: int) -> list[Piece]:
-        """Return the next batch, at most `most` of its tokens; [] if no text waits.
+        """Return the next batch, with at most `most` tokens or a single text; [] if no text waits.
 
         `plan` divides a window of WINDOW times `budget` tokens into batches. Requests share a window equally, in the
         order of arrival, so a small request never waits for the whole of a large one.
         """
         while self._planned or self._plan(plan, WINDOW * budget):
             batch = [piece for piece in self._planned.popleft() if not piece.request.over]
-            used = 0  # it may have been planned for a larger budget, before memory ran out
+            used = 0  # the batch may have been planned for a larger budget, before memory ran out
             for place, piece in enumerate(batch):
                 used += piece.length
                 if used > most and place:
@@ -355,7 +355,7 @@ class LaneQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A started batch. `wanted`: pieces of unfinished requests; `passed_seconds`: the queue's value at the start."""
+    """A started batch. `wanted`: pieces of unfinished requests; `passed_seconds`: the queue's total at the start."""
 
     lane: Lane
     pieces: list[Piece]
@@ -366,7 +366,7 @@ class _Batch:
 
 
 class EmbeddingQueue:
-    """Thread-safe. The first request starts the one thread that computes."""
+    """A thread-safe queue. Its first request starts the one thread that computes."""
 
     def __init__(self, runner: BatchRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_wait: float | None = None  # seconds that a bounded request may wait; None: no limit
@@ -379,12 +379,12 @@ class EmbeddingQueue:
         self._rate = 0.0  # average tokens per second of recent batches; 0: unknown
         self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
         self._thread: threading.Thread | None = None
-        # Batches in progress: one, and either the next one launched ahead or an interactive one within a bulk one.
+        # Batches in progress: one, and possibly the next one launched ahead, or an interactive one within a bulk one.
         self._in_progress: list[list[Piece]] = []
         self._passed_seconds = 0.0  # of interactive batches computed within bulk ones
         self._landed = -math.inf  # when the last batch was done
-        self._interactive_at = -math.inf  # when the last interactive request came
-        self._progress_at = -math.inf  # when a batch was computed, or started after an idle time
+        self._interactive_at = -math.inf  # when the last interactive request arrived
+        self._progress_at = -math.inf  # when a batch was last computed, or started after an idle time
         self._closed = False
 
     # -- for callers
@@ -496,7 +496,7 @@ class EmbeddingQueue:
     # -- the thread
 
     def _ensure_thread(self) -> list[Request]:
-        """Start a thread if none is alive; return the requests whose batch a dead one left. Called under the lock."""
+        """Start a thread if none is alive; return requests whose batch a dead thread left. Called under the lock."""
         if self._closed or (self._thread is not None and self._thread.is_alive()):
             return []
         lost = self._abandoned()
@@ -534,7 +534,7 @@ class EmbeddingQueue:
             self._lose(lost, error)
 
     def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
-        """Return the next batch; None if there is none, which with `wait` means that the thread must end."""
+        """Return the next batch, or None if no text is ready; with `wait`, None means that the thread must end."""
         with self._changed:
             while not self._closed:
                 before = self._waiting()
@@ -574,7 +574,7 @@ class EmbeddingQueue:
 
     def _pass_interactive(self) -> None:
         """Compute interactive batches at a pause within a bulk batch."""
-        while self._lanes["interactive"].texts:  # without the lock: the next pause looks again
+        while self._lanes["interactive"].texts:  # read without the lock: the next pause looks again
             with self._changed:
                 if self._closed or self._run_seconds >= RUN_SECONDS:
                     return
@@ -619,7 +619,7 @@ class EmbeddingQueue:
             self._run_seconds = self._run_seconds + own if in_a_row else 0.0
 
     def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running | None) -> None:
-        """Give every text its vector, or its request an error that belongs to no other request.
+        """Give every text its vector or fail its request, never because of an error in another request.
 
         A batch that ran out of memory is split; after any other error its requests are computed one by one.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # need little memory and growth copies nothing.
 FIRST_ROWS, MOST_ROWS = 1024, 65_536
 ELEMENT = 2  # bytes of a number in fp16
-ROWS_AT_ONCE = 8192  # rows rounded together; the memory this needs besides the block is not booked
+ROWS_AT_ONCE = 8192  # rows rounded together; their temporary memory is not booked
 KEPT_SHARE = 2.0  # times the bookable share: a copy of kept rows exists beside the old copy for a while
 _EPSILON = float(np.finfo(np.float32).eps)
 
@@ -49,7 +49,7 @@ class CardScan:
             rows = torch.randn(300, 512, generator=torch.Generator().manual_seed(3)).half().to(self.device)
             queries = rows[:3]  # their products with themselves are large, which shows rounding
             exact = queries.cpu().double()
-            # cuBLAS' product with fp32 results, if it exists and sums in fp32, saves a copy in fp32.
+            # Use cuBLAS' product with fp32 results if it exists and sums in fp32: it saves a copy in fp32.
             with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
                 wrong = (_mixed_product(queries, rows).cpu().double() - exact @ rows.cpu().double().T).abs()
                 lengths = exact.norm(dim=1)[:, None] * rows.cpu().double().norm(dim=1)
@@ -71,7 +71,7 @@ def _mixed_product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Block:
-    """Space for rows on the card; its memory, booked before, stays booked while it is referenced."""
+    """Space for rows on the card. The caller books its memory, which stays booked while the block is referenced."""
 
     def __init__(self, card: CardScan, rows: int, dimension: int) -> None:
         self._booking = weakref.finalize(self, card.memory.release, rows * dimension * ELEMENT)
@@ -154,7 +154,7 @@ class CardCopy:
         if not self._card.memory.book(rows * self._dimension * ELEMENT, share):
             return None
         try:
-            with self._card.work():  # on the stream that uses it: another stream may still write to its memory
+            with self._card.work():  # on the stream that uses the block: others may still write to its memory
                 self._blocks.append(_Block(self._card, rows, self._dimension))
         except torch.OutOfMemoryError:  # other programs took the memory; the booking ended with the block
             return None
@@ -242,7 +242,7 @@ class _Scored:
 
 class _Joined:
     """Two rankings of different rows; the second one's rows count from `offset`. A row left out by its ranking scores
-    below that ranking's floor, so below the higher floor. The best rows overall are among the best of each."""
+    below that ranking's floor, so also below the higher one. The best rows overall are among the best of each."""
 
     def __init__(self, one: Ranking, other: Ranking, offset: int) -> None:
         self._one = one

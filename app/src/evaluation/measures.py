@@ -15,13 +15,13 @@ _BLOCK = 500
 
 
 def figures(ranks: Sequence[int], relevant: int, k: int) -> dict[str, float]:
-    """Measure one ranking, which should be max(k, 10) hits deep. `ranks`: of the relevant rows found, from 1.
-    `relevant`: the number of relevant rows, at least 1.
+    """Measure one ranking, which should be max(k, 10) hits deep. `ranks`: ranks of the relevant rows found,
+    from 1. `relevant`: the number of relevant rows, at least 1.
 
-    `recall`: their share among the first `k`. `hit_N`: 1 when one is among the first N, else 0. `mrr`: 1 / rank of the
-    first, 0 without any; the mean is MRR (Voorhees, TREC-8, 1999). `ndcg`: the sum of 1 / log2(rank + 1) up to `k`,
-    over that of the best order; Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002,
-    with the discount of Burges and others, ICML 2005.
+    `recall`: share of the relevant rows among the first `k`. `hit_N`: 1 if a relevant row is among the first N, else 0.
+    `mrr`: 1 / rank of the first, 0 for none; the mean is MRR (Voorhees, TREC-8, 1999). `ndcg`: the sum of
+    1 / log2(rank + 1) up to `k`, divided by the sum for the best order; Järvelin and Kekäläinen, "Cumulated gain-based
+    evaluation of IR techniques", TOIS 2002, with the discount of Burges and others, ICML 2005.
     """
 
     def gain(some: Iterable[int]) -> float:
@@ -58,8 +58,9 @@ def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
 
     Queries are drawn with replacement, each with both its values: Efron and Tibshirani, "An introduction to the
     bootstrap", 1993, ch. 13 and 16; for search Sakai, "Evaluating evaluation metrics based on the bootstrap", SIGIR
-    2006. `p` (two-sided): how often a resample centred on no difference is at least as large; its minimum is the chance
-    that all differing queries differ in the same direction. Raises ValueError for lists of unequal length, or empty.
+    2006. `p` (two-sided): share of resamples, centred on zero, with a difference at least as large as the observed
+    one; its minimum is the chance that all differing queries differ in the same direction. Raises ValueError for lists
+    of unequal length, or empty.
     """
     if len(first) != len(second) or not len(first):
         raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")

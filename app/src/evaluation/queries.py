@@ -40,7 +40,7 @@ class LabelledQuery:
 
 
 def read(file: Path, columns: Sequence[str] = ()) -> list[LabelledQuery]:
-    """Return the queries of a file in order. `columns`: the key columns, for rows named by column. Raises
+    """Return the queries of a file in order. `columns`: the key columns, for rows written as objects. Raises
     ConfigurationError with file and line for an invalid line and for a repeated query."""
     try:
         text = file.read_text(encoding="utf-8-sig")

@@ -1,4 +1,4 @@
-"""Evaluate a collection: each labelled query in each mode, the report and its difference to an earlier one, and the
+"""Evaluate a collection: run each labelled query in each mode, compare the report with an earlier one, and measure the
 recall of an approximate vector index."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Search = Callable[[str, str, int, Filter | None, Mode, bool | None], tuple[Seque
 
 
 class Evaluator:
-    """`search` sees every row, as the operator does; `spec` returns a collection's settings (UnknownCollection)."""
+    """`search` sees every row, as the operator; `spec` returns a collection's settings or raises UnknownCollection."""
 
     def __init__(self, search: Search, spec: Callable[[str], CollectionSpec], store: Callable[[], VectorStore]) -> None:
         self._search = search
@@ -49,7 +49,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Search every labelled query of the file in every mode, and return the report. `k`: cutoff of recall and nDCG;
         `rerank` None: as configured. A first, untimed search per mode loads what is needed. Raises ConfigurationError
-        for an invalid file, BadFilter with the line, else as search."""
+        for an invalid file, BadFilter naming the line, and the errors of search."""
         spec, stored = self._spec(name), self._stored(name)
         queries = read(file, stored.key or spec.key)
         noted: dict[str, set[int]] = {}
@@ -105,10 +105,10 @@ class Evaluator:
     def index_recall(
         self, name: str, queries: int = 100, k: int = 10, progress: Progress = lambda _done, _total: None
     ) -> dict[str, Any]:
-        """Measure the recall of the collection's index with vectors of up to `queries` stored rows, each searched both
-        ways. `recall`: the mean share of the exact best `k` rows that the ordinary search finds, with its 95 % interval
-        from `low` to `high`; rows with the score of the k-th count as found. Milliseconds are medians. Raises
-        UnknownCollection, ValueError for an empty collection."""
+        """Measure the recall of the collection's index: search with vectors of up to `queries` stored rows, through the
+        index and exactly. `recall`: the mean share of the exact best `k` rows that the ordinary search finds, with
+        its 95 % interval from `low` to `high`; rows with the score of the k-th count as found. Milliseconds are
+        medians. Raises UnknownCollection, ValueError for an empty collection."""
         self._spec(name)
         view = self._store().view(name, self._stored(name).generation)
         sample = view.sample(queries, texts=False).chosen

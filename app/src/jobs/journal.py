@@ -70,7 +70,7 @@ class JobOver(Exception):
 
 
 class QueueFull(Exception):
-    """The queue of jobs is full. `seconds`: until the next try."""
+    """The queue of jobs is full. `seconds`: how long to wait before trying again."""
 
     seconds = 60.0  # jobs take minutes
 
@@ -83,8 +83,8 @@ class StateUnusable(Exception):
 class Job:
     """A job's record when it was read. Times are POSIX seconds; `error` and `note` are messages without row data.
 
-    `queued`: no process runs it; with a note if one did. `waiting`: another worker holds the collection or, with
-    `next_try`, source or store are unreachable until the next attempt. `attempts`: how often it was begun.
+    `queued`: no process runs the job; `note` is set if one did. `waiting`: another worker holds the collection or, with
+    `next_try`, source or store were unreachable and are tried again then. `attempts`: how often the job was begun.
     `cancelling`: a cancellation was requested. `request`: JSON. `waits`: failed attempts since `waiting_since`.
     """
 
@@ -128,13 +128,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """`workers`: concurrent jobs. `expected`: exceptions whose message may be shown; of others only the class is.
+    """`workers`: concurrent jobs. `expected`: exceptions whose message may be shown; others show only their class.
     `passing`: whether an error is temporary, so that the job is retried. `collections`: those that this process can
     run; None: all. `look_seconds`: time between two checks for jobs of other processes.
 
     `keep_jobs`, `keep_days`: how many records are kept, and how long. `max_queued`: jobs in the queue. `max_attempts`:
-    crashed processes after which a job fails. `longest_wait`, `give_up_after`: seconds between two attempts at a job
-    whose source or store is away, and since the first one, after which it fails.
+    crashed processes after which a job fails. For jobs whose source or store is unreachable, in seconds:
+    `longest_wait`, the most between two attempts; `give_up_after`, the time after the first one until the job fails.
     """
 
     workers: int = 2
@@ -175,9 +175,9 @@ class Journal:
     """The records in `folder`, which the first write creates with mode 0700: reading creates nothing. Thread-safe.
     Raises StateUnusable, and the errors of `SqliteFile`.
 
-    `owner` names this process in the records once they are open. It locks a file that other processes on this machine
-    see (where SQLite's own locks work), and the kernel releases the lock when the process ends. No clock is involved,
-    so a slow or stopped process does not count as dead.
+    `owner` names this process in the records once they are open. The process locks a file that other processes on this
+    machine see (wherever SQLite's own locks work), and the kernel releases the lock when the process ends. No clock is
+    involved, so a slow or stopped process does not count as dead.
     """
 
     def __init__(self, folder: Path, options: JobOptions | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -218,7 +218,7 @@ class Journal:
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction for reading: of an empty database before the first job."""
+        """Open a read transaction; before the first job, on an empty database in memory."""
         try:
             there = self._file is not None or bool((self.folder / _FILE).stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -252,9 +252,9 @@ class Journal:
         request: Mapping[str, Any] | None = None,
         turn: Turn | None = None,
     ) -> Job | None:
-        """Queue a job. `request`: JSON, for whichever process runs it. `turn`: add only if the collection's turn is
-        still this one; None if another process has taken it. Raises JobRunning when the collection has an unfinished
-        job, in any process, and QueueFull."""
+        """Queue a job. `request`: JSON, for the process that runs the job. `turn`: add the job only if this is still
+        the collection's turn, and return None if another process has taken it. Raises JobRunning if the collection has
+        an unfinished job, in any process, and QueueFull."""
         file = self._opened()
         self.settle()
         now, id_, options = self._clock(), uuid.uuid4().hex, self._options
@@ -287,7 +287,7 @@ class Journal:
 
     def cancel(self, id_: str) -> Job:
         """End a job that no process runs; ask the process of a running one to stop after its current batch. Raises
-        UnknownJob, and JobOver unless it was cancelled."""
+        UnknownJob, and JobOver for a job that ended otherwise than cancelled."""
         self.get(id_)
         with self._opened().write() as db:
             job = _job(db, id_)
@@ -302,13 +302,13 @@ class Journal:
     # ---------------------------------------------------------------------------------------------------- working
 
     def claim(self, collections: Sequence[str] | None) -> Job | None:
-        """Take the oldest due job; None without one. `collections`: only theirs. Safe for concurrent callers."""
+        """Take the oldest due job, or return None. `collections`: take only theirs. Safe for concurrent callers."""
         ready = (
             "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
             "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
         )
         now, chosen = self._clock(), None if collections is None else orjson.dumps(list(collections)).decode()
-        with self._read() as db:  # usually there is none, and looking must not lock out writers
+        with self._read() as db:  # usually no job is due, and looking must not lock out writers
             if db.execute(ready, (now, chosen)).fetchone() is None:
                 return None
         with self._opened().write() as db:
@@ -340,8 +340,8 @@ class Journal:
             _progress(db, self._number(db, id_), (done, total))
 
     def finish(self, id_: str, state: State, **outcome: Any) -> None:
-        """Record the end of an attempt or of the job; nothing when another process owns the job now. `outcome`: `error`
-        and as in `_leave`."""
+        """Record the end of an attempt or of the job, unless another process owns the job now. `outcome`: `error`, and
+        the fields of `outcome` in `_leave`."""
         with self._opened().write() as db:
             if self._number(db, id_) is None:
                 return
@@ -350,7 +350,7 @@ class Journal:
             self._leave(db, id_, state, **outcome)
 
     def settle(self) -> None:
-        """Queue the jobs of dead processes again."""
+        """Queue the jobs of dead processes again, or end those cancelled or crashed too often."""
         owned_sql = f"SELECT id, owner, cancelling, crashes FROM jobs WHERE {_UNFINISHED} AND owner <> ''"  # noqa: S608
         with self._read() as db:
             owners = {owner for _, owner, *_ in db.execute(owned_sql).fetchall()}
@@ -386,8 +386,9 @@ class Journal:
         **outcome: Any,
     ) -> None:
         """End an attempt at a job. A state in OVER ends the job; `queued`: it continues as soon as a process is free;
-        `waiting`: not before `next_try`. `error`: why, in these two states too. `crashed`: the process died. `outcome`:
-        `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or store are unreachable."""
+        `waiting`: not before `next_try`. `error`: the reason, in these two states too. `crashed`: the process died.
+        `outcome`: `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or store are
+        unreachable."""
         over, now, away = state in OVER, self._clock(), outcome.get("away", False)
         reason, result = "error" if over else "note", outcome.get("result")
         ((number,),) = db.execute(
@@ -430,7 +431,7 @@ class Journal:
         return None if job is None or job.over else job
 
     def last(self, collection: str) -> Job | None:
-        """Return the collection's newest job, the unfinished one if there is one. Cheap."""
+        """Return the collection's newest job, or None; an unfinished job is always the newest. Cheap."""
         with self._read() as db:
             found = _jobs(db, "collection = ? ORDER BY number DESC LIMIT 1", (collection,))
         return found[0] if found else None
@@ -471,8 +472,8 @@ class Journal:
         return found
 
     def register(self, collection: str, schedule: str | None) -> None:
-        """Set the collection's schedule as text; None: no schedule. The same text again changes nothing, so that a
-        missed turn is still due."""
+        """Set the collection's schedule as text; None: no schedule. Setting the same text again changes nothing, so
+        a missed turn stays due."""
         with self._opened().write() as db:
             if schedule is None:
                 db.execute("DELETE FROM turns WHERE collection = ?", (collection,))

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agents:
-    """The tools' server over a service that the caller closes. `server` is the SDK's.
+    """Serves the tools of a service, which the caller closes. `server` is the SDK's server.
 
     A transport gives three functions: `caller(request)` returns the principal, or raises an error of `expected`, whose
     message the caller may see; `run(call, request)` runs a call in a thread; `tell(request, **fields)` adds
@@ -95,7 +95,7 @@ class Agents:
     async def _call_tool(
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        """Return errors as results, so that the model sees them; it never sees protocol errors."""
+        """Run a tool. Errors are returned as results, because the model never sees protocol errors."""
         name, service, request = params.name, self._service, ctx.request
         self._tell(request, tool=name if name in offered(service, OPERATOR) else None)
         try:
@@ -117,7 +117,7 @@ class Agents:
             self._tell(request, failed=type(error).__name__, **scope)
             if isinstance(error, self._expected):
                 told = str(error) or type(error).__name__
-            else:  # log without its text, which may hold row data
+            else:  # log without the error's text, which may hold row data
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _log.error("a tool failed: %s\n%s", type(error).__name__, frames)
                 told = UNEXPECTED
@@ -127,7 +127,7 @@ class Agents:
 def _arguments(tool: Tool, given: dict[str, Any]) -> dict[str, Any]:
     """Return the checked arguments. Raises Refused."""
     known = ", ".join(tool.takes.model_fields) or "none"
-    if len(given) > 50:  # pydantic would report each
+    if len(given) > 50:  # pydantic would report each of them
         raise Refused(f"{len(given)} arguments were given; there are: {known}")
     try:
         json.dumps(given, ensure_ascii=False).encode()

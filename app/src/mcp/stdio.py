@@ -27,7 +27,7 @@ class Parent:
     so a revoked or expired one is rejected at once; its limits apply as in the REST service."""
 
     def __init__(self, service: Service) -> None:
-        """Raise ConfigurationError for a key while no keys are configured."""
+        """Raise ConfigurationError if mcp.key is set but neither access.keys nor access.jwt is."""
         self._access = service.access
         key = service.settings.mcp.key
         self._key = None if key is None else key.get_secret_value().strip()
@@ -67,7 +67,7 @@ Cancelling = Callable[[Callable[[], object]], AbstractContextManager[None]]
 
 def serve(service: Service, cancelling: Cancelling) -> None:
     """Serve until stdin ends. `cancelling(cancel)`: a context in which a signal calls `cancel`; the signal takes effect
-    at its end. Raises AccessUnusable for unreadable keys, and ConfigurationError for a rejected key."""
+    when the context ends. Raises AccessUnusable for unreadable keys, and ConfigurationError for a rejected key."""
 
     async def serving() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -76,7 +76,7 @@ def serve(service: Service, cancelling: Cancelling) -> None:
         with cancelling(lambda: loop.call_soon_threadsafe(task.cancel)):
             try:
                 await parent.principal(None)
-            except Refused as error:  # a rejected key ends the start, not the first call
+            except Refused as error:  # a rejected key fails the start, not the first call
                 raise ConfigurationError(str(error)) from None
             # Only the REST service writes an audit log: this caller has HANA's login anyway.
             server = Agents(service, parent.principal, parent.run, lambda request, **fields: None).server
@@ -94,7 +94,7 @@ async def _lines() -> AsyncIterator[str]:
     loop, come = asyncio.get_running_loop(), asyncio.Queue[bytes](4)  # bounded, so that a fast sender waits
 
     def read() -> None:
-        # The descriptor, not sys.stdin: a daemon thread would hold its lock when the interpreter ends.
+        # Not sys.stdin: the daemon thread would still hold its lock when the interpreter ends.
         data = b"-"
         while data:
             try:

@@ -1,5 +1,5 @@
 """The tools: each takes arguments and a principal, calls the service, and returns a bounded answer. The service applies
-row rights; counts over hidden rows are left out here. Agents get the arguments' schemas and the methods' docstrings.
+row rights; this module leaves out counts over hidden rows. Agents see the arguments' schemas and functions' docstrings.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ARGUMENTS = ConfigDict(extra="forbid", hide_input_in_errors=True, allow_inf_nan
 Answer = dict[str, Any]
 Call = TypeVar("Call", bound=Callable[..., Answer])
 Collection = Annotated[str, Field(description=_NAME)]
-# In each answer with texts of rows: they are data that others wrote, never instructions.
+# Marks each answer with texts of rows: they are data that others wrote, never instructions.
 UNTRUSTED = {"untrusted": True}
 
 
 class Refused(Exception):
-    """The call is rejected; the message tells the model what to do instead. `scope`: because the caller lacks one."""
+    """The call is rejected; the message tells the model what to do instead. `scope`: true if the caller lacks one."""
 
     def __init__(self, message: str, *, scope: bool = False) -> None:
         super().__init__(message)
@@ -150,7 +150,7 @@ def search(  # noqa: PLR0913 (the tool's arguments)
     except ValueError as error:
         raise Refused(str(error)) from error
     shown: list[Answer] = []
-    # One limit for all hits together: what one does not need is for the next.
+    # One limit for all hits together: the next hits may use what one does not need.
     left, keys = service.settings.mcp.max_chars, service.settings.mcp.max_chars + _LARGEST_KEY
     for place, hit in enumerate(found.hits):
         keys -= len(hit.id) + len(json.dumps(hit.key, default=str))
@@ -269,14 +269,14 @@ def sync_status(
         all_rows, job = fresh["rows"] is not None, None
         try:
             record = None if status["job"] is None else service.jobs.get(status["job"])
-        except UnknownJob:  # it has ended, and its record is deleted
+        except UnknownJob:  # the job has ended, and its record is deleted
             record = None
         if record is not None:
             job = {
                 "id": record.id,
                 "kind": record.kind,
                 "state": record.state,
-                "progress": dict(record.progress) if all_rows else {},  # it counts rows of all owners
+                "progress": dict(record.progress) if all_rows else {},  # progress counts rows of all owners
                 "error": record.error if who.may("sync") else None,
             }
         listed.append(fresh | {"quarantined": status["quarantined"] if all_rows else None, "job": job})

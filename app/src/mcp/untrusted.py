@@ -12,7 +12,7 @@ from typing import Any
 _UNSEEN = re.compile(
     "["
     "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # control characters; tab and line ends stay
-    "\ud800-\udfff"  # unpaired surrogates, which no answer can hold
+    "\ud800-\udfff"  # unpaired surrogates, which an answer cannot contain
     "\u200b\u2060-\u2064\ufeff"  # zero width
     "\u202a-\u202e\u2066-\u2069"  # direction overrides: the text would be read differently than stored
     "\ufff9-\ufffb"  # interlinear annotation
@@ -25,7 +25,7 @@ _LONGEST_NAME = 200
 
 
 def visible(value: Any) -> Any:
-    """Replace invisible characters, which may carry messages for models. Joiners that scripts need stay."""
+    """Replace invisible characters, which may carry messages for models. Keeps the joiners that scripts need."""
     if isinstance(value, Mapping):
         return {name: visible(each) for name, each in value.items()}
     return _UNSEEN.sub(_SHOWN, value) if isinstance(value, str) else value
@@ -37,8 +37,8 @@ def cut(text: str, most: int) -> tuple[str, bool]:
 
 
 def bounded(metadata: Mapping[str, Any], most: int) -> tuple[dict[str, Any], int, bool]:
-    """Return the fields that fit in order, each cut to the rest of `most` characters of JSON; the characters used; and
-    whether something was cut. Values other than text, number and boolean become their JSON."""
+    """Return the fields that fit, in order, each cut to what is left of `most` characters of JSON; the characters used;
+    and whether something was cut. Values other than text, number and boolean become their JSON."""
     kept: dict[str, Any] = {}
     left, missing = most, False
     for name, value in metadata.items():

@@ -1,4 +1,4 @@
-"""Checks of the running system: readiness uses a few, `doctor` all in order, each failed one with its fix. Prints no
+"""Checks of the running system: readiness runs a few; `doctor` runs all in order, each failure with its fix. Prints no
 secret. Add a check in `Checks._steps`."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from app.src.service.wiring import EngineEmbedder, Parts
 
-PROBE_SECONDS = 3.0  # for the engine to answer; a longer wait is no fault while other requests' batches end
-STALLED_SECONDS = 30.0  # a batch in progress for so long makes the service unready
+PROBE_SECONDS = 3.0  # for the engine to answer; after that, the check fails only if a batch has stalled
+STALLED_SECONDS = 30.0  # a batch in progress for this long makes the service unready
 STUCK_SECONDS = 300.0  # after this time the batch is not expected to end
 # Consecutive failures of the probe or of the computing thread after which the engine cannot recover; for the probe only
 # after SICK_SECONDS.
@@ -185,7 +185,7 @@ class Checks:
     def _steps(self) -> Iterator[Step]:
         settings = self.settings
         embedding, store = settings.embedding, settings.store
-        # An older Python than 3.11 cannot get this far.
+        # A Python older than 3.11 cannot get this far.
         yield "python", lambda: f"Python {'.'.join(str(part) for part in sys.version_info[:3])}", (), ""
         for name, probe in (("torch", gpu.torch), ("gpu", gpu.gpu), ("kernels", gpu.kernels)):
             yield name, partial(probe, embedding), (), ""
@@ -247,7 +247,7 @@ class Checks:
         return "; ".join(f"{each.name} {str(each.value).lower()}: {each.reason}" for each in chosen)
 
     def probe_login(self, hana: HanaSettings) -> str:
-        """Log in once, because HANA locks users: the same login is not repeated for the store."""
+        """Log in once. A refused login is not repeated for the store, because HANA locks users after failures."""
         from connector.hana.connection import HanaFeatures
 
         who = (hana.host, hana.port, hana.user, hana.userkey)
@@ -283,7 +283,7 @@ class Checks:
         return f"logged in; HANA {features.version or 'of unknown version'}"
 
     def probe_rights(self, hana: HanaSettings) -> str:
-        """Compare the user's rights with the required ones. Excess is reported, not failed."""
+        """Compare the user's rights with the required ones. Excess rights are reported, but do not fail."""
         from connector.hana.privileges import Privilege, effective, excess
 
         system = self._section(hana)
@@ -384,11 +384,11 @@ class Checks:
 
 
 def choices(engine: EmbeddingEngine) -> list[Setting]:
-    """Return the choices of a loaded engine on its device, with reasons; None: not available here."""
+    """Return the choices of a loaded engine on its device, with reasons; a value of None: not available here."""
     from app.src.core.device import Setting, settings_of
 
     path = Setting("path", engine.path, engine.path_reason)
-    if engine.path == "hashing":  # it computes no products, so it makes no choices
+    if engine.path == "hashing":  # hashing computes no products, so it has no other choices
         return [Setting("precision", engine.precision, engine.precision_reason), path]
     return [path, *settings_of(engine.profile, chosen=(engine.precision, engine.precision_reason))]
 
@@ -415,7 +415,7 @@ def certificate(api: ApiSettings) -> str:
         found = x509.load_pem_x509_certificate(api.tls_certificate.read_bytes())
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(api.tls_certificate, api.tls_key, password="")
         readable_by_all = api.tls_key.stat().st_mode & 0o007
-    except (OSError, ValueError) as error:  # among them ssl.SSLError
+    except (OSError, ValueError) as error:  # including ssl.SSLError
         raise Fault(
             f"the certificate cannot be used with its key ({getattr(error, 'strerror', None) or type(error).__name__})",
             f"correct [api] tls_certificate and tls_key ({api.tls_certificate.name} and {api.tls_key.name}): the chain "

@@ -26,7 +26,7 @@ _NO_CUDA = "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was s
 
 
 def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
-    """Check that torch is installed and the driver supports its CUDA build. Does not import it."""
+    """Check that torch is installed and the driver supports its CUDA build. Does not import torch."""
     build = torch_build()
     if build is None:
         if embedding.hashing:
@@ -75,14 +75,14 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     wants = _first_capability(found), _branch(found)
     fix = what_to_install(*wants)
     if builds := builds_for(*wants):
-        # Forced, because pip keeps a CPU build whose version fits; from an index without CPU builds.
+        # Forced, because pip would keep a CPU build whose version matches. The index has no CPU builds.
         index = builds[0].index or f"{_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
         fix = f"pip install --force-reinstall 'torch=={builds[0].torch}.*' --index-url {index}"
     raise Fault(f"torch {build[0]} is a build for the CPU and cannot use {described}", fix)
 
 
 def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
-    """Check by the published wheels that the installed torch has kernels for the card; asking torch would take
+    """Check in the list of published wheels that the installed torch has kernels for the card; asking torch would take
     seconds."""
     if _cpu_only(embedding):
         return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
@@ -145,8 +145,8 @@ def gpu_message(missing: Fault) -> str:
 
 
 def first_look(embedding: EmbeddingSettings, seconds: float = FIRST_LOOK_SECONDS) -> str:
-    """Return what will compute, in which precision, and why, for `start`. Raises Fault where a GPU is required
-    (USE_GPU, [embedding] expect_gpu, or a device by name) and would not compute."""
+    """Return a line for `start`: which device will compute, in which precision, and why. Raises Fault if a GPU is
+    required (USE_GPU, [embedding] expect_gpu, or a device by name) but would not compute."""
     missing = why_no_gpu(embedding)
     try:
         if missing is None:

@@ -1,5 +1,5 @@
-"""The HANA rights that the settings require: as SQL for an administrator, and for doctor to compare with. Does not
-connect."""
+"""The HANA rights that the settings require: as SQL for an administrator, and as privileges for doctor to check. Does
+not connect to HANA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from connector.model import TableRef, log_of
 def statements(
     settings: Settings, *, user: str | None = None, search_only: bool = False, setup: bool = False
 ) -> list[dict[str, str]]:
-    """Return the statements in execution order, as {"system": the settings section of the HANA, "sql", "why"}. `user`:
-    default that of the settings; it owns the schema for the vectors. `setup`: only the rights to install change logs.
-    Raises ConfigurationError if nothing is to be granted, or the user is unknown."""
+    """Return the statements in execution order, as {"system": the settings section of the HANA, "sql", "why"}. `user`
+    gets the rights and owns the schema for the vectors; default: the user in the settings. `setup`: only the rights to
+    install change logs. Raises ConfigurationError if no rights are needed, or the user is unknown."""
     found: list[dict[str, str]] = []
     systems = {"hana": settings.hana}
     if settings.store.kind == "hana" and settings.store.hana is not None:
@@ -32,7 +32,7 @@ def statements(
         for each in wanted(settings, system, search_only=search_only, setup=setup):
             if isinstance(each, Privilege):
                 found.append({"system": system, "sql": each.grant(grantee), "why": each.why})
-            elif quote(each) != grantee:  # CREATE USER makes a schema of the user's name
+            elif quote(each) != grantee:  # CREATE USER has created the schema with the user's name
                 existing = privileges.creating(each).grant(grantee)
                 why = f"vectors and their state; where the schema exists and has another owner: {existing}"
                 found.append({"system": system, "sql": f"CREATE SCHEMA {quote(each)} OWNED BY {grantee}", "why": why})
@@ -45,7 +45,7 @@ def statements(
 
 
 def own_places(settings: Settings, system: str) -> set[TableRef | str]:
-    """Return what the user may own: the schema of the vectors, and change logs."""
+    """Return the objects that the user may own: the schema for the vectors, and change logs."""
     places: set[TableRef | str] = {schema} if (schema := _vectors_schema(settings, system)) else set()
     if system == "hana":
         specs = (collection.spec() for collection in settings.synced)

@@ -18,12 +18,12 @@ from connector.errors import ConfigurationError
 
 PATIENCE = 8.0  # seconds for the service to answer; readiness may have to ask HANA
 STALE_SECONDS = 60.0
-_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # asked instead; nothing listens here
+_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # connected to, not bound
 _LOG = "its log says more"
 
 
 def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
-    """Ask /health/ready, which needs no key. Raises Fault."""
+    """Return a line that says the service is ready, from /health/ready, which needs no key. Raises Fault."""
     if api.port == 0:
         raise Fault("[api] port is 0, so the port of the service is unknown", "set a port")
     host = _ANY.get(api.host, api.host)
@@ -31,7 +31,7 @@ def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
     connection = http.client.HTTPConnection(host, api.port, timeout=patience)
     try:
         if api.tls_certificate is not None:
-            # Trust exactly this certificate, whoever signed it; its name is not loopback's.
+            # Trust only this certificate, whatever its issuer. Its name is not that of the loopback address.
             context = ssl.create_default_context(cafile=api.tls_certificate)
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -55,7 +55,7 @@ def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
 
 
 def of_worker(worker: WorkerSettings, now: Callable[[], float] = time.time) -> str:
-    """Check the age of the heartbeat. Raises Fault."""
+    """Return a line with the age of the heartbeat. Raises Fault if it is missing or stale."""
     path = worker.heartbeat
     if path is None:
         raise Fault("the worker leaves no sign of life", "set [worker] heartbeat (OWL_SAP_WORKER__HEARTBEAT) to a file")
@@ -77,8 +77,8 @@ def forget(path: Path | None) -> None:
 
 @contextmanager
 def beating(path: Path | None) -> Iterator[Callable[[], None]]:
-    """Yield a function that renews the heartbeat, a file that is removed at a regular end; without a path it does
-    nothing. Raises ConfigurationError for a path that cannot be written."""
+    """Yield a function that renews the heartbeat file; without a path it does nothing. Remove the file at the end.
+    Raises ConfigurationError for a path that cannot be written."""
 
     def beat() -> None:
         if path is not None:

@@ -1,4 +1,4 @@
-"""Every Prometheus metric, declared once, here or in metrics.toml. Base units; no row, text or user in a label."""
+"""Every Prometheus metric, declared once, here or in metrics.toml. Base units; labels contain no row, text or user."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131
 _TABLES = tomllib.loads(files(__package__).joinpath("metrics.toml").read_text(encoding="utf-8"))
 GPU_FIGURES: dict[str, dict[str, Any]] = _TABLES["gpu"]
 _CARD = ("index", "uuid", "name")
-# Read at each scrape: name -> documentation, labels. Names that end in _total are counters.
+# Metrics read at each scrape: name -> documentation, labels. Names that end in _total are counters.
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (entry["documentation"], tuple(entry["labels"])) for name, entry in _TABLES["figures"].items()},
     **{name: (entry["documentation"], _CARD) for name, entry in GPU_FIGURES.items()},
 }
 Sample = tuple[str, tuple[str, ...], float | None]
-"""Name, values of the labels, and the value; None is left out."""
+"""Name, label values, and value; a sample with value None is left out."""
 
 
 class Metrics(Collector):
@@ -116,7 +116,7 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
 
 
 def gpu_samples(found: Mapping[str, Any]) -> Iterator[Sample]:
-    """Return the samples of the cards. `found`: the answer of GET /v1/gpu."""
+    """Yield the samples of the cards. `found`: the answer of GET /v1/gpu."""
     if found["devices"] or not found["answered"]:
         yield "owl_sap_gpu_driver_answers", (), float(found["answered"])
     for device in found["devices"]:

@@ -22,7 +22,7 @@ _PORTS = "443 Cloud, 3NN13 or 3NN15 on-premise"
 
 
 class Network:
-    """The checks of one HANA. `prefix` of its variables: HANA, or HANA_STORE for a separate store."""
+    """The checks of one HANA. `prefix`: of its environment variables, HANA, or HANA_STORE for a separate store."""
 
     def __init__(self, hana: HanaSettings, prefix: str = "HANA") -> None:
         self._hana = hana
@@ -68,13 +68,13 @@ class Network:
         except ssl.SSLCertVerificationError as error:
             names, issuer = [], "an unknown authority"
             with contextlib.suppress(OSError, ValueError):
-                _, certificate = self._handshake(checked=False)  # Python shows only accepted certificates otherwise
+                _, certificate = self._handshake(checked=False)  # otherwise Python returns no rejected certificate
                 names, issuer = names_of(certificate), _organisation(certificate.issuer) or issuer
-            fixes = {  # by OpenSSL's X509_V_ERR_*
+            fixes = {  # by OpenSSL's X509_V_ERR_* code
                 10: "renew it on the server; if it is not that old, correct this machine's clock",  # expired
                 9: "correct this machine's clock",  # not yet valid
-                62: self._other_name(names),  # another name
-                64: self._other_name(names),  # another address
+                62: self._other_name(names),  # host name mismatch
+                64: self._other_name(names),  # IP address mismatch
             }
             unknown = (
                 f"set {self._prefix}_SSL_TRUST_STORE to a PEM file with the certificate of {issuer}, obtained from "
@@ -116,11 +116,11 @@ class Network:
         return connection
 
     def _handshake(self, *, checked: bool = True) -> tuple[str, x509.Certificate]:
-        """Connect as the driver would, or without a check of the certificate. Raises Fault for an unusable trust
-        store."""
+        """Return the TLS version and the certificate. Connects as the driver would; unless `checked`, accepts any
+        certificate. Raises Fault for an unusable trust store."""
         store, name = self._hana.trust_store, self._hana.host_name_in_certificate or self._host
         if not checked or not self._hana.validate_certificate:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to look: no secret may be sent over it
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to read the certificate: send no secret over it
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE  # nosemgrep: owl-certificate-unchecked - only looked at
         elif not store:
@@ -137,7 +137,7 @@ class Network:
                     f"{variable} must name a readable file with certificates in PEM form, or hold them "
                     "(from DER: openssl x509 -inform der -in FILE -out ca.pem)",
                 ) from None
-        if self._by_address:  # compared later: the driver never matches addresses, Python would
+        if self._by_address:  # `tls` reports it: Python matches addresses, but the driver never does
             context.check_hostname = False
         with self._connect() as plain, context.wrap_socket(plain, server_hostname=name) as secured:
             presented = secured.getpeercert(binary_form=True) or b""
@@ -156,7 +156,7 @@ class Network:
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses of a certificate; the common name where there is no other."""
+    """Return the alternative names and addresses of a certificate, or its common name if it has none."""
     try:
         alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -40,8 +40,8 @@ _SUMS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
 
 
 def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> float:
-    """Return the POSIX seconds of the start after `turn` (None: the first), in the past when overdue. Missed turns
-    count as one. A turn in the future (the clock was set back) counts as now."""
+    """Return the start after `turn` (None: the first start) in POSIX seconds; an overdue start is in the past. Missed
+    turns count as one. A turn in the future (the clock was set back) counts as now."""
     since, last = (now, None) if turn is None else turn
     since, last = min(since, now), None if last is None else min(last, now)
     if schedule.every is not None:
@@ -50,12 +50,12 @@ def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> flo
         zone = UTC if schedule.timezone == "UTC" else ZoneInfo(schedule.timezone)
         after = datetime.fromtimestamp(since if last is None else max(since, last), zone)
         start = next(CronSim(schedule.cron or "", after)).timestamp()
-    # Random, but the same for every process.
+    # Random, but the same in every process.
     return start + random.Random(f"{turn}{start}").uniform(0, schedule.jitter)
 
 
 class Scheduler:
-    """Queues due syncs. `schedules`: by collection; None: no schedule. The job records decide turns, so several
+    """Queues due syncs. `schedules`: by collection; None: no schedule. The job records hold the turns, so several
     processes may run the same schedules. Thread-safe."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Scheduler:
                 continue
             try:
                 turn = self._jobs.turn(name)
-                if turn is None:  # the folder of the records was cleared
+                if turn is None:  # the folder of the job records was cleared
                     self.register()
                     turn = (now, None)
                 due.append(next_start(schedule, turn, now))
@@ -140,7 +140,7 @@ class Background:
         self.scheduler = Scheduler(self.jobs, schedules, asdict(SyncRequest(owner="schedule")), clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
-        """Work on jobs, including those of ended processes, and with `schedules` on due syncs. `workers`: concurrent
+        """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent
         jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable."""
         if schedules:
             self.scheduler.register()
@@ -149,7 +149,7 @@ class Background:
     # ----------------------------------------------------------------------------------------------- starting a job
 
     def start_sync(self, name: str, request: SyncRequest, kind: Kind = "sync") -> Job:
-        """Queue a sync, or with kind "build" another generation. Raises UnknownCollection, WrongOrigin, JobRunning,
+        """Queue a sync, or with kind "build" a new generation. Raises UnknownCollection, WrongOrigin, JobRunning,
         QueueFull, StateUnusable."""
         self._collections.spec_of_table(name)
         return self.jobs.start(name, kind, asdict(request))
@@ -167,7 +167,7 @@ class Background:
     # ---------------------------------------------------------------------------------------------------- working
 
     def _work(self, run: Run) -> Mapping[str, Any]:
-        """Do a job. A report whose counts do not add up fails it."""
+        """Run a job and return its report. The job fails if the counts of the report do not add up."""
         try:
             result = self._report(run)
         finally:
@@ -188,7 +188,7 @@ class Background:
             case "sync" | "build":
                 known = ("full", "max_deletes", "owner", "accept_schema")
                 request = SyncRequest(**{key: asked[key] for key in known if key in asked})
-                if asked.get("retry_login") and run.job.attempts == 1:  # only once: HANA locks users
+                if asked.get("retry_login") and run.job.attempts == 1:  # only once: refused logins lock the HANA user
                     self._parts.allow_login()
                 work = self._sync.run if run.job.kind == "sync" else self._sync.build
                 return work(name, request, run, run.stopping).as_dict()
@@ -210,7 +210,7 @@ class Background:
 
     def stale_since(self, name: str) -> str | None:
         """Return the UTC time of the last complete sync if source or store have been unreachable since, else None.
-        Cached for some seconds. Unreadable job records count as not stale, so that searches go on."""
+        Cached for some seconds. Unreadable job records count as not stale, so that searches still work."""
         asked, since = self._stale.get(name, (-_STALE_SECONDS, None))
         if time.monotonic() - asked >= _STALE_SECONDS:
             try:
@@ -222,13 +222,13 @@ class Background:
 
 
 def passing(error: Exception) -> bool:
-    """Return whether the error is temporary. The pool's short retries have failed, so the job waits longer."""
+    """Return whether the error is temporary. The pool's short retries have already failed, so the job waits longer."""
     return isinstance(error, ConnectorError) and error.retryable
 
 
 def _stale_since(job: Job | None, status_of: Callable[[], CollectionStatus | None]) -> str | None:
-    """Return the last complete sync if source or store have been unreachable in the collection's last job, and no other
-    process has synced it since."""
+    """Return the UTC time of the last complete sync if the collection's last job could not reach source or store, and
+    no other process has synced the collection since."""
     if job is None or job.state in ("succeeded", "cancelled") or job.waiting_since is None:
         return None
     status = status_of()

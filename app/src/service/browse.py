@@ -24,18 +24,18 @@ from connector.model import CollectionStatus, Scalar, StoredText
 from connector.stores.filters import parse
 from connector.stores.records import FOREIGN, readable_ids, shown_id
 
-SAMPLE = 5000  # rows that fields and maps are computed from, at most
+SAMPLE = 5000  # most rows that fields and maps are computed from
 MOST_IDS = 100
-MOST_CHARACTERS = 16 << 20  # of the texts of several rows, which are in memory twice until sent
+MOST_CHARACTERS = 16 << 20  # of several rows' texts together: they are in memory twice until sent
 _IDS_AT_ONCE = 8
-VALUES = 50  # most frequent values of a field
-LONGEST_VALUE = 200  # characters; a longer value is not listed and only counts as more
+VALUES = 50  # values listed for a field, the most frequent ones
+LONGEST_VALUE = 200  # characters; a longer value is not listed, only reported as `more`
 POINTS = 1000
 _ALL_THE_SAME = 1e-10  # variance below which unit vectors differ only by float32 noise
 _LARGEST = sys.float_info.max  # JSON allows larger integers, but filters cannot compare them
 _DIGITS = 6
 _TITLE = 80  # characters
-# Short and without words, because minimum and maximum are shown whole.
+# Matches only short texts without words, because minimum and maximum are shown whole.
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
 
 FieldType = Literal["text", "number", "boolean", "mixed"]
@@ -90,7 +90,7 @@ class Browse:
 
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """Return the rows with these ids in order, each once; skip unknown ids. Raises ValueError for more than
-        MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
+        MOST_IDS, and for several rows with more than MOST_CHARACTERS together."""
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
@@ -125,7 +125,7 @@ class Browse:
 
     def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> dict[str, Any]:
         """Return up to `limit` visible rows as `points`: id, x, y, `color` (the value of that field) and `title` (the
-        first words). The plane is the one of largest variance of SAMPLE rows, by the vectors of their first chunks.
+        first words). The plane is that of the largest variance among the vectors of SAMPLE rows' first chunks.
         `explained`: the share of the variance of the `sampled` vectors on each axis; `rows`: visible rows. Raises
         ValueError for a field `color` that is neither declared nor in a visible row."""
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
@@ -156,7 +156,7 @@ class Browse:
 
 
 def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
-    """Read a few rows at a time, to stop at MOST_CHARACTERS."""
+    """Return the texts of rows. Reads a few rows at a time, so that it can stop at MOST_CHARACTERS."""
     found: list[StoredText] = []
     characters = 0
     for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -172,7 +172,7 @@ def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
     """Join the chunks of a text. `overlapping`: chunks overlap (`Embedder.split`), so keep each overlap once: the
-    longest end of the text so far that begins the next chunk. A text that repeats itself there may lose a
+    longest end of the text so far with which the next chunk begins. A text that repeats itself there may lose a
     repetition."""
     whole = ""
     for text in texts:
@@ -184,12 +184,12 @@ def joined(texts: Sequence[str], *, overlapping: bool) -> str:
 
 
 Values = Counter[tuple[FieldType, Any]]
-"""How often each value occurs. With its kind, because True and 1 are one key otherwise."""
+"""Number of occurrences by (kind, value). The kind separates True and 1, which are equal as keys."""
 
 
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
     """Return values by field: declared fields first, others by frequency. Skip values that filters cannot compare
-    (null, objects, lists) and fields that they cannot name."""
+    (null, objects, lists) and fields that filters cannot name."""
     found: dict[str, Values] = {name: Counter() for name in declared}
     for metadata in rows:
         for name, value in metadata.items():
@@ -221,7 +221,7 @@ def _field(name: str, values: Values) -> Field:
     shown = [FieldValue(value, count) for (_, value), count in islice(short, VALUES)]
     plain, ordered = [value for _, value in values], kinds == {"number"}
     if kinds == {"text"}:
-        with suppress(ValueError):  # a text that is not a day
+        with suppress(ValueError):  # not all texts are dates
             ordered = all((day := _DAY.fullmatch(text)) and date.fromisoformat(day[1]) for text in plain)
     least, most = (min(plain), max(plain)) if ordered else (None, None)
     return Field(
@@ -230,8 +230,8 @@ def _field(name: str, values: Values) -> Field:
 
 
 def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """Return the two principal components of `vectors` (n, d): coordinates (n, 2) and each one's share of the variance.
-    Empty for fewer than two vectors, zeros if all are equal.
+    """Return the two principal components of `vectors` (n, d): coordinates (n, 2) and the share of the variance on each
+    axis. Empty for fewer than two vectors, zeros if all are equal.
 
     With X the centred vectors and X = U S V', the coordinates are X V = U S and the shares are s_i^2 / sum(s_j^2)
     (Jolliffe, Principal Component Analysis, 2nd edition, sections 1.1 and 3.5). V, or for few vectors U, comes from the
@@ -260,7 +260,7 @@ def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.floa
 
 
 def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[StoredText]) -> str | None:
-    """Return the metadata name of a field given by that name or its column's. Raises ValueError."""
+    """Return the metadata name of the field `color`, given by that name or by its column. Raises ValueError."""
     if color is None:
         return None
     field, declared = names.get(color, color), set(names.values())

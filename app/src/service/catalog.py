@@ -28,7 +28,7 @@ LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a b
 
 
 class NotPreviewable(ConfigurationError):
-    """The template names an unknown column, or none could be proposed."""
+    """The template names an unknown column, or no template could be proposed."""
 
 
 class Catalog:
@@ -79,8 +79,8 @@ class Catalog:
         return self._document(found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
-        """Render rows by `template` (None: the proposed one). `source`: the table of these rows, which is a text table
-        if the table itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
+        """Render rows by `template` (None: the proposed one). `source`: the table of these rows, a text table
+        if `ref` itself has no text. Reads a few hundred rows. Raises UnknownTable, NotPreviewable."""
         from connector.sync.sampling import preview
 
         try:
@@ -108,9 +108,9 @@ class Catalog:
         return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
 
     def change_log(self, name: str, what: Literal["look", "install", "remove"] = "look") -> dict[str, Any]:
-        """Return the change log of a collection with method `log` from HANA's catalogue, having installed or removed
-        it. It is also removed if the method is no longer `log`: triggers may remain. Raises as
-        `connector.hana.change_log`, and UnknownCollection."""
+        """Look up, install or remove the change log of a collection with method `log`; return its state from HANA's
+        catalogue. "remove" also accepts another method, because triggers may remain after a change of method. Raises
+        as `connector.hana.change_log`, and UnknownCollection."""
         spec = self._collections.spec(name)
         if what != "remove" and spec.changes.method != "log":
             raise ConfigurationError(

@@ -17,7 +17,7 @@ from connector.errors import DatabaseError
 from connector.model import CollectionSpec
 from connector.sync.documents import Documents, NewDocument, Put, Turn, delete, from_table
 
-_OPTIMISE_EVERY = 60.0  # seconds between checks whether the collection needs an index: each counts rows
+_OPTIMISE_EVERY = 60.0  # seconds between checks whether a collection needs an index; each check counts rows
 _log = logging.getLogger(__name__)
 
 
@@ -44,8 +44,8 @@ class ClientDocuments:
         principal: Principal,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Put:
-        """Write documents with the model of the active generation, as `Documents.put`. `counted` first gets the number
-        of tokens of each text; its errors pass through."""
+        """Write documents with the model of the active generation, as `Documents.put`. `counted` is called first, with
+        the number of tokens of each text; its errors pass through."""
         spec = self._checked(name, principal)
         maker = self._generations.maker(spec)
         if counted is not None:

@@ -42,7 +42,7 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """How a generation is filled: `spec` under its name in the store, and its model. `number` None: not stored yet."""
+    """The spec and model that fill a generation. `spec` has its name in the store. `number` None: not stored yet."""
 
     spec: CollectionSpec
     embedder: EngineEmbedder
@@ -50,7 +50,7 @@ class Maker:
 
 
 class Generations:
-    """Thread-safe. All that take a name raise UnknownCollection."""
+    """Thread-safe. Methods that take a name raise UnknownCollection."""
 
     def __init__(self, parts: Parts, collections: Collections) -> None:
         self._parts = parts
@@ -76,8 +76,8 @@ class Generations:
         ]
 
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
-        """Return the maker of generation `number`; None: the active one, by the settings if they still fit it. Raises
-        ModelMismatch when its model is not available, UnknownGeneration."""
+        """Return the maker of generation `number`; None: the active one, from the settings if they still fit it. Raises
+        UnknownGeneration, and ModelMismatch when its model is not available."""
         found = self._parts.store.generations.all(spec.name, counted=False)
         if number is not None:
             return self._maker_of(spec, chosen(spec.name, found, number))
@@ -87,7 +87,7 @@ class Generations:
         if is_of(serving, stamp) and building_for(found, stamp) is None:
             return self.configured(spec, serving.number)
         if spec.written_by_clients and not needs_another(self._parts.store, spec.name, found, stamp):
-            return self.configured(spec)  # empty, and no sync would build a generation for the other model
+            return self.configured(spec)  # empty, and no sync would ever build a generation with the new model
         return self._maker_of(spec, serving)
 
     def embedder_of(self, name: str) -> EngineEmbedder:
@@ -95,7 +95,7 @@ class Generations:
         return self.maker(self._collections.spec(name)).embedder
 
     def configured(self, spec: CollectionSpec, number: int | None = None) -> Maker:
-        """Return the maker by the current settings."""
+        """Return the maker that the current settings describe."""
         return Maker(spec, self._parts.embedder_for(spec.name), number)
 
     def _maker_of(self, spec: CollectionSpec, generation: Generation) -> Maker:
@@ -111,10 +111,10 @@ class Generations:
         for generation in self._parts.store.generations.all(stored.collection, counted=False):
             if generation.number == stored.generation:
                 return self._model_of(stored.collection, generation)
-        return self._parts.embedder_for(stored.collection)  # dropped meanwhile: the search detects this
+        return self._parts.embedder_for(stored.collection)  # the generation was just dropped: the search detects this
 
     def _model_of(self, name: str, generation: Generation) -> EngineEmbedder:
-        """Return the model of the recorded recipe; earlier versions recorded only the model's name."""
+        """Return the model of the generation, from its recipe; earlier versions recorded only the model's name."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
@@ -122,7 +122,7 @@ class Generations:
             try:
                 embedder = self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
-                if ours or source is recorded:  # the error of another model explains nothing
+                if ours or source is recorded:  # the error of an unrelated model explains nothing
                     reasons.append(str(error))
                 continue
             if is_of(generation, ModelStamp.of(embedder)):

@@ -1,4 +1,4 @@
-"""Reorder the best hits of a search by a cross-encoder or by the operator's own function. Add a kind of reranker in
+"""Reorder the best hits of a search with a cross-encoder or the operator's own function. Add a kind of reranker in
 `_scorer`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from connector.model import Hit
 if TYPE_CHECKING:
     from app.src.core.cross_encoder import CrossEncoding
 
-AT_ONCE = 4  # concurrent rerankings, abandoned ones included, so that one that hangs takes no more threads
+AT_ONCE = 4  # concurrent rerankings, including abandoned ones: most threads that a hanging reranker can block
 _log = logging.getLogger(__name__)
 
 Scorer = Callable[[str, Sequence[str]], Sequence[float]]
@@ -74,8 +74,8 @@ class Reranker:
     def rerank(
         self, collection: str, query: str, hits: Sequence[Hit]
     ) -> tuple[list[Hit], dict[str, float], str | None]:
-        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others, with the scores of the
-        search; the reranker's scores by id; and None. A failure keeps the order, gives no scores and says why."""
+        """Return the hits, the reranker's scores by id, and None. The first `rerank_depth` hits are in the reranker's
+        order; all keep their search scores. After a failure: the hits in their old order, no scores, and the reason."""
         top, seconds, why = list(hits[: self.settings.rerank_depth]), self.settings.rerank_seconds, ""
         outcome: Future[Sequence[float]] = Future()
         scores = np.empty(0)

@@ -42,9 +42,9 @@ DEEP, DEEPEST = 50, 4000  # hits of each ranking for fusion and MMR: four times 
 MOST_PASSAGES = 20  # of one hit
 PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
 SAMPLED = 2_000  # rows whose vectors give the backdrop of a collection
-# Backdrops by collection and row filter. One costs several searches and hardly changes with a few more rows.
+# Cached backdrops, by collection and row filter. One costs several searches; a few new rows hardly change it.
 BACKDROPS, BACKDROP_SECONDS = 256, 60.0
-NO_BACKDROP_SECONDS = 5.0  # how long too few rows are remembered: a sync may be adding more
+NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
 _NUMBERS = 2  # most words of a query that are looked up in keys
 _SHORTEST_NUMBER = 4
 _CANCELLED = 1e-6  # length of a mean of unit vectors below which its direction is noise
@@ -143,8 +143,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """`hits`: best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits by meaning and by
-    words, best first. `words`: searched for. `keyed`: count of rows found by numbers in keys."""
+    """`hits`: best first. `cosines`: by hit id, that of the chunk shown, where known. `near`, `worded`: hits by meaning
+    and by words, best first. `words`: the words searched for. `keyed`: count of rows found by numbers in keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -177,8 +177,8 @@ def explanation(ranked: _Ranked, hits: Sequence[Hit], ids: Sequence[str], index:
 
 
 class Hybrid:
-    """Blends candidates by meaning, by words and by the numbers in their keys into one ranking. Caches the backdrop of
-    a collection's visible rows for BACKDROP_SECONDS. Thread-safe."""
+    """Blends candidates found by meaning, by words and by numbers in their keys into one ranking. Caches the backdrop
+    of a collection's visible rows for BACKDROP_SECONDS. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -217,13 +217,13 @@ class Hybrid:
     def _backdrop(self, view: VisibleView) -> Backdrop | None:
         with self._lock:
             lock, end, backdrop = self._backdrops.pop(view.key, (threading.Lock(), 0.0, None))
-            self._backdrops[view.key] = lock, end, backdrop  # the newest is the last
+            self._backdrops[view.key] = lock, end, backdrop  # the last used comes last
             for oldest in list(self._backdrops)[:-BACKDROPS]:
                 del self._backdrops[oldest]
         with lock:  # concurrent searches share one computation
             _, end, backdrop = self._backdrops.get(view.key, (lock, end, backdrop))
             if time.monotonic() >= end:
-                with cancelled_by(Cancellation()):  # not by this caller: others wait for it
+                with cancelled_by(Cancellation()):  # if this caller cancels, others still wait for it
                     rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
                     with single_threaded():
                         backdrop = Backdrop.of(rows[np.any(rows != 0, axis=1)])
@@ -240,7 +240,7 @@ def _number(word: str) -> str:
 
 @dataclass(slots=True)
 class _Request:
-    """One search of one generation. `vector`: of the query, None in mode keyword. `seconds`: by stage."""
+    """One search of one generation. `vector`: the query's, None in mode keyword. `seconds`: duration by stage."""
 
     spec: CollectionSpec
     stored: CollectionStatus
@@ -301,7 +301,7 @@ class Search:
         administrators see the store's plan, which shows the whole system.
 
         Raises UnknownCollection (also before the first sync), UnknownRow, ModelMismatch, BadFilter, and ValueError for
-        a blank text, an invalid vector, and a vector or row in a mode with words.
+        a blank text, an invalid vector, and a vector or row as the query in mode keyword or hybrid.
         """
         spec = self._collections.spec(name)
         within = self._rights.visible(name, principal)
@@ -351,7 +351,7 @@ class Search:
             known[1].check_query(text)
 
     def _in(self, request: _Request) -> Found:
-        """Raises GenerationChanged when another generation becomes active."""
+        """Run one request. Raises GenerationChanged when another generation becomes active."""
         spec, options, view = request.spec, request.options, request.view
         lam = 1.0 if options.mmr_lambda is None else options.mmr_lambda
         diverse, depth = lam < 1, request.k
@@ -372,11 +372,11 @@ class Search:
                 hits, scores, failure = self._reranker.rerank(spec.name, request.text, candidates)
         if diverse:
             with request.timed("rank"):
-                # From 0 to 1. Only cosines are on MMR's scale: other scores become a share of the best one.
+                # MMR expects the range of cosines, so other scores are scaled: the best becomes 1.
                 relevance = np.array([hit.score for hit in hits], dtype=np.float64)
                 if scores:
                     least, width = min(scores.values()), max(scores.values()) - min(scores.values())
-                    # Equal scores are all the best; hits without one are the worst.
+                    # If all scores are equal, each becomes 1. Hits that were not reranked become 0.
                     ranks = {id_: (score - least) / width if width else 1.0 for id_, score in scores.items()}
                     relevance = np.array([ranks.get(hit.id, 0.0) for hit in hits])
                 elif request.mode != "vector" and relevance.max(initial=0.0) > 0:
@@ -410,7 +410,7 @@ class Search:
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
 
     def _ranked(self, request: _Request, depth: int) -> _Ranked:
-        """Return up to `depth` hits, best first, none below `min_score`; hybrid gives more."""
+        """Return up to `depth` hits, best first, none below `min_score`; hybrid may return more."""
         view, where, vector, least = request.view, request.where, request.vector, request.options.min_score
         if vector is None:
             worded = view.keyword(request.text, depth, where)
@@ -443,13 +443,13 @@ class Search:
             raise _no_row(request.spec.name)
         vectors = units(view.vectors(chunks))
         known = vectors[np.any(vectors != 0, axis=1)]
-        if not len(known):  # another program may have written it
+        if not len(known):  # another program may have written the row
             raise ValueError("that row has no vector, so similar rows cannot be found")
         mean = known.mean(axis=0)
         return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), dimension)
 
     def _embedder(self, stored: CollectionStatus) -> EngineEmbedder:
-        """Return the cached model; the model of a generation never changes."""
+        """Return the model for queries, cached: the model of a generation never changes."""
         key = (stored.generation, stored.model)
         known = self._embedders.get(stored.collection)
         if known is None or known[0] != key:
@@ -458,8 +458,8 @@ class Search:
 
 
 def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
-    """Return for each hit the chunk found first, then its row's other chunks, best first; in mode keyword only those
-    with a word. A row deleted meanwhile keeps the found chunk."""
+    """Return for each hit its own chunk, then the other chunks of its row, best first; in mode keyword only others that
+    contain a word of the query. If the row has just been deleted, only the hit's chunk remains."""
     view, coverage_of = request.view, Coverage(asked_words(request.text))
 
     def scores(chunks: Sequence[Hit] | Sequence[StoredText]) -> list[float]:
@@ -490,8 +490,8 @@ def _no_row(name: str) -> UnknownRow:
 
 
 def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode, found: bool) -> list[str]:
-    """Return notes on the filter and the words. An undeclared field gets only a note: rows of other writers may have
-    it."""
+    """Return notes on the filter and the words. An undeclared field gets only a note, because rows written by other
+    programs may have it."""
     notes: list[str] = []
     declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
@@ -503,7 +503,7 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Query, mode: Mode,
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}.{near}'.rstrip("."))
     elif where and not found:
         notes.append(f"no rows found; check the filter: {declared}")
-    # ABAP's 20240131 is stored as 2024-01-31; compared as text it is greater than every day of its year.
+    # ABAP's date 20240131 is stored as 2024-01-31. As text, 20240131 is greater than every stored day of 2024.
     dates = (
         f'SAP\'s dates are stored as {day}; the filter compares {term.field} with the text "{text}"'
         for term in (() if spec.written_by_clients else terms(parse(where, names)))

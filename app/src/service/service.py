@@ -26,7 +26,7 @@ from connector.stores.store import VectorStore
 
 
 class Service:
-    """Thread-safe. Connects and loads nothing before it is needed; `close` ends what was opened."""
+    """Thread-safe. Opens connections and loads models on first use; `close` closes them."""
 
     def __init__(
         self,

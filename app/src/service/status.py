@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
 DISTRIBUTION = "owl-sap-connector"
-GPU_WITHIN = 2.0  # seconds for NVIDIA's driver: 50 ms a card, but it may hang when a card has died
+GPU_WITHIN = 2.0  # seconds to wait for NVIDIA's driver: it needs 50 ms a card, but may hang after a card has failed
 LOOK_SECONDS = 15.0  # age of the collections' figures in the metrics before the store is asked again
-LOOK_SHARE = 0.05  # share of the time that asking may take: counting a large collection takes seconds
+LOOK_SHARE = 0.05  # largest share of time spent asking the store: counting a large collection takes seconds
 LOOK_WAIT = 1.0  # seconds that a scrape waits for the store
-ANSWER_SECONDS = 10.0  # a store that takes longer counts as not answering until it has answered
+ANSWER_SECONDS = 10.0  # a store that takes longer counts as not answering, until it does
 _COUNTS = ("rows", "chunks", "empty", "quarantined")
 _KEYS = [item.name for item in fields(CollectionStatus) if item.name != "checkpoint"]
 
@@ -49,7 +49,7 @@ def version() -> str:
 
 def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float | None, float | None, float | None]:
     """Return seconds since the last complete sync, the same plus the lag of its watermark behind the source, and
-    seconds since the last complete comparison began; None: unknown. By this machine's clock."""
+    seconds since the last complete comparison began; None: unknown. Uses this machine's clock."""
     now, checkpoint = now or datetime.now(UTC), status.checkpoint
     last, full = in_utc(status.last_sync), in_utc(checkpoint.last_full)
     age = None if last is None else max(0.0, (now - last).total_seconds())
@@ -59,7 +59,7 @@ def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float |
 
 class StoreLook:
     """The last known state of a store's collections, for scrapes that must not wait for a store that hangs.
-    Thread-safe. One thread at a time asks the store, from the first scrape on."""
+    Thread-safe. Starting with the first scrape, one thread at a time asks the store."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class StoreLook:
             return dict(self._known)
 
     def health(self) -> dict[str, float | None]:
-        """Return `answers` of the last attempt and `look_age` of the last one that succeeded; None: not known yet."""
+        """Return `answers` (1: the last attempt succeeded, 0: it failed or hangs) and `look_age`, the seconds since
+        the last success. None: not known yet."""
         with self._lock:
             now = self._clock()
             hangs = not self._done.is_set() and now - self._begun > ANSWER_SECONDS
@@ -109,7 +110,7 @@ class StoreLook:
             }
 
     def close(self) -> None:
-        """Ask no more; wait a second for an attempt in progress, because its connections are closed next."""
+        """Start no more attempts; wait a second for one in progress, because its connections are closed next."""
         with self._lock:
             self._names, done = (), self._done
         done.wait(1.0)
@@ -155,7 +156,7 @@ class Status:
         self._look.close()
 
     def collections(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Return one entry per collection; before its first sync with 0 rows and no table. Raises UnknownCollection,
+        """Return one entry per collection; one that was never synced has 0 rows and no table. Raises UnknownCollection,
         and UnknownTable when the store's schema does not exist."""
         entries, store = [], self._parts.settings.store
         for name in self._collections.names if names is None else names:
@@ -180,8 +181,8 @@ class Status:
         return entries
 
     def info(self) -> dict[str, Any]:
-        """Return the answer of `/v1/info`. Loads the engine. `models`: those that only single collections use, each
-        once. A model that is not loaded has only a name; of a folder only the last part of the path is shown."""
+        """Return the answer of `/v1/info`. Loads the engine. `models`: the models that collections name for themselves,
+        each once. One that is not loaded has only a name; for a folder, that is the last part of the path."""
         settings, engine = self._parts.settings, self._parts.engine
         owners: dict[str, list[str]] = {}
         for each in settings.collections:
@@ -214,7 +215,7 @@ class Status:
     # -------------------------------------------------------------------------------------------------------- metrics
 
     def _engine_samples(self) -> Iterator[Sample]:
-        """Yield the engines' samples. Engines with the same model and precision (another revision) are summed."""
+        """Yield the engines' samples. Engines that differ only in the revision of the model are summed."""
         sums: dict[tuple[str, ...], dict[str, float]] = {}
         for engine in self._parts.engines_loaded:
             yield "owl_sap_engine_info", (engine.model, engine.precision, engine.path, engine.profile.name), 1.0
@@ -251,7 +252,7 @@ class Status:
                 yield "owl_sap_job_rows_done", labels, done
                 yield "owl_sap_job_rows", labels, total
             for name in self._collections.names:
-                # Without a turn no process runs schedules by these records.
+                # A collection without a turn: no process runs schedules with these job records.
                 if self._background.jobs.turn(name) is not None:
                     start = self._background.scheduler.next_start(name)
                     overdue = None if start is None else max(0.0, time.time() - start)

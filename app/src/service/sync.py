@@ -25,9 +25,9 @@ from connector.sync.verify import VerifyReport, verify
 
 Report = TypeVar("Report", bound=SyncReport)
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
-_BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons of a pause before anything is written
+_BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons for a pause before anything is written
 _SHOWN_LANGUAGES = 8
-# Models that their makers trained on English.
+# Models that were trained on English, according to their authors.
 _ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
 
 
@@ -44,7 +44,7 @@ class SyncRequest:
 
 @dataclass(slots=True)
 class BuildReport(SyncReport):
-    """The report of a generation being built. `serving`: of the sync of the active generation."""
+    """The report of a generation being built. `serving`: the report of the active generation's sync."""
 
     generation: int = 0
     serving: SyncReport | None = None
@@ -54,7 +54,7 @@ _Run = tuple[SyncOptions, Watch]
 
 
 def run_options(settings: Settings, owner: str, **more: Any) -> SyncOptions:
-    """Return the configured options of a run, with `more` instead."""
+    """Return the configured options of a run, overridden by `more`."""
     names = ("page_rows", "max_deletes", "lease_wait", "window", "max_attempts", "readers")
     return SyncOptions(owner=owner, **{name: getattr(settings.sync, name) for name in names} | more)
 
@@ -73,7 +73,7 @@ class Sync:
         self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
     ) -> SyncReport:
         """Sync the collection. If the settings name another model, or a build is unfinished: sync the active generation
-        by its own recipe, and build the other one."""
+        by its own recipe, and build or continue the other one."""
         return self._counted(self._sync, name, self._run_of(request, observer, stop))
 
     def build(
@@ -109,7 +109,7 @@ class Sync:
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
         kept_up = report.serving if isinstance(report, BuildReport) else None
-        for each in (report, kept_up):  # both embed texts; the rows are the same
+        for each in (report, kept_up):  # both runs embed texts; their rows are the same
             metrics.embedded_texts.inc(each.embedded_texts if each else 0)
         for outcome in _ACCOUNTED:
             metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
@@ -141,7 +141,7 @@ class Sync:
         `model`."""
         store, generations = self._parts.store, self._generations
         maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model))
-        # Begin it first, so that the active generation keeps its own recipe even if the settings fit its model.
+        # Begin the new generation first, so that the active one keeps its recipe even if the settings fit its model.
         beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.embedder.source))
         number = int(beside.rpartition("@")[2])
         serving: SyncReport | None = None
@@ -167,7 +167,7 @@ class Sync:
         return report
 
     def _own_errors(self, *more: type[Exception]) -> tuple[type[Exception], ...]:
-        """Return errors of one generation's recipe or model, which do not affect another one."""
+        """Return the classes of errors in one generation's recipe or model, which do not affect other generations."""
         of_engine = (kind for kind in self._parts.expected_errors if not issubclass(kind, ConnectorError))
         return (ConfigurationError, *more, *of_engine)
 
@@ -180,7 +180,7 @@ class Sync:
         return report
 
     def _switch_if_proved(self, spec: CollectionSpec, number: int, run: _Run) -> str:
-        """Switch to a generation that verifies and can be compared; return what was done or why not."""
+        """Switch to the generation if it passes verify and can be compared. Return what was done, or why not."""
         try:
             if not self._verify(spec, number, run, repair=False).ok:
                 return f"generation {number} is built, but verify found drift or was stopped: not switched"
@@ -227,7 +227,7 @@ class Sync:
         observer: Observer | None = None,
         stop: Stop = never,
     ) -> VerifyReport:
-        """Compare the active generation, or `generation`, with the source by its own recipe and model."""
+        """Compare the active generation, or `generation`, with the source, using its own recipe and model."""
         run = run_options(self._parts.settings, "verify"), Watch(observer, stop)
         report = self._verify(self._collections.spec_of_table(name), generation, run, repair=repair)
         if repair:
@@ -252,7 +252,8 @@ def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
 
 
 class Quarantine:
-    """Thread-safe. `wanted` None: all rows in quarantine. Raises UnknownCollection, and UnknownKey for `wanted`."""
+    """Thread-safe. `wanted`: keys; None: all entries. Raises UnknownCollection, and UnknownKey for a key without an
+    entry."""
 
     def __init__(self, parts: Parts, collections: Collections, generations: Generations) -> None:
         self._parts = parts
@@ -269,7 +270,7 @@ class Quarantine:
         return quarantine.chosen([quarantine.entry(row, columns, attempts) for row in rows], wanted)
 
     def ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
-        """Return the ids of these entries; None: all, without a look-up."""
+        """Return the ids of the wanted entries. Return None, which means all, for None."""
         return None if wanted is None else [entry.id for entry in self.entries(name, wanted)]
 
     def retry(

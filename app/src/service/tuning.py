@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.src.core.finetune.recipe import TrainingObserver
     from app.src.training.run import Report
 
-HELD_BACK_TOO = 1.25  # texts sampled for each one that calibrates: one in five judges the result
+HELD_BACK_TOO = 1.25  # texts sampled per calibration text: one in five is held back to judge the result
 
 
 class Tuning:
@@ -26,9 +26,9 @@ class Tuning:
         self._file = file
 
     def calibrate(self, name: str, texts: int = 1000) -> dict[str, Any]:
-        """Calibrate the model on sampled texts of the source, judge it, and store the result for the engine. `texts`:
-        about how many calibrate. Return the figures and whether the gate accepted it. Raises UnknownCollection,
-        WrongOrigin, and the engine's errors."""
+        """Calibrate the model on sampled texts of the source, judge the result, and store it for the engine. `texts`:
+        about how many to calibrate with. Return the figures and whether the accuracy gate accepted the result. Raises
+        UnknownCollection, WrongOrigin, and the engine's errors."""
         from connector.sync.sampling import sample_texts
 
         spec, parts = self._collections.spec_of_table(name), self._parts

@@ -42,8 +42,8 @@ Part = TypeVar("Part")
 
 
 class EngineEmbedder:
-    """`connector.protocols.Embedder` and further methods for services. Thread-safe. `max_wait`: seconds that a request
-    with a waiting caller may queue, None: no limit; `cache_bytes`: of cached query vectors."""
+    """A `connector.protocols.Embedder` with further methods for services. Thread-safe. `max_wait`: seconds that a
+    request with a waiting caller may queue, None: no limit; `cache_bytes`: size of the cache of query vectors."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineEmbedder:
 
         self.engine = engine
         engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
-        # Pinned, to load exactly this model again.
+        # Pinned by the SHA-256 of the weights, so that exactly this model can be loaded again.
         self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
         self.dimension = engine.dimension
         self.model = engine.model
@@ -109,7 +109,7 @@ class EngineEmbedder:
         return vector.copy()
 
     def check_query(self, text: str) -> None:
-        """Raise EngineOverloaded if `embed_query` would now. Returns at once."""
+        """Raise EngineOverloaded if `embed_query` would raise it now. Returns at once."""
         with self._queries_lock:
             known = self._queries.get(VectorCache.key(text))
         if known is None:
@@ -165,7 +165,7 @@ class EnginesScan:
         try:
             engine = self._engine()
         except EngineError:
-            if self._wanted:  # otherwise vectors can be searched without the model
+            if self._wanted:  # if not, vectors can be searched without the model
                 raise
             return Int8Scan()
         if engine.profile.kind == "cuda":
@@ -184,8 +184,8 @@ class EnginesScan:
 
 
 class Parts:
-    """Thread-safe. Connects and loads on first use; `close` ends what was opened. The message of `expected_errors` may
-    be shown to users."""
+    """Thread-safe. Connects and loads on first use; `close` closes what was opened. The messages of `expected_errors`
+    may be shown to users."""
 
     expected_errors: tuple[type[Exception], ...] = (ConnectorError, EngineError)
 
@@ -199,7 +199,7 @@ class Parts:
         graphs_folder: Path | None = None,
     ) -> None:
         """`source` and `store` replace the configured ones; they are closed too. `graphs_folder`: for calibrations;
-        default: as without a settings file."""
+        default: the folder used without a settings file."""
         self.settings = settings
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._warned = False
@@ -217,7 +217,7 @@ class Parts:
 
     @property
     def engines_loaded(self) -> list[EmbeddingEngine]:
-        """Return the loaded engines: the configured model's, and those of single collections."""
+        """Return the loaded engines: that of [embedding], and those of collections with their own model."""
         return [each.engine for each in list(self._models.values())]
 
     def engine_if_loaded(self, collection: str | None = None) -> EmbeddingEngine | None:
@@ -244,7 +244,7 @@ class Parts:
         """Return a model and keep it in memory. Raises the engine's errors."""
         key = model.name, model.revision, model.precision
         if (there := self._models.get(key)) is not None:
-            return there  # also while another model is loaded
+            return there  # needs no lock, so it returns even while another model loads
         wanted = self.settings.embedding
         with self._models_lock:  # not the parts' own lock: loading takes seconds
             if key not in self._models:
@@ -272,7 +272,7 @@ class Parts:
                 scan = None
                 if wanted.scan != "cpu":
                     embedding, build = self.settings.embedding, torch_build()
-                    # Decided without loading a model, which a search by a vector does not need.
+                    # Decide this without loading a model: a search by a vector needs no model.
                     may_have = build is not None and build[1] is not None and embedding.device != "cpu"
                     if wanted.scan == "gpu" or (may_have and not embedding.hashing):
                         scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
@@ -285,7 +285,7 @@ class Parts:
 
     @contextmanager
     def store_to_read(self) -> Iterator[VectorStore | None]:
-        """Yield the store for reading: nothing is created or migrated. None if there is no store yet."""
+        """Yield the store for reading, without creating or migrating it; None if it does not exist yet."""
         wanted = self.settings.store
         if "store" in self._parts or wanted.kind == "hana":
             yield self.store
@@ -300,7 +300,7 @@ class Parts:
             yield store
 
     def pool(self, section: str) -> HanaPool:
-        """Return the connections to the HANA of `[section]`: "hana" or "store.hana"."""
+        """Return the connection pool for the HANA of `[section]`: "hana" or "store.hana"."""
         hana = self.settings.hana if section == "hana" else self.settings.store_hana
         prefix = "HANA" if section == "hana" else "HANA_STORE"
         if not hana.configured:
@@ -328,7 +328,7 @@ class Parts:
             pool.allow_login()
 
     def check_schema(self) -> None:
-        """Raise UnknownTable when the schema for the vectors does not exist. Other stores have no schema."""
+        """Raise UnknownTable when the schema for the vectors does not exist. Only a store in HANA has a schema."""
         if not self.store_in_hana:
             return
         schema = self._schema()
@@ -350,7 +350,7 @@ class Parts:
         for embedder in models.values():
             embedder.close()
 
-    # ----------------------------------------------------------------------------------------------- how they are built
+    # ----------------------------------------------------------------------------------------------- building the parts
 
     def _part(self, name: str, build: Callable[[], Part]) -> Part:
         with self._lock:

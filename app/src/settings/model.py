@@ -151,9 +151,9 @@ def check_rate(rate: str) -> str:
     return rate
 
 
-Rate = Annotated[str, AfterValidator(check_rate)]  # a number per time: "600/minute"
+Rate = Annotated[str, AfterValidator(check_rate)]  # a number per unit of time: "600/minute"
 
-# No shared secrets: a service that can check such a token could create one.
+# No algorithm with a shared secret: a service that can verify such a token could also create one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 # What a name in a token may grant: a scope, or every row.
 Meaning = Literal["embed", "search", "sync", "admin", "metrics", "every_row"]
@@ -314,7 +314,7 @@ class SearchSettings(Section):
 
     @property
     def folder(self) -> Path:
-        """Of the cross-encoder."""
+        """The folder of the cross-encoder."""
         return Path(self.rerank).expanduser()
 
 
@@ -354,14 +354,14 @@ class Settings(Section):
 
     def embedding_of(self, collection: str) -> EmbeddingSettings:
         """Return [embedding] with the collection's own model, if it has one; revision and SHA-256 do not apply to
-        it."""
+        that model."""
         own = next((each.model for each in self.collections if each.name == collection), None)
         if own is None or own == self.embedding.model:
             return self.embedding
         return self.embedding.model_copy(update={"model": own, "revision": None, "weights_sha256": None})
 
     def state_folder(self, file: Path | None) -> Path:
-        """`file`: where the settings were read."""
+        """Return the folder of the job records. `file`: the settings file, None without one."""
         if self.state.path is not None:
             return self.state.path
         if self.store.kind == "local" and self.store.path is not None:
@@ -373,7 +373,7 @@ class Settings(Section):
 
     @property
     def store_hana(self) -> HanaSettings:
-        """The vectors' HANA: its own, or that of the rows."""
+        """The HANA for the vectors: [store.hana] if set, else [hana]."""
         return self.store.hana or self.hana
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-# A variable `MANDT, MATNR` holds two names.
+# A variable with the text `MANDT, MATNR` holds two names.
 Split = BeforeValidator(
     lambda value: tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 )
@@ -15,7 +15,7 @@ Columns = Annotated[tuple[str, ...], Split]
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
-    """Return the field of a setting; `...` as default: required. `limits`: as in pydantic's Field."""
+    """Return the pydantic field of a setting; default `...` makes it required. `limits`: as in pydantic's Field."""
     return Field(default=default, description=description, **limits)
 
 
@@ -24,7 +24,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-LONGEST = 3650 * 86_400.0  # ten years, in seconds: more is a typing error
+LONGEST = 3650 * 86_400.0  # ten years, in seconds: a longer duration is a typing error
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _PARTS = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in "dhms"), re.ASCII)
 _UNITS = (86_400, 3600, 60, 1)
@@ -32,8 +32,8 @@ _EXAMPLES = 'write it like "30s", "5m", "1h30m" or "1d"'
 
 
 def seconds(value: Any) -> float:
-    """Return seconds. A text has units d, h, m and s, each once, in this order; a number is seconds. Raises
-    ValueError."""
+    """Return a duration in seconds. A text has units d, h, m and s, each at most once, in this order; a number is in
+    seconds. Raises ValueError."""
     word = "".join(str(value).split()).lower()
     match = _PARTS.fullmatch(f"{word}s" if re.fullmatch(_NUMBER, word, re.ASCII) else word)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -48,7 +48,7 @@ def seconds(value: Any) -> float:
     return length
 
 
-# Seconds, in a settings model.
+# A duration in a settings model, stored in seconds.
 Duration = Annotated[
     float,
     BeforeValidator(seconds),

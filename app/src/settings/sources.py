@@ -1,5 +1,5 @@
-"""Read settings: owl-sap.toml < environment (and .env) < flags, with the origin of each value. The only module that
-reads the environment. Messages name file or variable and key, never a value."""
+"""Read settings, with the origin of each value. In order of precedence: flags, environment, .env, owl-sap.toml.
+The only module that reads the environment. Messages name file or variable and key, never a value."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load(
     must exist; without one, owl-sap.toml is optional. Raises SettingsError."""
     folder = folder or Path.cwd()
     actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
-    # Without interpolation: a password may contain a $. An empty variable counts as unset: compose passes those.
+    # Without interpolation: a password may contain a $. Empty variables, which Docker Compose passes, count as unset.
     written = _parsed(folder / ".env", partial(dotenv_values, interpolate=False))
     variables = {name: (text, f".env {name}") for name, text in written.items() if text}
     variables |= {name: (text, f"environment {name}") for name, text in actual.items() if text}
@@ -86,7 +86,7 @@ def load(
         raise SettingsError(f"{origin}: only the environment, not a file, may arm a failpoint")
     try:
         if text:
-            failpoints.hook(text)  # checks it
+            failpoints.hook(text)  # only to check the text
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(error, tree, origins))) from None
@@ -143,7 +143,7 @@ def _assigned_by(variables: _Variables, inert: dict[str, str]) -> Iterator[_Assi
     for name, (_, origin) in variables.items():
         base = name if name in own else name.removesuffix(_FILE_SUFFIX)
         if name.startswith("T4_GPU_") and base not in guides:
-            # Other names pass, such as Kubernetes' own for a service named t4-gpu.
+            # Accept other names: Kubernetes sets some for a service named t4-gpu.
             if near := _nearest(base, guides, _SLIP):
                 raise SettingsError(f"{origin}: no such variable{near} (docs/gpu.md lists them)")
         elif name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
@@ -169,7 +169,7 @@ def _text_of(name: str, variables: _Variables) -> tuple[str | None, str]:
     try:
         return Path(indirect[0]).read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
     except (OSError, ValueError) as error:
-        # Without the value: the variable may hold the secret itself.
+        # Do not show the value: the variable may hold the secret itself.
         raise SettingsError(f"{indirect[1]}: the file it names cannot be read ({type(error).__name__})") from None
 
 
@@ -177,7 +177,7 @@ _NO_SECTION = "must be a section, not a single value"
 
 
 def _sections(model: type[BaseModel], path: SettingPath = ()) -> Iterator[tuple[SettingPath, type[BaseModel]]]:
-    """Yield the models by path; that of a list of blocks has the list's path."""
+    """Yield the path and model of each section; a list of blocks has one entry, with the path of the list."""
     yield path, model
     for name, info in model.model_fields.items():
         for kind in (info.annotation, *get_args(info.annotation)):
@@ -204,7 +204,7 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
             value = getattr(value, "schema_name" if name == "schema" else name, None)
         if path == ("collections",):
             value = [item.model_dump(mode="json", by_alias=True) for item in value]
-        elif isinstance(value, tuple | dict):  # in the format of its variable
+        elif isinstance(value, tuple | dict):  # in the format of its environment variable
             parts = value if isinstance(value, tuple) else (f"{name}={inner}" for name, inner in value.items())
             value = ", ".join(map(str, parts))
         elif isinstance(value, SecretStr | Path):
@@ -216,12 +216,12 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
 def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
-        # A section set only by variables has the origin of the first of them.
+        # A section that only variables set has the origin of the first variable.
         begun = [tuple(map(str, location[:length])) for length in range(len(location), 0, -1)]
         inside = (origin for path, origin in origins.items() if path[: len(location)] == tuple(location))
         origin = next((origins[path] for path in begun if path in origins), None) or next(inside, "settings")
         shown = ".".join(map(str, location))
-        if location[0] == "collections" and len(location) > 1:  # show a collection's name
+        if location[0] == "collections" and len(location) > 1:  # show a collection's name instead of its index
             index = int(location[1])
             block = tree["collections"][index]
             name = isinstance(block, Mapping) and block.get("name")

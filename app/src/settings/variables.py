@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-Path = tuple[str, ...]  # a setting: ("hana", "port")
+Path = tuple[str, ...]  # path of a setting, such as ("hana", "port")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`assign` turns the variable's text into settings; it raises ValueError without the text. None: accepted without
-    effect, and `note` says why."""
+    """`assign` turns the variable's text into settings; its ValueError never shows the text. `assign` None: the
+    variable is accepted without effect, and `note` says why."""
 
     name: str
     note: str
@@ -72,10 +72,10 @@ VARIABLES: tuple[Variable, ...] = (
     *_of_guides("t4_gpu"),
 )
 
-# HANA_* and T4_GPU_* beat these in this order, and OWL_SAP_* beats both.
+# HANA_* and T4_GPU_* override these, and OWL_SAP_* overrides them all.
 GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_of_guides("guides"),
-    Variable(  # the last, so that USE_GPU=false beats GPU_DEVICE_ID
+    Variable(  # last, so that USE_GPU=false overrides GPU_DEVICE_ID
         "USE_GPU",
         "false sets embedding.device to cpu; true makes a missing GPU a warning, a metric and a fault in doctor",
         lambda text: {("embedding", "expect_gpu"): True} if _flag(text) else {("embedding", "device"): "cpu"},

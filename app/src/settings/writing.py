@@ -1,5 +1,5 @@
 """Write settings as text: owl-sap.toml and .env.example for `owl-sap init`, and single [[collections]] blocks. The TOML
-reads back unchanged with any names and comments. Never writes a password."""
+reads back unchanged, whatever characters names and comments contain. Never writes a password."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Value = str | Sequence[str] | Mapping[str, str]
 def collection_block(
     block: Mapping[str, Value], comments: Mapping[str, str], notes: Iterable[str] = (), sql: str = ""
 ) -> str:
-    """Return a [[collections]] block as TOML. `comments` by setting; `notes` and the lines of `sql` follow as
-    comments."""
+    """Return a [[collections]] block as TOML. `comments`: by setting. `notes` and the lines of `sql` follow
+    as comments."""
     table = tomlkit.table()
     for name, value in block.items():
         for line in textwrap.wrap(_line(comments.get(name, "")), _WIDTH):
@@ -42,7 +42,7 @@ def collection_block(
 
 
 def _printable(text: str) -> str:
-    """Replace what would end the comment."""
+    """Replace unprintable characters with blanks: a line break would end the comment."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -57,8 +57,8 @@ ENVIRONMENT_FILE: str = _TABLES["texts"]["environment"]
 def settings_file(
     given: Mapping[str, Mapping[str, Any]], why: Mapping[str, str], blocks: Sequence[str], made_by: str
 ) -> str:
-    """Return owl-sap.toml. It loads unchanged, and with any of its settings uncommented. `given`: values by section and
-    key; `why`: by "section.key", a comment that replaces the description; `blocks`: collections as TOML."""
+    """Return the text of owl-sap.toml. It loads unchanged, and with any of its settings uncommented. `given`: values by
+    section and key; `why`: by "section.key", a comment that replaces the description; `blocks`: collections as TOML."""
     parts = [_TABLES["texts"]["head"].format(made_by=_line(made_by))]
     for section, keys in _TABLES["shown"].items():
         model = type(getattr(Settings(), section))

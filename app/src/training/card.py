@@ -57,7 +57,7 @@ A model remembers some of what it was trained on: treat this folder as you treat
 
 
 def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """Write both files. `name`: of the model. `facts`: the content of provenance.json."""
+    """Write both files. `name`: the model's. `facts`: the content of provenance.json."""
     rows = facts["pairs"]["origin"] == "rows"
     text = _README.format(
         name=name,

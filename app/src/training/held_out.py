@@ -17,7 +17,7 @@ HELD_OUT = 0.1  # share of the pairs
 MOST_HELD_OUT = 1000  # enough for stable figures
 LEAST = 20  # pairs; with fewer the figures are meaningless
 K = 10
-MOST_TEXTS = 20_000  # texts to search: of the held-out pairs first, then of the training pairs
+MOST_TEXTS = 20_000  # texts to search: those of held-out pairs first, then those of training pairs
 _BLOCK = 256
 
 # Texts -> unit vectors, in order.
@@ -25,9 +25,9 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs to train on and the held-out ones, by groups that share a text, so that no held-out text occurs
-    in the training. Depends on the pairs and the seed, not on their order. Raises ConfigurationError for too few pairs,
-    or if nearly all share texts."""
+    """Return the training pairs and the held-out pairs. Pairs that share a text stay together, so that no held-out text
+    occurs in the training. Depends on the pairs and the seed, not on the pairs' order. Raises ConfigurationError for
+    too few pairs, or if nearly all share texts."""
     if len(pairs) < LEAST:
         raise ConfigurationError(f"{len(pairs)} pairs to learn from; at least {LEAST} are needed")
     wanted = min(max(1, round(HELD_OUT * len(pairs))), MOST_HELD_OUT)
@@ -65,8 +65,8 @@ def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def measured(held_out: Sequence[Pair], others: Sequence[Pair], embed: Embed) -> dict[str, Any]:
-    """Search the texts of all pairs for each held-out query. Return means over `queries`, among `texts`: `recall_at_10`
-    and `mrr`, the reciprocal rank of the first relevant text. Texts of `others` are never relevant."""
+    """Search the texts of all pairs for each held-out query. Return the means `recall_at_10` and `mrr` (reciprocal rank
+    of the first relevant text), and the counts `queries` and `texts`. Texts of `others` are never relevant."""
     places: dict[str, int] = {}
     for pair in (*held_out, *others):
         if len(places) < MOST_TEXTS:

@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Pairs:
-    """`read`: rows or lines; each is a pair or counted in `skipped`: `incomplete` (one side blank), `duplicates`,
+    """`read`: rows or lines. Each becomes a pair or counts in `skipped`: `incomplete` (one side blank), `duplicates`,
     `same` (both sides equal) or `unreadable` (a value that cannot be formatted). `limited`: the limit was reached
     before the end."""
 
@@ -136,7 +136,7 @@ def read_rows(
     stop: Callable[[], bool] = lambda: False,
 ) -> Pairs:
     """Read the first column as the query and the second as its text, formatted as in the collection's documents. Raises
-    ConfigurationError, UnknownTable, UnknownColumn, NoKey, and as the source."""
+    ConfigurationError, UnknownTable, UnknownColumn, NoKey, and the source's errors."""
     table = source.describe(spec.source)
     if columns[0] == columns[1]:
         raise ConfigurationError(f"--columns names {columns[0]!r} twice; name a title and its long text")

@@ -11,7 +11,7 @@ from connector.stores import filters
 from connector.stores.hana.tables import VectorTable
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words, worth_it
 
-# The parts put together below are quoted identifiers and constants; values are always bound.
+# This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
 Weighed = tuple[list[tuple[Word, float]], float]  # words to search with weights, and the average text length
@@ -23,7 +23,7 @@ def _holds(word: Word, full_text: bool) -> tuple[str, list[str]]:
         return 'LOWER("VEC_TEXT") LIKE TO_NVARCHAR(?)', [f"%{word.alternatives[0].lower().replace(' ', '_')}%"]
     one = "SCORE(TO_NVARCHAR(?) IN (\"VEC_TEXT\" EXACT SEARCH MODE 'text')) > 0"
     either = one if len(word.alternatives) == 1 else f"({' OR '.join([one] * len(word.alternatives))})"
-    return either, [f'"{phrase}"' for phrase in word.alternatives]  # a phrase for HANA, without operators
+    return either, [f'"{phrase}"' for phrase in word.alternatives]  # quoted: HANA reads a phrase, not operators
 
 
 def probe(table: VectorTable) -> tuple[str, list[Any]]:
@@ -33,8 +33,8 @@ def probe(table: VectorTable) -> tuple[str, list[Any]]:
 
 
 def weigh(pool: HanaPool, table: VectorTable, text: str, full_text: bool, within: filters.Compiled) -> Weighed | None:
-    """Return the words to search and the average text length. Count only rows that match `within`, so that other rows
-    affect neither scores nor order. Return None if there is nothing to search."""
+    """Return the words to search and the average text length; None without words or texts to search. Counts only rows
+    that match `within`, so that other rows affect neither scores nor order."""
     wanted, doing = words(text), "searching by words"
     where = f" WHERE {within.sql}" if within.sql else ""
     sql = f'SELECT COUNT("VEC_TEXT"), AVG(TO_DOUBLE(LENGTH("VEC_TEXT"))) FROM {table.sql}{where}'

@@ -58,12 +58,12 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
-INDEX_FROM = 10_000  # records from which an HNSW index is created; below, HANA's exact search is fast enough
+INDEX_FROM = 10_000  # records from which an HNSW index is created; below this, HANA's exact search is fast enough
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
 VECTORS_PAGE = 500
 REMEMBERED = 2.0  # seconds for which searches cache a collection's row
-ENSURED = 60.0  # seconds for which `open` takes a table for complete: a sync opens its collection twice
-_TIE_STEPS = 3  # at most so many times more rows are read because they share the last score
+ENSURED = 60.0  # seconds for which `open` does not check a table again; a sync opens its collection twice
+_TIE_STEPS = 3  # maximum number of extra reads because rows share the last score
 
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
@@ -103,7 +103,7 @@ class HanaStore(VectorStore):
         self._full_text: bool | None = None
 
     def close(self) -> None:
-        """Do nothing; the caller closes the pool."""
+        """Clear the cached collections. The caller closes the pool."""
         self._forget()
 
     # ------------------------------------------------------------------------------------------------------ state
@@ -136,12 +136,12 @@ class HanaStore(VectorStore):
         return VectorTable(self._schema, name)
 
     def _create(self, sql: str) -> None:
-        """Tolerate that another worker creates the same table at the same time."""
+        """Create a table or index. Does nothing if another worker creates it at the same time."""
         try:
             with granted(self._pool, creating(self._schema)):
                 self._pool.execute(sql, doing="creating the store's tables")
         except DatabaseError as error:
-            if error.code not in (288, 289):  # the table or schema already exists
+            if error.code not in (288, 289):  # the table or index already exists
                 raise
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
@@ -171,7 +171,7 @@ class HanaStore(VectorStore):
         return table
 
     def _ensure_table(self, table: str, dimension: int) -> None:
-        """Create the table and its index, or replace an empty one with other columns."""
+        """Create the table and its index if missing. Replaces an empty table that has other columns."""
         at = self._ensured.get((table, dimension))
         if at is not None and time.monotonic() - at < ENSURED:
             return
@@ -199,7 +199,7 @@ class HanaStore(VectorStore):
 
     @contextmanager
     def _using_vectors(self) -> Iterator[None]:
-        """Let the next `open` look at the tables again if one is missing."""
+        """If a table is missing, let the next `open` check the tables again."""
         try:
             yield
         except UnknownTable:
@@ -213,7 +213,7 @@ class HanaStore(VectorStore):
 
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
         self._ensured.clear()
-        with suppress(UnknownTable):  # an interrupted drop has removed it
+        with suppress(UnknownTable):  # an earlier, interrupted drop removed it
             self._pool.execute(self._table(found.table).drop(), doing=f"dropping the table of {found.name!r}")
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
@@ -495,8 +495,8 @@ class HanaView:
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
-    """Return the best `k` documents. `read` returns the best records. Call it with larger counts until it returns `k`
-    different documents."""
+    """Return the best `k` documents. `read` returns the given number of best records, and is called with larger numbers
+    until these records belong to `k` documents."""
     if k < 1:
         return []
     count, ties = k + min(k, 50), 0

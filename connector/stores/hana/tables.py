@@ -17,7 +17,7 @@ from connector.stores.state import StateTables
 # This module formats only quoted identifiers and constants into SQL; values are always bound.
 # ruff: noqa: S608
 
-LONGEST_NAME = 100  # in characters; the table's name adds to it
+LONGEST_NAME = 100  # in characters; a table name is longer by OWL_ and _G<n>
 
 STATE_TABLES = {
     "OWL_STATE": f"""(
@@ -90,10 +90,10 @@ class VectorTable:
         return f"DROP TABLE {self.sql}"
 
     def search(self, count: int, only: filters.Compiled, *, exact: bool = False) -> str:
-        """Parameters: the query as text (`records.vector_text`), then those of `only`. `exact`: without an HNSW index.
+        """Return SQL. Its parameters: the query as text (`records.vector_text`), then those of `only`.
 
-        SAP documents TOP only with a literal number. TO_REAL_VECTOR takes text everywhere; bound bytes are untested on
-        a real HANA.
+        `exact`: without an HNSW index. SAP documents TOP only with a literal number. TO_REAL_VECTOR takes text
+        everywhere; bound bytes are untested on a real HANA.
         """
         score = 'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE"'
         where = f"WHERE {only.sql} " if only.sql else ""

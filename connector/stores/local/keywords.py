@@ -16,13 +16,13 @@ from connector.stores.local.sqlite_file import Damaged
 from connector.stores.local.tables import by_ids, hits, only
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
-# The statements are built from constants, checked names and parameter places.
+# The statements are built from constants, checked names and placeholders.
 # ruff: noqa: S608
 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000  # total for all cached sets; 12 bytes each
+TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class _Texts:
 def visible(
     db: sqlite3.Connection, cache: FilterCache[_Texts], collection: int, within: filters.Condition | None
 ) -> _Texts:
-    """Return the texts of rows that match `within` (None: all). Cached, because finding them scans every row: later
-    calls add new texts and remove deleted ones. Reload everything if the cached ones are newer than the transaction,
-    their tombstones are gone, or changed metadata may affect `within`."""
+    """Return the texts of rows that match `within` (None: all). Cached, because the first call scans every row; later
+    calls only add new texts and remove deleted ones. Reloads all texts if the cached ones are newer than the
+    transaction, their tombstones are gone, or changed metadata may affect `within`."""
     compiled = filters.Compiled() if within is None else filters.to_sqlite(within)
     key, mark = FilterCache.key(compiled, collection), read_mark(db)
     known = cache.get(key)
@@ -111,8 +111,8 @@ def search(
     k: int,
     condition: filters.Condition | None,
 ) -> list[Hit]:
-    """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. Do not use
-    FTS5's own BM25: it counts rows of all collections in the file, so its scores would reveal hidden texts."""
+    """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. FTS5's own
+    BM25 cannot be used: it counts rows of all collections in the file, so its scores would reveal hidden texts."""
     wanted = words(text)
     if k < 1 or not wanted:
         return []

@@ -1,5 +1,5 @@
-"""Vector search of the local store. Each collection's vectors are cached in memory as immutable snapshots, extended by
-new rows from SQLite. Results are exact, filtered or not.
+"""Vector search of the local store. Each collection's vectors are cached in memory as immutable snapshots; the next
+snapshot adds new rows from SQLite. Results are exact, with and without a filter.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from connector.stores import filters, records
 from connector.stores.local.tables import by_ids, hits, only
 from connector.stores.scan import Column, Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
 
-SELECTIVE_SHARE = 10  # A filter that matches fewer than one in this many rows is answered from the matching rows
+SELECTIVE_SHARE = 10  # if a filter matches at most one row in this many, only the matching rows are scored
 SELECTIVE_ROWS = 2000
 SPARE = 4  # rows to read beyond `k` at first: enough if documents have one chunk each
 REMEMBERED_ROWS = 4  # the filter cache holds this many times the collection's rows, 8 bytes each
 FILTER_SECONDS = 60.0
 """Time limit for the filter of one search, which SQLite evaluates row by row. HANA uses `communication_timeout`."""
-_STEPS = 20_000  # SQLite instructions between two clock checks: about 1 ms; each takes the interpreter lock
-FILTERS = 512  # the most entries in a filter cache
+_STEPS = 20_000  # SQLite instructions between two clock checks: about 1 ms; each check takes the interpreter lock
+FILTERS = 512  # maximum number of entries in a filter cache
 
 T = TypeVar("T")
 Mark = tuple[int, int]  # the last record id and the last tombstone that a transaction can see; both only increase
@@ -81,7 +81,7 @@ def read_mark(db: sqlite3.Connection) -> Mark:
 
 
 def places_of(ids: NDArray[np.int64], among: NDArray[np.int64]) -> Positions:
-    """Return the positions in `among`, which ascends, of those `ids` that it has."""
+    """Return the positions of `ids` in `among`, which is sorted; ids that it lacks are omitted."""
     if not len(among):
         return np.empty(0, np.int64)
     found = np.minimum(np.searchsorted(among, ids), len(among) - 1)
@@ -109,8 +109,8 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Rows in id order. Row i of `view` is the unit vector of record `ids[i]`; ignore it unless `alive[i]`. `filtered`
-    has, by filter, the ascending positions of matching rows (None: too many to cache) and the mark at which they were
-    read; snapshots with the same first rows share it."""
+    caches per filter the ascending positions of matching rows (None: too many to cache) and the mark at which they were
+    read; snapshots with the same first rows share this cache."""
 
     mark: Mark
     ids: NDArray[np.int64]
@@ -171,7 +171,7 @@ class CollectionIndex:
             self._copy.append(vectors)
             self._ids.append(np.array([[id_ for id_, _ in rows]], np.int64))
             alive.append(usable)
-        if len(alive) == 1 and not len(gone):  # the commits were of other collections
+        if len(alive) == 1 and not len(gone):  # only other collections changed
             self._newest = replace(last, mark=mark)
             return
         all_alive = np.concatenate(alive)
@@ -189,9 +189,9 @@ class CollectionIndex:
 
 @contextmanager
 def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
-    """Limit a search's reads in time and translate their errors. `where`: the caller's filter; `condition`: with the
-    row filter. Raises BadFilter if a stored value cannot be read as the filter's kind or the filter takes too long, and
-    Cancelled."""
+    """Limit the time of a search's reads and translate their errors. `where`: the caller's filter; `condition`: that
+    filter with the row filter. Raises Cancelled, and BadFilter if a stored value cannot be read as the filter's kind or
+    the filter takes too long."""
     call = cancellation.current()
     deadline = time.monotonic() + FILTER_SECONDS if where else math.inf
     db.set_progress_handler(lambda: call.cancelled or time.monotonic() > deadline, _STEPS)
@@ -234,12 +234,12 @@ class Search:
             allowed = None if live == len(snapshot.ids) else snapshot.alive
             ranking = self._scans.rank(snapshot.view, query, allowed)
             best = self._settle(query, k, ranking, condition, live, few)
-            if best is None and condition is not None:  # the best rows of the scan did not match the filter
+            if best is None and condition is not None:  # too few of the best rows matched the filter
                 kept = self._matching(condition, None)
         if kept is not None:
             if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
                 ranking = snapshot.view.rank_rows(query, kept)
-            else:  # to scan all rows is cheaper
+            else:  # scanning all rows is cheaper
                 allowed = np.zeros(len(snapshot.ids), np.bool_)
                 allowed[kept] = True
                 ranking = self._scans.rank(snapshot.view, query, allowed)

@@ -18,16 +18,16 @@ ITERATIONS = 15_000  # hdbcli refuses fewer ("Number of iterations is too small"
 _SALT_SIZE, _NONCE_SIZE, _PROOF_SIZE = 16, 48, 32
 _SECRET = os.urandom(32)
 _LONGEST_SHORT_FIELD = 245
-# Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second
+# Length prefixes of fields above 245 bytes: go-hdb writes 246, SAP's reference specifies 255
 _WIDE_LENGTHS = {246: "<H", 255: ">H"}
 
 
 def parse_fields(data: bytes) -> list[bytes]:
-    """Read a field list: count (u16), then each field after its length."""
+    """Read a field list: count (u16), then each field prefixed with its length."""
     if len(data) < 2:
         raise ProtocolError("authentication part is too short")
     (count,) = struct.unpack_from("<H", data)
-    if count == 0x0100:  # node-hdb writes the inner count of one as big-endian
+    if count == 0x0100:  # node-hdb writes the inner list's count of 1 as big-endian
         count = 1
     fields, position = [], 2
     for _ in range(count):
@@ -59,7 +59,7 @@ def build_fields(fields: Sequence[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-# 5 ms each; a user's salt stays the same, as HANA's does.
+# Cached: a call takes 5 ms, and a user's salt stays the same, as in HANA.
 _pbkdf2 = functools.lru_cache(64)(functools.partial(hashlib.pbkdf2_hmac, "sha256", iterations=ITERATIONS, dklen=32))
 
 
@@ -83,7 +83,7 @@ class Challenge:
     def verify(self, data: bytes, password: str | None) -> bytes | None:
         """The AUTHENTICATION part with the server's proof; None if the client's proof is wrong.
 
-        An unknown user takes the same work as a wrong password, so that timing does not reveal it.
+        An unknown user costs the same work as a wrong password, so that timing does not reveal which users exist.
         """
         fields = parse_fields(data)
         if len(fields) != 3:

@@ -11,7 +11,7 @@ NULL_DECIMAL = bytes(15) + b"\x70"
 # Bytes of the scaled integers
 FIXED_SIZES: dict[int, int] = {TypeCode.FIXED8: 8, TypeCode.FIXED12: 12, TypeCode.FIXED16: 16}
 
-FLOATING_SCALE = 32_767  # The wire's scale of a DECIMAL declared without one: each value keeps its own
+FLOATING_SCALE = 32_767  # Sent as the scale of a DECIMAL declared without a scale; each value has its own
 
 _BIAS = 6176
 _MANTISSA_BITS = 113
@@ -24,7 +24,7 @@ def fixed_scale(type_: HanaType) -> int | None:
 
 
 def canonical(value: Decimal, scale: int | None) -> str:
-    """Plain digits; `scale` gives exactly that many fraction digits and truncates like HANA."""
+    """Format in plain digits; a `scale` gives exactly that many fraction digits, truncated like HANA."""
     if scale is not None:
         try:
             value = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
@@ -46,7 +46,7 @@ def parse(text: str, scale: int | None) -> str:
 
 
 def encode(value: str | int | float) -> bytes:
-    """Sign bit, 14-bit biased exponent, 113-bit mantissa, little-endian."""
+    """Encode as sign bit, 14-bit biased exponent, 113-bit mantissa, little-endian."""
     sign, digits, exponent = Decimal(str(value)).as_tuple()
     if not isinstance(exponent, int):
         raise HanaError(314, "numeric overflow: DECIMAL result is not finite")

@@ -84,7 +84,7 @@ def _read_binary(data: bytes, position: int) -> tuple[bytes | None, int]:
 
 @_READERS(TypeCode.BOOLEAN)
 def _read_boolean(data: bytes, position: int) -> tuple[int | None, int]:
-    """Source: node-hdb, `Writer.js`, and go-hdb, `typecode.go`; hdbcli sends 0 and 2, and NULL by its type byte."""
+    """Source: node-hdb, `Writer.js`, and go-hdb, `typecode.go`; hdbcli sends 0 or 2 and marks NULL in the type byte."""
     found = {0: 0, 1: None, 2: 1}
     if data[position] not in found:
         raise ProtocolError(f"BOOLEAN parameter of value {data[position]}; 0, 1 (NULL) or 2 expected")
@@ -140,7 +140,7 @@ _READERS |= {
     FirstFormatCode.TIME: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_time_text),
     FirstFormatCode.TIMESTAMP: _read_first_format(2 * temporal.FIRST_FORMAT_SIZE, temporal.first_format_timestamp_text),
 }
-# By declared type: the wire codes that are read as the storage value directly; others are converted
+# By declared type: the wire codes whose decoded value is already the storage value; other values are converted
 _STRAIGHT: dict[TypeCode, frozenset[int]] = {
     **{code: frozenset({code}) for code in (*DATETIMES, TypeCode.BOOLEAN)},
     **{code: frozenset(codes) for codes in (INTEGERS, FLOATS, LOBS) for code in codes},
@@ -191,7 +191,7 @@ def _to_binary(value: Any, type_: HanaType) -> bytes:
 
 @_CONVERTERS(*VECTORS)
 def _to_vector(value: Any, type_: HanaType) -> bytes:
-    """Check the form of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
+    """Check the fvecs format: a 4-byte dimension, then that many floats of the declared width."""
     if not isinstance(value, bytes) or len(value) < 4:
         raise HanaError(2048, "column store error: a vector parameter is not a vector")
     dimension = int.from_bytes(value[:4], "little")
@@ -252,7 +252,7 @@ class ParameterDecoder:
     def rows(self, data: bytes, count: int) -> list[ParameterRow]:
         """Decode `count` rows in order. Raises ProtocolError for missing or extra bytes, HanaError for invalid values.
 
-        A statement without parameters runs once, for a count of 0 or 1.
+        A statement without parameters gets one empty row, for a count of 0 or 1.
         """
         if not self._decoders:
             if count not in (0, 1):
@@ -310,7 +310,7 @@ class ParameterDecoder:
 def looks_like_vector(data: bytes) -> bool:
     """Whether bytes for `TO_REAL_VECTOR(?)`, declared as NCLOB to accept text, are fvecs.
 
-    Text of this form would have NULs as third and fourth byte and a length that matches its first bytes.
+    Text passes this check only if its third and fourth bytes are NUL and its length matches its first two bytes.
     """
     if len(data) < 6 or data[2:4] != b"\0\0":
         return False

@@ -11,8 +11,8 @@ from hana_emulator.errors import HanaError
 from hana_emulator.protocol.codes import LobOption, PartKind, ProtocolError
 from hana_emulator.protocol.packet import Part
 
-INLINE = 4096  # Units of a LOB that travel in the row itself; the rest is read piece by piece
-# Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)
+INLINE = 4096  # Units of a LOB that are sent in its row; clients read the rest piece by piece
+# Bytes of LOBs kept for locators; beyond them the oldest are dropped, as clients read a row's LOBs soon after the row
 KEPT_BYTES = 256 * 1024 * 1024
 
 _READ_REQUEST = struct.Struct("<8sqi")
@@ -37,12 +37,12 @@ class LobValue:
         return (cesu8.from_units(raw) if self.character else raw), end >= len(self.data)
 
     def find(self, pattern: bytes, offset: int) -> int:
-        """The 0-based unit of `pattern` (wire bytes) at or after `offset`; -1 if absent."""
+        """The 0-based unit where `pattern` (wire bytes) first occurs at or after `offset`; -1 if absent."""
         if not self.character:
             return self.data.find(pattern, offset)
         wanted = cesu8.units(cesu8.decode(pattern))
         at = self.data.find(wanted, 2 * offset)
-        while at % 2:  # a match across two units; -1 is odd too, so it returns first
+        while at % 2:  # odd: a match across two units, or -1 (absent)
             if at < 0:
                 return -1
             at = self.data.find(wanted, at + 1)
@@ -118,8 +118,8 @@ class LobInput:
 
 
 def parse_write_request(part: Part) -> Iterator[tuple[bytes, bytes, bool]]:
-    """Locator and data of each piece of a WRITELOBREQUEST part, and whether it is the last. Offsets are ignored:
-    clients only append."""
+    """Locator and data of each piece of a WRITELOBREQUEST part, and whether the piece is the last. Offsets are ignored,
+    because clients only append."""
     position = 0
     for _ in range(part.count):
         try:

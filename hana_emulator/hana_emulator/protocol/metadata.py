@@ -17,8 +17,8 @@ _NO_NAME = 0xFFFFFFFF
 _NOT_NULL, _NULLABLE = 1, 2
 _MODE_IN = 1
 _LONGEST_NAME = 255
-# Types whose own wire forms differ between protocol versions are announced as the plain type they hold. The last
-# three are Unicode in HANA Cloud, and clients decode CESU-8 in the N types only. Source: go-hdb,
+# Types whose wire form differs between protocol versions are announced as the equivalent basic type. The last three
+# hold Unicode in HANA Cloud, and clients decode CESU-8 only in the N types. Source: go-hdb,
 # `driver/internal/types/types.go`, "since hdb version 4: char equals nchar".
 _ON_THE_WIRE = {
     TypeCode.ALPHANUM: TypeCode.NVARCHAR,
@@ -34,12 +34,12 @@ _FIRST_FORMAT = {
     TypeCode.SECONDDATE: FirstFormatCode.TIMESTAMP,
     TypeCode.TIMESTAMP: FirstFormatCode.TIMESTAMP,
 }
-# Greatest precision of each. Source: go-hdb, `driver/columntype_test.go`.
+# Greatest precision of each fixed-point type. Source: go-hdb, `driver/columntype_test.go`.
 _FIXED = ((18, TypeCode.FIXED8), (28, TypeCode.FIXED12), (38, TypeCode.FIXED16))
 
 
 def wire_code(type_: HanaType, data_format: int = DataFormat.LATEST) -> int:
-    """The type code of `type_` for a client of that data format."""
+    """The type code of `type_` for a client with this data format."""
     code = type_.code
     if code is TypeCode.DECIMAL and data_format >= DataFormat.FIXED and fixed_scale(type_) is not None:
         return next(fixed for precision, fixed in _FIXED if type_.length <= precision)
@@ -59,7 +59,7 @@ def _nullability(nullable: bool) -> int:
 
 
 class _NamePool:
-    """Names after the fixed entries, without duplicates, addressed by offset."""
+    """Names stored after the fixed-size entries, without duplicates, addressed by offset."""
 
     def __init__(self) -> None:
         self._offsets: dict[str, int] = {}

@@ -36,7 +36,7 @@ def _encode(key: int, value: Option) -> bytes:
 
 
 def parse_options(part: Part) -> dict[int, Option]:
-    """Parse an option list. Raises ProtocolError if it is too short or has an unknown type."""
+    """Parse an option list. Raises ProtocolError if the list is too short or an option has an unknown type."""
     options: dict[int, Option] = {}
     position = 0
     try:
@@ -69,7 +69,7 @@ _WIDE_LENGTHS = {246: struct.Struct("<H"), 247: struct.Struct("<I")}
 
 
 def parse_client_info(part: Part) -> dict[str, str]:
-    """Parse the part to {name: value}. Raises ProtocolError if it is too short or too long.
+    """Parse the part to {name: value}. Raises ProtocolError for invalid data or a wrong count.
 
     hdbcli and go-hdb count pairs in the part, node-hdb counts texts.
     """

@@ -21,7 +21,7 @@ FieldEncoder = Callable[[Any], bytes]
 RowEncoder = Callable[[StorageRow], bytes]
 
 PAGE_BYTES = 256 * 1024
-PAGE_LOB_BYTES = 32 * 1024 * 1024  # A page also ends when the LOBs its locators hold in memory reach this
+PAGE_LOB_BYTES = 32 * 1024 * 1024  # A page also ends when the LOBs kept for its locators reach this size
 
 _MISTYPED = (struct.error, TypeError, ValueError, AttributeError, ArithmeticError)
 _NULL_FLAG = b"\x00"
@@ -32,7 +32,7 @@ _pack_i32 = struct.Struct("<BI").pack
 
 
 def prefixed(data: bytes) -> bytes:
-    """`data` after its length: one byte up to 245, 246 and i16 up to 32,767, then 247 and i32."""
+    """Prefix `data` with its length: one byte up to 245; byte 246 and i16 up to 32,767; else byte 247 and i32."""
     size = len(data)
     if size <= 245:
         return _SHORT[size] + data
@@ -177,7 +177,7 @@ class ResultSet:
         self.exhausted = False
 
     def page(self, max_rows: int) -> tuple[bytes, int]:
-        """Up to `max_rows` rows (fewer if the page is full) and their number; sets `exhausted`."""
+        """Encode up to `max_rows` rows (fewer if the page is full); return them and their number. Sets `exhausted`."""
         encode, store, pieces, size = self._encode, self._store, [], 0
         lob_limit = store.taken + PAGE_LOB_BYTES
         for row in islice(chain(self._waiting, self._rows), max_rows):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
 
 HANDSHAKE_REQUEST_SIZE = 14
-# Product version, protocol version, filler: the answer all of SAP's clients accept
+# Product version, protocol version, filler: all SAP clients accept this reply
 HANDSHAKE_REPLY = bytes([0x04, 0x14, 0x00, 0x04, 0x01, 0x00, 0x00, 0x00])
 
 PACKET_HEADER_SIZE = 32
-# Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)
+# Longer packets are rejected before memory is allocated for them (hdbcli's default packet is 1 MB)
 MAX_PACKET = 256 * 1024 * 1024
 
 _PACKET = struct.Struct("<qiIIhBxI4x")

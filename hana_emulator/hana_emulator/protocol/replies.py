@@ -18,8 +18,8 @@ _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b
 _GENERAL_STATE = b"HY000"
 _ALIGNMENT = 8
 _COUNT_SIZE = 4
-FIRST_PAGE = 32  # Rows in the reply that opens a result set, as HANA sends them
-NEXT_PAGE = 32_767  # Rows in a reply to FETCHNEXT for a client that names no number
+FIRST_PAGE = 32  # Rows in the reply that opens a result set, as in HANA
+NEXT_PAGE = 32_767  # Rows in a reply to FETCHNEXT if the client gives no number
 
 
 def rows_affected(counts: Sequence[int]) -> Part:
@@ -40,7 +40,7 @@ def transaction_flags(*flags: TransactionFlag) -> Part:
 
 
 def error_reply(error: HanaError) -> Reply:
-    """An error reply; after a rollback by the server (131, 133, 139, a full disk) it has the flag for it."""
+    """An error reply, with the rollback flag if the server rolled back (131, 133, 139, a full disk)."""
     parts = [Part(PartKind.ERROR, _entries([error]))]
     if error.rolls_back:
         parts.append(transaction_flags(TransactionFlag.ROLLED_BACK))
@@ -50,8 +50,8 @@ def error_reply(error: HanaError) -> Reply:
 def _entries(errors: Sequence[HanaError]) -> bytes:
     """The data of an ERROR part. HANA adds one byte to a single error and aligns several to eight bytes each.
 
-    Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte. Several errors end in a zero byte
-    each, because hdbcli 2.30 crashes where text and alignment leave none.
+    Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte. Each of several errors ends
+    in a zero byte, because hdbcli 2.30 crashes if text and alignment leave none.
     """
     entries = [_entry(error) for error in errors]
     if len(entries) == 1:

@@ -18,10 +18,10 @@ NULL_TIMESTAMP = 3_155_380_704_000_000_001
 _DAY_SHIFT = 2
 _GREGORIAN_FROM = "1582-10-15"
 _GREGORIAN_NUMBER = date(1582, 10, 15).toordinal() + _DAY_SHIFT
-_BEFORE_MARCH = 306  # Days of a year from March on, before January
+_BEFORE_MARCH = 306  # Days from 1 March to 31 December: years are counted from March here
 _DAY = 86_400
 _TICKS = 10_000_000  # 100 ns steps per second
-FIRST_FORMAT_SIZE = 4  # Bytes of a DATE and of a TIME of the first data format; a TIMESTAMP is both
+FIRST_FORMAT_SIZE = 4  # Bytes of a DATE or a TIME in the first data format; a TIMESTAMP consists of both
 _FIRST_FORMAT_DATE = struct.Struct("<HBB")
 _FIRST_FORMAT_TIME = struct.Struct("<BBH")
 _YEAR_SET, _HOUR_SET = 0x8000, 0x80  # Flags of a value that is not NULL
@@ -31,7 +31,7 @@ _YEAR_SET, _HOUR_SET = 0x8000, 0x80  # Flags of a value that is not NULL
 def date_number(text: str) -> int:
     """'YYYY-MM-DD' -> DAYDATE."""
     if text < _GREGORIAN_FROM:
-        # March is the first month here, so that the leap day is last.
+        # Years begin in March here, so that the leap day is the last day.
         year = int(text[:4])
         month = int(text[5:7])
         day = int(text[8:10])

@@ -1,6 +1,6 @@
 """SAP-like sample tables: materials, notifications and customers of a soft drink producer.
 
-`load` writes them through the seam, like the wire side.
+`load` writes them through the interface in `seam.py`, as the wire side does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def all_rows() -> Rows:
 
 
 def load(database: SqlDatabase, user: str = DEFAULT_USER, schema: str = DEFAULT_SCHEMA) -> None:
-    """Create and fill the tables in `schema`, unless they exist. Replaces an interrupted load, which lacks the view
-    that is created last."""
+    """Create and fill the tables in `schema`, unless they exist. Replaces the tables of an interrupted load, which
+    lacks the view that is created last."""
     connection = database.connect(user)
     try:
         if not _count(connection, "SYS.SCHEMAS WHERE SCHEMA_NAME = ?", schema):

@@ -34,7 +34,7 @@ def text(name: str) -> str:
 
 
 def generate() -> Rows:
-    """All rows except the awkward ones. Uses its own random generator, so the global one is unchanged."""
+    """Generate all rows except those of `awkward.py`. Leaves the global random generator unchanged."""
     rows, random = Rows(), Random(_SEED)
     _materials(rows, random)
     _notifications(rows, random)

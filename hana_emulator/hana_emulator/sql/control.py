@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CONNECTION_ID = re.compile(r"[0-9]{1,18}")
 
 READ_COMMITTED = "READ COMMITTED"
-# The last two are the same in HANA: all reads of a transaction see one snapshot
+# The last two are the same in HANA: all reads in a transaction see one snapshot
 ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
 
 
@@ -26,7 +26,7 @@ _PARSERS: Parsers[Control] = Parsers()
 def parse_control(reader: TokenReader) -> Control | None:
     """Parse a control statement; None if the statement is not one."""
     if reader.take("ALTER", "USER"):
-        # Connection attempts are counted in memory, so this is not a definition.
+        # Connection attempts are counted in memory, not in the catalogue, so this statement is not a definition.
         name = reader.identifier()
         if reader.take("RESET", "CONNECT", "ATTEMPTS"):
             reader.end()

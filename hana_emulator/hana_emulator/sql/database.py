@@ -44,7 +44,7 @@ from hana_emulator.sql.storage.writer import Writer
 LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
 _PLANS = 2_000
-_LONGEST_KEPT = 100_000  # Plans of longer statements are not kept: they hold the text, and few come twice
+_LONGEST_KEPT = 100_000  # Plans of longer statements are not cached: they contain the text and are rarely reused
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
@@ -54,7 +54,7 @@ _PRAGMAS = (
     "PRAGMA recursive_triggers = ON",  # so that a self-referencing foreign key cascades
     "PRAGMA case_sensitive_like = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -8192",  # KiB, for each of the connections: a session has one or more
+    "PRAGMA cache_size = -8192",  # KiB for each connection; a session has one or more
     "PRAGMA mmap_size = 268435456",
 )
 
@@ -71,21 +71,21 @@ class Database:
     ) -> None:
         self.lock_timeout = lock_timeout
         self.statement_memory = limits.STATEMENT_BYTES
-        # Held by the session that runs a statement of a writing transaction, or parks another one's
+        # Held while a session runs a statement of its writing transaction or parks another session's transaction
         self.turn = threading.RLock()
-        # Whose transaction is on SQLite's only writer; read and changed in one's turn only
+        # The writer whose transaction is open in SQLite, which allows only one; accessed only while holding `turn`
         self.active: Writer | None = None
         self.locks = LockTable()
-        # By table: the last identity value given out by transactions that are parked or rolled back
+        # By table: the last identity value assigned by parked or rolled-back transactions
         self.identities: dict[str, int] = {}
-        # Held while a commit and the new versions it brings become visible together
+        # Held so that a commit and its new row versions become visible together
         self.commit_lock = threading.Lock()
-        self.commits = 0  # How many there have been; changes with `commit_lock` held
+        self.commits = 0  # Number of commits so far; changed with `commit_lock` held
         self.versions = RowVersions()
         self.vectors = ColumnCache(self.versions, vectors.Column.build, vectors.MOST_BYTES)
         self.words = ColumnCache(self.versions, WordIndex.build, word_index.MOST_BYTES)
         self.logins = LoginBook()
-        # By name, what the views M_EMULATOR_... show: JSON arrays of objects. Others may put theirs in.
+        # By name: functions that return rows of the emulator's own views as JSON arrays of objects; can be replaced
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-emulator-")) if path is None else None
         self.folder = path or self._temporary or Path()
@@ -133,7 +133,7 @@ class Database:
             connection.close()
 
     def open_connection(self, context: Context, writer: Writer | None = None) -> sqlite3.Connection:
-        """Open a connection. `writer` receives each changed row and what triggers postpone."""
+        """Open a connection. `writer` receives each changed row and each check that triggers postpone."""
         connection = sqlite3.connect(
             self.folder / _FILE,
             timeout=self.lock_timeout,
@@ -215,7 +215,7 @@ class Database:
         return found
 
     def publish(self, catalog: Catalog, truncated: Iterable[int] = ()) -> None:
-        """Set the new catalogue, whose rows may differ too. Call with `commit_lock`, right after COMMIT."""
+        """Set a definition's catalogue; rows may have changed too. Call with `commit_lock`, right after COMMIT."""
         self.catalog = catalog
         for number in truncated:
             self.row_ids.restart(number)
@@ -225,7 +225,7 @@ class Database:
         self._shapes.clear()
 
     def shape(self, connection: sqlite3.Connection, table: str) -> Shape:
-        """The table's shape in SQLite, read once per change of structure. Call with the turn to write."""
+        """The table's shape in SQLite, read once per change of structure. Call while holding `turn`."""
         found = self._shapes.get(table)
         if found is None:
             found = self._shapes[table] = read_shape(connection, table, self.catalog.foreign_keys_of(table))

@@ -62,7 +62,7 @@ _COLUMNS: dict[str, HanaType] = {
 
 
 def create_storage(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Create EXPLAIN_PLAN_TABLE, a global temporary table of SYS with a public synonym; inside a transaction."""
+    """Create EXPLAIN_PLAN_TABLE, a global temporary table of SYS with a public synonym. Call inside a transaction."""
     if catalog.find(*PLACE) is not None:
         return
     columns = tuple(TableColumn(name, kind) for name, kind in _COLUMNS.items())
@@ -120,7 +120,7 @@ def _reads(
 
 
 def _vector_search(catalog: Catalog, select: exp.Select, relation: Relation, hints: frozenset[str]) -> _Operator | None:
-    """How HANA runs a vector search: through an index, or exactly, with the reasons. None for any other SELECT."""
+    """Describe HANA's plan of a vector search: an index, or exact with the reasons. None for any other SELECT."""
     order = select.args.get("order")
     if order is None or select.args.get("joins"):
         return None
@@ -155,7 +155,7 @@ def _vector_search(catalog: Catalog, select: exp.Select, relation: Relation, hin
 
 
 def _sort_key(select: exp.Select) -> exp.Expr:
-    """The first sort key: written there, or referred to by alias or position."""
+    """The first sort key, given directly or by alias or position."""
     key = unwrapped(select.args["order"].expressions[0].this)
     if isinstance(key, exp.Literal) and not key.is_string and 1 <= int(key.this) <= len(select.expressions):
         key = select.expressions[int(key.this) - 1]

@@ -1,4 +1,4 @@
-"""Plan a statement from its text, so that a session can run it repeatedly. Reads the catalogue, no data."""
+"""Plan a statement from its text, so that a session can run it repeatedly. Reads the catalogue but no data."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from hana_emulator.types import Column
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A SELECT. `search`: a vectorised search with the same rows. `locks`: FOR UPDATE, which adds columns. `searched`:
-    tables whose vectors or words are searched."""
+    """A SELECT. `search`: a vectorised search that returns the same rows. `locks`: FOR UPDATE, which adds
+    columns. `searched`: tables whose vectors or words are searched."""
 
     step: Step
     search: search.SearchPlan | None = None
@@ -62,7 +62,7 @@ class Prepared(Statement):
 
 
 def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
-    """Parse and plan `sql`. Raises HanaError 257, and errors of names and types."""
+    """Parse and plan `sql`. Raises HanaError 257, and name and type errors."""
     limits.check_text(sql)
     tokens = dialect.tokenize(sql)
     if not tokens:
@@ -173,7 +173,7 @@ class _Preparation:
         )
 
     def _upsert(self) -> WritePlan:
-        """Parse UPSERT as INSERT: sqlglot reads it without WITH PRIMARY KEY and WHERE."""
+        """Parse UPSERT as INSERT, after removing WITH PRIMARY KEY and WHERE, which sqlglot cannot read."""
         body, by_key = self.tokens[1:], False
         if [token.text.upper() for token in body[-3:]] == ["WITH", "PRIMARY", "KEY"]:
             body, by_key = body[:-3], True

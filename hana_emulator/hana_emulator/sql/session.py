@@ -37,11 +37,11 @@ from hana_emulator.sql.storage.writer import NO_PATIENCE, Writer
 if TYPE_CHECKING:
     from hana_emulator.sql.database import Database
 
-_FIRST_ROWS = 4_096  # Results up to this long are read at once; longer ones stay open on a connection of their own
+_FIRST_ROWS = 4_096  # Results with fewer rows are read at once; longer ones stay open on their own connection
 _NEXT_ROWS = 2_048
 BATCH_ERRORS = (HanaError, sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError)
 _CHANGING = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
-# SQLite's authoriser names the table of these in its second argument
+# For these actions, SQLite passes the table's name in the authorizer's second argument
 _CHANGING_SECOND = frozenset({sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_INDEX})
 
 
@@ -65,7 +65,7 @@ class Session:
         self.context = Context(user=user, schema=schema, connection_id=connection_id)
         self._database = database
         self._scores: dict[int, float] = {}
-        # While a statement searches: by table, what its snapshot is, where that is a committed state
+        # During a search: by table, the version in the statement's snapshot, if that is a committed state
         self._versions: dict[str, Version] = {}
         self._writer = Writer(database)
         self._connection = self._open()
@@ -292,7 +292,7 @@ class Session:
         return json.dumps(index.holders(term))
 
     def _read_column(self, table: str, column: str, rowids: AbstractSet[int] | None) -> Iterator[tuple[int, Any]]:
-        """See `column_cache.Read`."""
+        """Implements `column_cache.Read`."""
         sql = f"SELECT _rowid_, {column} FROM {quoted_key(table)}"
         if rowids is None:
             return self._connection.execute(f"{sql} ORDER BY _rowid_")
@@ -343,8 +343,8 @@ class Session:
 
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))
-            with transaction.together():  # a wait for a row restarts the whole batch
-                # Try all rows at once, which is fast; after a failure, row by row.
+            with transaction.together():  # waiting for a row lock restarts the whole batch
+                # Try all rows at once, which is fast; after a failure, repeat row by row.
                 try:
                     return Outcome(rows_affected=write(rows))
                 except BATCH_ERRORS as error:
@@ -402,8 +402,8 @@ class Session:
         return len(found)
 
     def _define(self, plan: DefinitionPlan, schema: str, *, patience: float | None = None) -> None:
-        """Commit, run DDL alone and commit it. Waits for all locks in the tables that it changes. Privileges are
-        checked for `schema`, the current one at preparation."""
+        """Commit, run DDL alone and commit it. Waits for all locks on the tables that it changes. Names
+        without a schema refer to `schema`, the current one at preparation."""
         self.commit()
 
         def attempt(transaction: Transaction) -> None:

@@ -1,5 +1,5 @@
-"""The protocol between a worker and the measuring process: one JSON object per line, each with one answer. Workers run
-in another environment, so these files import no other code of this project.
+"""The protocol between a worker and the measuring process: one JSON request per line, and one JSON answer to each.
+Workers run in another environment, so these files import no other code of this project.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from answering import ENGINES, answer, engine, read_json, timed
 
 # Texts and a setting -> unit vectors (n, dimension), in order.
 Encode = Callable[[list[str], Any], Any]
-# A sentence-transformers folder, device, threads, and a folder for graphs and copies of the model -> encode, settings
-# of which the fastest on the measured texts is used, and facts for the report.
+# A sentence-transformers folder, device, threads, and a folder for graphs and copies of the model -> encode, the
+# settings to try (the fastest on the measured texts is used), and facts for the report.
 Load = Callable[[str, str, int, Path], tuple[Encode, Sequence[Any], dict[str, Any]]]
 BATCH_SIZES = (8, 16, 32, 64)
 BUDGETS = (512, 1024, 4096)  # tokens per batch, for batches sorted by length in tokens
@@ -54,8 +54,8 @@ def serve(packages: Sequence[str], load: Load) -> None:
 
 
 def in_batches(lengths: Sequence[int], budget: int, run: Callable[[list[int]], Any]) -> Any:
-    """Run positions in batches of similar lengths, longest first, and return all vectors in order. A batch costs its
-    longest text times its size."""
+    """Run texts, given as positions, in batches of similar lengths, longest first, and return all vectors in order. A
+    batch costs its longest text times its size."""
     batches: list[list[int]] = []
     longest = 0
     for position in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
@@ -77,7 +77,7 @@ ONNX = ("onnxruntime", "onnx", "transformers", "torch", "tokenizers")
 
 @engine("sentence-transformers", *TORCH)
 def sentence_transformers(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
-    """Load `encode` on torch in fp32; on a GPU in fp16 with larger batches, its best setting there."""
+    """Load `encode` on torch in fp32, or on a GPU in fp16 with larger batches, its best setting there."""
     import torch
     from sentence_transformers import SentenceTransformer
 

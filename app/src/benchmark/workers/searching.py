@@ -1,5 +1,5 @@
-"""Workers that search vectors exactly, one per library: take unit vectors, then search one query at a time on one
-thread. Run in the peer's environment as `searching.py NAME`.
+"""Workers that search vectors exactly, one per library. Each takes unit vectors, then searches one query at a time on
+one thread. Run in the peer's environment as `searching.py NAME`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def serve(packages: Sequence[str], index: Callable[[Any, Path], Find]) -> None:
         return {"build_seconds": took["seconds"]}
 
     def search(queries: str, k: int, out: str) -> dict[str, Any]:
-        """Return the milliseconds of each query, and its CPU milliseconds of all threads."""
+        """Return the milliseconds of each query, and its CPU milliseconds summed over all threads."""
         found, times = zip(*(timed(lambda: find(query, k)) for query in np.load(queries)), strict=True)  # noqa: B023
         np.save(out, np.stack([np.asarray(rows, dtype=np.int64) for rows in found]))
         return {
@@ -42,14 +42,14 @@ def serve(packages: Sequence[str], index: Callable[[Any, Path], Find]) -> None:
 
 
 def best(scores: Any, k: int) -> Any:
-    """Return the positions of the largest, best first."""
+    """Return the positions of the `k` largest scores, best first."""
     some = np.argpartition(scores, len(scores) - k)[len(scores) - k :] if k < len(scores) else np.arange(len(scores))
     return some[np.argsort(-scores[some])]
 
 
 @engine("sqlite-vec", "sqlite-vec", "apsw")
 def in_sqlite(vectors: Any, folder: Path) -> Find:
-    """Search its exact virtual table in a file, through apsw: Python's sqlite3 often loads no extensions."""
+    """Search sqlite-vec's exact virtual table in a file through apsw; Python's sqlite3 often cannot load extensions."""
     import apsw
     import sqlite_vec
 
@@ -65,8 +65,8 @@ def in_sqlite(vectors: Any, folder: Path) -> Find:
 
 @engine("usearch", "usearch", "numpy")
 def in_usearch(vectors: Any, folder: Path) -> Find:
-    """Search by an exact scan over int8 copies and rerank the best hundred in fp32: usearch's fastest way with nearly
-    full recall."""
+    """Scan int8 copies exactly and rerank the best hundred in fp32: usearch's fastest method with nearly full
+    recall."""
     from usearch.index import MetricKind, search
 
     def int8(rows: Any) -> Any:

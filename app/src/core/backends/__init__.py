@@ -1,4 +1,4 @@
-"""The interface of a backend, which has one model on one device: texts to token ids, batches of ids to vectors.
+"""The interface of a backend: one model on one device. Turns texts into token ids, and batches of ids into vectors.
 
 The engine orders, batches, retries and normalises.
 """
@@ -19,12 +19,12 @@ from ..tokens import Vectors as Vectors
 
 Pause = Callable[[], None]
 # Waits for the vectors of a batch, float32 (n, dimension), not normalised; rows may be non-finite. Call it once,
-# from any thread. It raises the batch's errors (OutOfMemory, EngineClosed, the backend's), also those reported late.
+# from any thread. Raises the batch's errors (OutOfMemory, EngineClosed, the backend's), including those reported late.
 Running = Callable[[], Vectors]
 
 
 class ModelNotFound(EngineError):
-    """No such packaged model, folder or cached hub model."""
+    """The model is neither packaged, nor a folder, nor a cached hub model."""
 
 
 class ModelUnsupported(EngineError):
@@ -68,12 +68,12 @@ class ModelInfo:
     shape: ModelShape
     path: str  # packed, padded, sentence-transformers, onnx-runtime or hashing
     path_reason: str
-    matryoshka: Sequence[int] = ()  # shorter lengths that the model was trained to be cut to
-    variant: str = ""  # family of its vectors, if other than the precision's
+    matryoshka: Sequence[int] = ()  # shorter vector lengths that the model is trained for
+    variant: str = ""  # family of its vectors, if it differs from the precision's
 
 
 class Backend(Protocol):
-    """One loaded model. Methods may be called from several threads, but `forward` and `launch` never at once."""
+    """One loaded model. Several threads may call its methods, but only one at a time calls `forward` or `launch`."""
 
     info: ModelInfo
     profile: DeviceProfile
@@ -85,7 +85,7 @@ class Backend(Protocol):
         ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of the whole texts, without special tokens."""
+        """Return the number of tokens of each whole text, without special tokens."""
         ...
 
     def offsets(self, text: str) -> list[tuple[int, int]]:

@@ -1,4 +1,5 @@
-"""Texts to token ids with the Rust `tokenizers` library: cut to the model's maximum, or whole to count and split."""
+"""Turn texts into token ids with the Rust `tokenizers` library: cut to the model's maximum, or whole to count and
+split."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class RustTokenizer:
 
     @classmethod
     def load(cls, folder: Folder) -> RustTokenizer:
-        """Load a folder's tokenizer. Raises ModelUnsupported without a fast one."""
-        if folder.name in PACKAGED:  # tests show that tokenizer.json suffices, without slow transformers
+        """Load a folder's tokenizer. Raises ModelUnsupported unless it is a fast one that pads on the right."""
+        if folder.name in PACKAGED:  # tests show that tokenizer.json suffices; transformers is slow
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
@@ -80,7 +81,7 @@ class TokenizingBackend(Backend):
             return 0
         import torch
 
-        torch.cuda.empty_cache()  # so that the driver counts memory that torch has cached as free
+        torch.cuda.empty_cache()  # else the driver counts torch's cached memory as used
         free, _total = torch.cuda.mem_get_info(self.profile.index)
         return int(free)
 

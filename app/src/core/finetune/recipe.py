@@ -21,16 +21,16 @@ class TrainingFailed(EngineError):
 
 
 def precision_of(profile: DeviceProfile) -> Precision:
-    """Return the precision of activations; weights and optimizer stay in fp32. bf16 with tensor cores (no gradient
-    underflows in its range), else fp16 with a scaled loss, else fp32."""
+    """Return the precision of activations: bf16 if the tensor cores support it (gradients do not underflow in its
+    range), else fp16 with a scaled loss if they support that, else fp32. Weights and optimizer stay in fp32."""
     cores = profile.tensor_cores if profile.kind == "cuda" else ()
     return "bf16" if "bf16" in cores else "fp16" if "fp16" in cores else "fp32"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingObserver:
-    """Callbacks. `say`: a sentence for people; `step`: steps done, all steps, last logged loss; `stop`, called after
-    each step: true ends the training with a checkpoint."""
+    """Callbacks. `say` gets a message for people; `step` gets steps done, all steps, and the last logged loss. `stop`
+    is called after each step; true ends the training with a checkpoint."""
 
     say: Callable[[str], None] = lambda _text: None
     step: Callable[[int, int, float | None], None] = lambda _done, _steps, _loss: None
@@ -40,7 +40,7 @@ class TrainingObserver:
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
     """`base`: a sentence-transformers folder; `checkpoints`: the folder of checkpoints; `pairs`: query and text;
-    `batch_size`: pairs of one step, which are each other's negatives."""
+    `batch_size`: pairs per step; each pair uses the others' texts as negatives."""
 
     base: Path
     checkpoints: Path
@@ -58,8 +58,8 @@ class TrainingJob:
 
 
 def last_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """Return the newest complete checkpoint and its step, 0 for none. Deletes incomplete ones, which transformers would
-    resume from or count as kept."""
+    """Return the newest complete checkpoint and its step, or (None, 0). Deletes incomplete checkpoints, because
+    transformers would resume from them or count them as kept."""
     whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         named = re.fullmatch(r"checkpoint-(\d+)", path.name)

@@ -1,6 +1,6 @@
 """Train with sentence-transformers' trainer and MultipleNegativesRankingLoss; resume from the last checkpoint.
 
-No hub, no telemetry, no texts in files or logs.
+Contacts no hub, sends no telemetry, and writes no texts to files or logs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _NOT_COPIED = shutil.ignore_patterns(".*", "README.md", "provenance.json", "onnx
 
 
 def train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransformer, dict[str, Any]]:
-    """Train, and return the model on its device with `steps` done in all, `began_at` (step of the resumed checkpoint, 0
-    for none), the logged `losses` by step, and whether the observer `stopped` it early. Resumes from the last
-    checkpoint in `job.checkpoints`, and writes new ones there. Raises TrainingFailed, DeviceUnavailable."""
+    """Train, and return the model on its device and a summary: `steps` done in all, `began_at` (step of the resumed
+    checkpoint, 0 for none), logged `losses` by step, and `stopped` (whether the observer ended the training early).
+    Resumes from the last checkpoint in `job.checkpoints`, and writes new ones there. Raises TrainingFailed,
+    DeviceUnavailable."""
     if job.profile.kind == "cpu":
         return on_compute_thread(lambda: _train(job, observer))
     if job.profile.index:
@@ -162,8 +163,8 @@ class PairTrainer(SentenceTransformerTrainer):
 
 
 def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
-    """Write the model to `folder`, which must not exist: trained weights as safetensors; configuration and tokenizer
-    are copies of the base model's files."""
+    """Write the model to `folder`, which must not exist yet: the trained weights as safetensors, and copies of the base
+    model's configuration and tokenizer files."""
     shutil.copytree(base.path, folder, ignore=_NOT_COPIED)
     scratch = folder / "as-saved"
     with quiet_transformers():

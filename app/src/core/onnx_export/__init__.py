@@ -1,4 +1,4 @@
-"""Sentence encoders as ONNX graphs, also in calibrated INT8. Needs the extra `onnx`, which is imported late."""
+"""Sentence encoders as ONNX graphs, also in calibrated INT8. Needs the extra `onnx`, imported only when used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..backends import DeviceUnavailable
 
 
 def needs(*libraries: str) -> None:
-    """Raise DeviceUnavailable if one of them cannot be imported."""
+    """Raise DeviceUnavailable if one of these libraries is not installed."""
     for name in libraries:
         if find_spec(name) is None:
             raise DeviceUnavailable(

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # of the folder and of calibration's facts; part of each entry's name
+FORMAT = 3  # version of folder and calibration facts; part of each entry's name
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
-KEPT = 8  # of each kind and model
+KEPT = 8  # newest entries of each kind and model
 
 # Origin of an entry: `model` (SHA-256 of its weights), versions, card, shapes.
 Dependencies = Mapping[str, str | int | float | None]
@@ -37,7 +37,7 @@ Dependencies = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified graph. `facts`: stored with it, such as a verdict."""
+    """A verified graph. `facts`: data stored with the graph, such as a verdict."""
 
     graph: Path
     sha256: str
@@ -56,7 +56,7 @@ class ArtifactCache:
         return self.folder / f"{kind}-{str(depends['model'])[:12]}-{key[:32]}"
 
     def find(self, kind: str, depends: Dependencies) -> Entry | None:
-        """Return the graph of this origin. A damaged graph is removed, an unreadable one is not."""
+        """Return the graph of this origin, or None. Removes a damaged graph, but not an unreadable one."""
         path = self.path(kind, depends)
         if not path.exists():
             return None
@@ -84,7 +84,7 @@ class ArtifactCache:
             shutil.rmtree(target, ignore_errors=True)
             try:
                 os.rename(aside, target)
-            except OSError:  # another process has just written the same
+            except OSError:  # another process has just written the same graph
                 if not target.is_dir():
                     raise
         return Entry(target / GRAPH, str(manifest["sha256"]), facts)
@@ -98,14 +98,14 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Path]:
-        """Give a folder to write to, then remove all but the newest entries of each kind and model."""
+        """Yield a folder to write to, then remove all but the newest entries of each kind and model."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".building-", dir=self.folder, ignore_cleanup_errors=True) as aside:
                 yield Path(aside)
             changed: dict[Path, float] = {}
             for path in self.folder.glob("*-*-*"):
-                with contextlib.suppress(OSError):  # another process removes it
+                with contextlib.suppress(OSError):  # another process removed it
                     changed[path] = path.stat().st_mtime
             kept: Counter[str] = Counter()
             for path in sorted(changed, key=changed.__getitem__, reverse=True):

@@ -1,6 +1,6 @@
 """Write a sentence encoder as an ONNX graph from the packed path's weights: padded token ids in, pooled vectors out.
 
-It is written node by node instead of traced, so that linear layers have names for `quantise`.
+The graph is written node by node, not traced, so that linear layers have the names that `quantise` needs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ GREATEST = 127
 LEAST_SCALE = 1e-7  # above the smallest number of fp16
 
 
-# A linear layer in 8 bits: 127 represents the first number; inputs are multiplied by the factors and rounded; inputs
-# without a factor stay in float. The order, if any, is that of the inputs of a feed-forward's second layer, largest
-# ranges last.
+# Plan of a linear layer in 8 bits: threshold, factors, order. 127 represents the threshold. Inputs are multiplied by
+# their factors and rounded; inputs without a factor stay in float. The order, only for a feed-forward's second layer,
+# sorts its inputs, largest ranges last.
 LayerPlan = tuple[float, NDArray[np.float32], NDArray[np.intp] | None]
 
 
@@ -55,8 +55,8 @@ def build_graph(
     (batch, hidden), pooled and not normalised.
 
     Rows must not exceed the model's `max_length`; the result of a row with an empty mask is undefined. Pooling and the
-    sums of norms are in fp32 in every `precision`. `plans`: linear layers (`layer.0/wide`) in 8 bits. Raises
-    DeviceUnavailable without the extra, ModelUnsupported for a model without a graph.
+    sums of norms are in fp32 in every `precision`. `plans`: by name (such as `layer.0/wide`), the linear
+    layers in 8 bits. Raises DeviceUnavailable without the extra, ModelUnsupported for a model without a graph.
     """
     needs("onnx")
     import torch
@@ -112,7 +112,7 @@ class _Writer:
         self.constants: dict[str, onnx.TensorProto] = {}
 
     def node(self, kind: str, name: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
-        """Add a node; `outputs`: if it has several."""
+        """Add a node and return its name. `outputs`: their names, if it has several."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(kind, list(inputs), list(outputs) or [name], name=name, **attributes))
@@ -139,7 +139,7 @@ class _Writer:
         return self.node("Cast", name, x, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
     def affine(self, name: str, x: str, weight: Numbers, bias: Numbers | None) -> str:
-        """Add a linear layer with this (in, out) weight; in 8 bits if there is a plan for it, with Q and DQ in the form
+        """Add a linear layer with this (in, out) weight. A layer with a plan is in 8 bits, with Q and DQ in the form
         that TensorRT and ONNX Runtime recognise."""
         plan = self.plans.get(name)
         if plan is None:

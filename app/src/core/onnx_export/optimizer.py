@@ -1,7 +1,7 @@
 """Calibrate a model on the user's texts, judge the 8-bit graph on held-back texts, and cache it.
 
-On a card it also builds the engine; without one the graph is judged on the CPU. `T4TensorRTOptimizer` is the guides'
-name for it.
+On a card, calibration also builds the TensorRT engine; without one the graph is judged on the CPU. The guides call this
+`T4TensorRTOptimizer`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .serving import GraphOptions, GraphServing
 
 log = logging.getLogger(__name__)
 
-HELD_BACK = 5  # one text in five judges and does not calibrate
+HELD_BACK = 5  # one text in five is held back to judge the result
 MOST_JUDGES = 400
 
 
@@ -43,8 +43,8 @@ def calibrate(
 ) -> dict[str, Any]:
     """Calibrate and judge a model, and return the verdict and figures as JSON. The graph serves only if `accepted`.
 
-    `texts`: about 1,000 like those it will embed; one in five judges. Building an engine takes minutes. Raises
-    TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable.
+    `texts`: about 1,000, similar to those that the model will embed; one in five is held back to judge. Building an
+    engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable.
     """
     learnt, judges = divided(texts)
     started = time.perf_counter()
@@ -58,7 +58,7 @@ def calibrate(
     backend = serving.int8_backend(cache.store(INT8, depends, made, facts))
     engine = backend.info.path_reason if serving.runtime == "tensorrt" else None
     found = embedded(backend, judges)
-    # By transformers in fp32, so that errors of graphs and of the packed path are found.
+    # The reference is transformers in fp32, so that errors of graphs and of the packed path are found.
     exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
     verdict = judge(embedded(TorchBackend.load(exact), judges), found)
     cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
@@ -79,7 +79,7 @@ def calibrate(
 
 
 def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
-    """Return float32 (n, dimension), not normalised; closes the backend."""
+    """Return the vectors, float32 (n, dimension), not normalised. Closes the backend."""
     try:
         tokens = backend.tokenize(texts)
         vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
@@ -92,7 +92,7 @@ def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
 
 
 def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the distinct texts evenly into those that calibrate and those that judge. Raises TooFewTexts."""
+    """Return the distinct texts to calibrate with and, evenly spaced among them, those to judge. Raises TooFewTexts."""
     distinct = list(dict.fromkeys(text for text in texts if text.strip()))
     judges = distinct[HELD_BACK - 1 :: HELD_BACK]
     if len(judges) < LEAST_TEXTS:
@@ -111,8 +111,8 @@ def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T4GPUConfig:
-    """The guides' switches: the variables `T4_GPU_` and the name in capitals. Calibration uses those with a comment;
-    docs/gpu.md says what a card makes of each. Raises ValueError naming the field."""
+    """The guides' switches; each variable is `T4_GPU_` and the field's name in capitals. Calibration uses only fields
+    with a comment; docs/gpu.md describes the effect of each. Raises ValueError naming the field."""
 
     fp16_mode: bool = True
     int8_mode: bool = False
@@ -140,7 +140,7 @@ class T4GPUConfig:
 
 
 class T4TensorRTOptimizer:
-    """Calibrates any number of models, without a `calibration_cache` for its own lifetime."""
+    """Calibrates any number of models. Without a `calibration_cache`, it keeps results for its own lifetime only."""
 
     def __init__(self, config: T4GPUConfig | None = None, device: str = "auto") -> None:
         config = config or T4GPUConfig()

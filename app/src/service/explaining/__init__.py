@@ -1,5 +1,5 @@
 """Titles, causes and remedies of errors, from errors.toml, found by class or code. Compares class names, so that
-nothing is imported."""
+it need not import the classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib.resources import files
 @dataclass(frozen=True, slots=True)
 class Explained:
     """One error. `causes`: the usual ones; `do`: steps in order; `see`: documentation pages relative to docs/; `exit`:
-    the exit code of a command that ends by it."""
+    the exit code of a command that ends with it."""
 
     code: str
     error: str
@@ -47,7 +47,7 @@ def code_of(error: BaseException) -> str:
 
 def by_code(code: str) -> Explained:
     """Return the error with this code, typed as OWL-1011, owl1011 or 1011. Raises
-    LookupError, which names the nearest."""
+    LookupError, which names the nearest codes."""
     number = re.sub(r"\A(owl)?[-_ ]?", "", code.strip(), flags=re.IGNORECASE)
     known = {each.code: each for each in explained().values()}
     if (found := known.get(f"OWL-{number}")) is None:

@@ -81,9 +81,9 @@ class Index:
     kind: str
     columns: tuple[str, ...]
     unique: bool = False
-    # Written with the index; a snapshot of the catalogue does not read it back
+    # Stored with the index, but not loaded into a snapshot of the catalogue
     descending: frozenset[str] = frozenset()
-    similarity: str | None = None  # The function that an HNSW index is for; read back from its options
+    similarity: str | None = None  # Function of an HNSW index, loaded from its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class Relation:
 
     @property
     def stored_schema(self) -> str:
-        """The schema under which it is stored; local temporary tables have one of their own."""
+        """The schema under which the relation is stored; a session's local temporary tables have their own."""
         if self.temporary is None or self.temporary.scope != LOCAL:
             return self.schema
         return temporary_schema(self.temporary.session, self.schema)
 
     @property
     def is_shared_by_sessions(self) -> bool:
-        """Whether it is a global temporary table, in which each row belongs to one session."""
+        """Whether this is a global temporary table, in which each row belongs to one session."""
         return self.temporary is not None and self.temporary.scope == GLOBAL
 
     @property
@@ -144,7 +144,7 @@ class Relation:
 
     @property
     def next_row_id(self) -> str:
-        """The SQLite text of a new `"$rowid$"`; '' for relations without it: views, row tables, temporary tables."""
+        """SQLite expression for a new `"$rowid$"`; '' for views, row tables and temporary tables, which lack it."""
         if self.store != "COLUMN" or self.is_view or self.temporary is not None:
             return ""
         return f"{row_ids.FUNCTION}({self.id})"
@@ -183,8 +183,8 @@ class Catalog:
     users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     rights: Rights = field(default_factory=Rights)
     objects: SchemaObjects = field(default_factory=SchemaObjects)
-    session: int = 0  # Whose local temporary tables are found
-    # By the SQLite key of a table: the other tables into which its triggers may insert, directly or not
+    session: int = 0  # The session whose local temporary tables `find` returns
+    # By SQLite key of a table: keys of the tables into which triggers may insert after a write to it; see `_fired`
     fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def seen_by(self, session: int) -> Catalog:
@@ -202,8 +202,8 @@ class Catalog:
         return self.relations.get((schema, name))
 
     def meant(self, schema: str, current: str, name: str) -> Relation | None:
-        """The table or view that a name refers to, also through a synonym. An empty `schema` means the schema
-        `current`, then the public synonyms."""
+        """Find the table or view that a name refers to, directly or through a synonym. An empty `schema` means the
+        schema `current`, then the public synonyms."""
         found = self.find(schema or current, name) or self._of_synonym(schema or current, name)
         return found or (None if schema else self._of_synonym("PUBLIC", name))
 
@@ -236,7 +236,7 @@ class Catalog:
         return writable(self.relation(schema, name))
 
     def foreign_keys_of(self, table: str) -> list[tuple[str, Sequence[str], Sequence[str]]]:
-        """For a table's SQLite key: the parent's SQLite key, the table's columns, the parent's columns."""
+        """List the foreign keys of a table (by SQLite key): the parent's SQLite key, own columns, parent's columns."""
         relation = next((one for one in self.relations.values() if one.table_key == table), None)
         references = relation.references if relation is not None else ()
         return [(self.by_id(one.parent).table_key, one.columns, one.parent_columns) for one in references]
@@ -341,7 +341,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
 
 
 def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
-    """Tables that each table's triggers and foreign key actions write, also indirectly."""
+    """Map tables to those into which triggers insert after a write, also through other triggers or foreign keys."""
     tables = {relation.id: relation for relation in catalog.relations.values()}
     following: dict[int, set[int]] = {}
     inserted: dict[int, set[int]] = {}

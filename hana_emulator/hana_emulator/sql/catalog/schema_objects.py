@@ -11,10 +11,10 @@ from operator import itemgetter
 from types import MappingProxyType
 
 LOCAL, GLOBAL = "LOCAL", "GLOBAL"
-# The column of a global temporary table that says whose a row is; no encoded name has lower-case letters
+# Column of a global temporary table for the session that owns the row; encoded names have no lower-case letters
 SESSION_COLUMN = "owl_session"
 
-# `owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by
+# `owl_visible`: the tables and views that SYS views may show to a session, with the schema that the session uses
 STORAGE = """
 CREATE TABLE IF NOT EXISTS owl_references(
   relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
@@ -120,7 +120,7 @@ class Trigger:
     definition_schema: str
     owner: str
     enabled: bool = True
-    # The tables that its body writes, each with whether it inserts there; found out when it is compiled
+    # (id of a table that the body writes, whether the body inserts into it); set when the trigger is compiled
     writes: tuple[tuple[int, bool], ...] = ()
 
 
@@ -214,7 +214,7 @@ def put_trigger(connection: sqlite3.Connection, trigger: Trigger) -> int:
 
 
 def put_writes(connection: sqlite3.Connection, trigger: int, writes: Mapping[int, bool], *, valid: bool) -> None:
-    """Record the tables that a compiled trigger writes, or that it is invalid."""
+    """Record which tables a compiled trigger writes, and whether the trigger is valid."""
     connection.execute("UPDATE owl_triggers SET valid = ? WHERE id = ?", (valid, trigger))
     connection.execute("DELETE FROM owl_trigger_writes WHERE trigger = ?", (trigger,))
     connection.executemany(

@@ -23,7 +23,7 @@ class SystemView:
     sql: str
 
 
-SEES_FUNCTION = "owl_sees"  # SQLite function: may this session's user know of the table or view with this id?
+SEES_FUNCTION = "owl_sees"  # SQLite function: whether the session's user may see the table or view with an id
 _ALL_RELATIONS = "owl_visible r"
 _SEEN_RELATIONS = f"(SELECT * FROM owl_visible WHERE {SEES_FUNCTION}(id)) r"
 
@@ -47,7 +47,7 @@ def flag(condition: str) -> tuple[HanaType, str]:
 # --- users, roles, privileges, logins, and the emulator's own views M_EMULATOR_... ------------------------------------
 
 
-# SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects
+# SQLite function that returns the rows of an entry of `Database.monitors` as a JSON array of objects
 MONITOR_FUNCTION = "owl_monitor"
 
 
@@ -237,7 +237,7 @@ _SCHEMA_VIEWS: dict[str, SystemView] = {
         IS_ENABLED=flag("g.enabled"),
         CREATE_TIME=(TIMESTAMP, "g.created"),
     ),
-    # HANA lists those of other connections too; here a session sees its own
+    # HANA also lists local tables of other connections; the emulator lists the session's own and the global ones
     "M_TEMPORARY_TABLES": view(
         "FROM owl_visible r WHERE r.temporary IS NOT NULL",
         SCHEMA_NAME=(NAME, "r.schema"),
@@ -273,7 +273,7 @@ _TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOAT
 
 
 _QUOTED_DEFAULT = "substr(c.defaults, 2, length(c.defaults) - 2)"
-# A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so
+# A text literal without its quotes, because the test suite of sqlalchemy-hana compares defaults in this form
 _PLAIN_DEFAULT = (
     "CASE WHEN c.defaults GLOB char(39) || '*' || char(39)"
     f" AND instr(replace({_QUOTED_DEFAULT}, char(39, 39), ''), char(39)) = 0"
@@ -302,7 +302,7 @@ def _columns_view(kind: str, name: str) -> SystemView:
     )
 
 
-# A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints
+# A UNIQUE constraint is also listed as an index, and a unique index as a constraint
 _INDEXED = (
     "(SELECT schema, name, relation, kind, uniqueness, position, column_name, descending FROM owl_indexes UNION ALL"
     " SELECT r.schema, k.name, k.relation, 'INVERTED VALUE UNIQUE',"
@@ -341,7 +341,7 @@ _VIEWS: dict[str, SystemView] = {
         IS_COLUMN_TABLE=(FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
         TABLE_TYPE=(nvarchar(16), "r.store"),
     ),
-    # One part for each column table: none is partitioned here
+    # Each column table has one part: the emulator does not partition tables
     "M_CS_TABLES": view(
         "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.store = 'COLUMN' AND r.temporary IS NOT 'LOCAL'",
         SCHEMA_NAME=(NAME, "r.schema"),
@@ -430,7 +430,7 @@ _VIEWS: dict[str, SystemView] = {
 
 
 def find(schema: str, name: str) -> SystemView | None:
-    """Find a SYS view, under SYS or, as a public synonym, without a schema."""
+    """Find a SYS view. `schema` is SYS, or empty or PUBLIC for the view's public synonym."""
     return _VIEWS.get(name) if schema in ("", "SYS", "PUBLIC") else None
 
 

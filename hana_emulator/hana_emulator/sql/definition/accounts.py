@@ -38,7 +38,7 @@ def _create_user(reader: TokenReader) -> Definition:
     name = reader.identifier()
     reader.expect("PASSWORD")
     password = reader.password()
-    # The clause is ignored: the emulator never forces a password change.
+    # FORCE_FIRST_PASSWORD_CHANGE is ignored: the emulator never forces a password change.
     _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
 
     def run(bench: Workbench) -> None:
@@ -107,7 +107,7 @@ def _drop_user(reader: TokenReader) -> Definition:
         _require_admin(bench, name)
         if name in (bench.user, bench.catalog.rights.administrator):
             raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
-        # Drops the user's schemas too; with CASCADE, also all objects in them.
+        # DROP USER also drops the user's schemas and, with CASCADE, all objects in them.
         owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
         if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
             raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
@@ -161,11 +161,12 @@ def _known_role(catalog: Catalog, name: str) -> str:
 # --- grants -----------------------------------------------------------------------------------------------------------
 
 
-Grants = list[tuple[Grant, Touch | None]]  # Grants, each with the privilege that its grantor needs (None: a role)
+Grants = list[tuple[Grant, Touch | None]]  # Grants, each with the privilege that its grantor needs (None for a role)
 
 
 def _clause(reader: TokenReader, stop: str) -> Callable[[Workbench, bool], Grants]:
-    """Read privileges or roles, and the object or schema after ON. The result raises HanaError 257, 259, 362, 389."""
+    """Read privileges or roles, and the object or schema after ON. The returned function raises HanaError 257,
+    259, 362, 389."""
     named = reader.several(lambda: _words(reader, stop))
     on_schema, place = reader.take("ON", "SCHEMA"), None
     if on_schema:

@@ -29,7 +29,7 @@ from hana_emulator.sql.query.writes import default_of, stored
 Alteration = Callable[[Workbench, Relation], None]
 
 PARSERS: Parsers[Definition] = Parsers()
-_ALTERATIONS: Parsers[Alteration] = Parsers()  # By the words after the table's name
+_ALTERATIONS: Parsers[Alteration] = Parsers()  # Keyed by the words that follow the table's name
 
 
 @PARSERS("ALTER", "TABLE")
@@ -50,7 +50,7 @@ def _alter_table(reader: TokenReader) -> Definition:
 
 @_ALTERATIONS("ADD")
 def _add(reader: TokenReader) -> Alteration:
-    """Existing rows get a new column's default and must satisfy new constraints."""
+    """Add columns or constraints. Existing rows get a new column's default and must satisfy new constraints."""
     draft = TableDraft()
     if reader.peek("(") or not table_constraint(reader, draft):
         draft = table_body(reader)
@@ -119,7 +119,7 @@ def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[s
 
 @_ALTERATIONS("DROP")
 def _drop_columns(reader: TokenReader) -> Alteration:
-    """Drop columns, with indexes and constraints on a single one. Raises HanaError 260, 311, 350, 351, 417."""
+    """Drop columns, with single-column indexes and constraints on them. Raises HanaError 260, 311, 350, 351, 417."""
     names = reader.identifiers()
 
     def run(bench: Workbench, relation: Relation) -> None:
@@ -158,7 +158,7 @@ def _drop_columns(reader: TokenReader) -> Alteration:
 
 
 def _switch_triggers(enabled: bool, reader: TokenReader) -> Alteration:
-    """Switch one trigger of the table, or all. Raises HanaError 445."""
+    """Enable or disable one trigger of the table, or all. Raises HanaError 445."""
     name = "" if reader.at_end else reader.identifier()
 
     def run(bench: Workbench, relation: Relation) -> None:

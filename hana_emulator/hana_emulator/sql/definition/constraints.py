@@ -1,7 +1,7 @@
 """Keys, foreign keys and checks as unique indexes and triggers in SQLite, created from the catalogue.
 
 SQLite's own constraints cannot be added or dropped, and their errors do not identify the constraint. Actions run row by
-row, and RESTRICT checks the rows at that moment. Self-referencing foreign keys are checked after the statement.
+row, and RESTRICT checks the rows present at that moment. Self-referencing foreign keys are checked after the statement.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_condition(bench: Workbench, relation: Relation, check: Check) -> str:
 
 
 def create_keys(connection: sqlite3.Connection, relation: Relation, sqlite_name: str = "") -> None:
-    """Create a unique index for each key except the identity column, which is SQLite's rowid. Raises
+    """Create a unique index for each key except that of the identity column, which is SQLite's rowid. Raises
     sqlite3.IntegrityError for duplicate rows."""
     identity = tuple(column.name for column in relation.columns if column.identity)
     for constraint in relation.constraints:
@@ -100,8 +100,8 @@ def _name(kind: str, relation: Relation, name: str, more: str = "") -> str:
 
 @contextmanager
 def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
-    """Suspend foreign keys and checks of `changing` and foreign keys that refer to them; restore them from the
-    catalogue afterwards."""
+    """Suspend foreign keys and checks of the tables `changing`, and foreign keys that refer to these tables;
+    restore all from the catalogue afterwards."""
     numbers = {relation.id for relation in changing}
     numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
     for number in numbers:
@@ -130,7 +130,7 @@ def impose(bench: Workbench, relation: Relation) -> None:
 
 
 def _trigger(name: str, event: str, relation: Relation, when: str, body: str) -> str:
-    """The trigger is inactive while a parked transaction's rows are restored."""
+    """The CREATE TRIGGER statement. The trigger is inactive while a parked transaction's rows are restored."""
     when = f"WHEN {ENFORCING_FUNCTION}() AND ({when})"
     return f"CREATE TRIGGER {name} AFTER {event} ON {relation.sqlite_name} {when} BEGIN {body}; END"
 
@@ -140,7 +140,7 @@ def _refusal(code: int, message: str) -> str:
 
 
 def _postponed(child: Relation, own: Sequence[str], keys: Sequence[str], row: str, message: str) -> str:
-    """SQL that checks after the statement for rows with the key of `row` and no parent row."""
+    """SQL that postpones a check to the end of the statement: no row with the key of `row` may lack a parent row."""
     having = " AND ".join(f"c.{column} = ?{place}" for place, column in enumerate(own, 1))
     there = " AND ".join(f"p.{key} = ?{place}" for place, key in enumerate(keys, 1))
     table = child.sqlite_name

@@ -38,8 +38,8 @@ def parse(reader: TokenReader) -> Definition | None:
         return None
 
     def run(bench: Workbench) -> None:
-        # A definition may change whether views and triggers are valid. Triggers are lifted so that none fires during
-        # it.
+        # A definition may change whether views and triggers are valid. Triggers are removed while it runs, so that
+        # none fires.
         triggers.lift(bench)
         definition(bench)
         views.note_validity(bench)
@@ -75,8 +75,9 @@ def _needed_for_relations(before: Catalog, after: Catalog) -> Iterable[Touch]:
 
 
 def _needed_for_objects(before: Catalog, after: Catalog) -> Iterable[Touch]:
-    """For sequences, synonyms and triggers. Any user may create a public synonym: it grants no privilege on its
-    target. Dropping a table drops its triggers; creating one checks TRIGGER on the table."""
+    """List privileges for sequences, synonyms and triggers. Any user may create a public synonym: it grants no
+    privilege on its target. Triggers dropped with their table need none; CREATE TRIGGER itself checks TRIGGER on
+    the table."""
     owners, tables = before.rights.sequence_owners, {relation.id for relation in after.relations.values()}
     was, now = ({one.id: one for one in catalog.objects.sequences.values()} for catalog in (before, after))
     yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())

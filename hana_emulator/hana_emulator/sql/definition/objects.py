@@ -72,7 +72,7 @@ PARSERS: Parsers[Definition] = Parsers()
 
 @PARSERS("CREATE", "HNSW", "VECTOR", "INDEX")
 def _create_hnsw(reader: TokenReader) -> Definition:
-    # Options and ranges as langchain-hana writes them. The index is only recorded.
+    # Options and ranges follow langchain-hana. The index is only recorded.
     name = reader.name()
     reader.expect("ON")
     table = reader.name()
@@ -210,7 +210,7 @@ _NAMED_BY_SCHEMA = (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("o
 
 
 def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
-    """Drop the schemas with all objects in them, and foreign keys that refer to those."""
+    """Drop the schemas, all objects in them, and foreign keys that refer to these objects."""
     inside = [relation for relation in bench.catalog.relations.values() if relation.schema in schemas]
     with constraints.lifted(bench, *inside):
         for relation in inside:

@@ -11,14 +11,14 @@ from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 
-# NO MAXVALUE of an ascending sequence, and, negated, NO MINVALUE of a descending one
+# The limit for NO MAXVALUE of an ascending sequence; negated, for NO MINVALUE of a descending one
 _GREATEST = 4_611_686_018_427_387_903
 
 Change = dict[str, int | bool | None]
 
 
 def _options(reader: TokenReader) -> Change:
-    """Read the clauses; `NO ...` gives None."""
+    """Read the clauses; NO MAXVALUE and NO MINVALUE give None."""
     found: Change = {}
     while not reader.at_end:
         for words, key in _NUMBERS.items():

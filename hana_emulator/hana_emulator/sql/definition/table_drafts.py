@@ -37,13 +37,13 @@ class ReferenceDraft:
 
 @dataclass(slots=True)
 class TableDraft:
-    """Columns and constraints as written; an unnamed constraint has ''."""
+    """Columns and constraints as written; an unnamed constraint has the name ''."""
 
     columns: list[TableColumn] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
     references: list[ReferenceDraft] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    nullability: dict[str, bool] = field(default_factory=dict)  # What was written of NULL and NOT NULL, by column
+    nullability: dict[str, bool] = field(default_factory=dict)  # By column: True for NULL, False for NOT NULL
     identity_start: int = 1
 
     def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:

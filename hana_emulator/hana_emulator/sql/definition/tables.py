@@ -60,7 +60,7 @@ def _create_table(store: str, scope: str, reader: TokenReader) -> Definition:
                 bench.connection.execute(text)
 
         return copy
-    # A list of bare names comes before AS; columns of a table have types.
+    # Only the list before AS has bare names; column definitions also have types.
     following = reader.tokens[reader.index + 2 : reader.index + 3]
     names = reader.identifiers() if reader.peek("(") and following and following[0].text in (",", ")") else []
     if reader.take("AS"):
@@ -105,7 +105,7 @@ def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
 
 
 def _create(bench: Workbench, creation: _Creation, draft: TableDraft, comment: str | None = None) -> Relation:
-    """Raises HanaError 397 if the name has a wrong or missing #."""
+    """Create the table. Raises HanaError 397 if a local temporary table lacks the # or another table has it."""
     schema, table = bench.place(creation.name)
     scope = creation.scope
     if table.startswith("#") is not (scope == LOCAL):
@@ -286,7 +286,7 @@ def belongs_to(catalog: Catalog, session: int) -> bool:
 
 
 def sweep(bench: Workbench) -> None:
-    """Drop the session's local temporary tables and its rows in global ones, as a definition."""
+    """A definition that drops the session's local temporary tables and deletes its rows from global ones."""
     for relation in bench.catalog.relations.values():
         if relation.temporary is None:
             continue
@@ -298,7 +298,7 @@ def sweep(bench: Workbench) -> None:
 
 
 def sweep_all(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Clean up after all earlier sessions, inside a transaction."""
+    """Drop or empty the temporary tables of all earlier sessions. Call inside a transaction."""
     for relation in catalog.relations.values():
         if relation.temporary is not None and relation.temporary.scope == LOCAL:
             connection.execute(f"DROP TABLE {relation.sqlite_name}")

@@ -15,7 +15,7 @@ from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.reader import TokenReader, is_word
 from hana_emulator.sql.query import expressions
 
-# Characters; with the other two it bounds the conditions that are repeated for each statement of an IF
+# In characters. The three limits bound the conditions, which are repeated for each statement of an IF
 LONGEST_BODY = 50_000
 _MOST_PARTS = 200  # Statements and conditions of one body
 _DEEPEST = 16
@@ -24,13 +24,13 @@ _LONGEST_QUOTED = 20
 
 
 def row_name(variable: str) -> str:
-    """The name of the source of a transition variable's columns; no table can have it."""
+    """The name of the source with a transition variable's columns; no table can have this name."""
     return f":{variable}"
 
 
 def statements(body: str, rows: Collection[str]) -> list[exp.Expr]:
-    """The statements as syntax trees; `:row.column` becomes a column of the source `row_name` for each of `rows`.
-    Raises HanaError 257, 467, 2048, and 7 for unsupported SQLScript."""
+    """Parse the statements to syntax trees. For each name in `rows`, `:name.column` becomes a column of the source
+    `row_name(name)`. Raises HanaError 257, 467, 2048, and 7 for unsupported SQLScript."""
     if len(body) > LONGEST_BODY:
         raise HanaError(2048, f"column store error: the body of a trigger is longer than {LONGEST_BODY} characters")
     reading = _Body(body, rows)

@@ -24,8 +24,8 @@ class Workbench:
     catalog: Catalog
     schema: str
     user: str
-    touches: set[Touch] = field(default_factory=set)  # What the definition reads, and so needs privileges for
-    # Tables, by number, whose `"$rowid$"` restart once the definition is committed
+    touches: set[Touch] = field(default_factory=set)  # Privileges for objects that the definition uses
+    # Ids of tables whose `"$rowid$"` values restart once the definition is committed
     truncated: list[int] = field(default_factory=list)
 
     def refresh(self) -> None:

@@ -1,6 +1,6 @@
 """Accumulators of aggregates: exact sums, variances, percentiles, joined texts, first and last values.
 
-All work as window functions too. `inverse` removes the oldest row, because SQLite removes rows in the order of adding.
+All work as window functions too. `inverse` removes the oldest row, because SQLite removes rows in insertion order.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _converting(kind: HanaType) -> Callable[[Storage], Storage]:
     return store.converter(kind, _EXPRESSION)
 
 
-# Each returns NULL if any argument is NULL
+# Each function returns NULL if any argument is NULL
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_integer": (1, _converting(_BIGINT)),
     "owl_double": (1, _converting(DOUBLE)),
@@ -127,7 +127,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
 
 
 def register(connection: sqlite3.Connection, report: Report) -> None:
-    """Register the functions. `report` receives each HanaError, because sqlite3 hides its code."""
+    """Register the functions. `report` receives each HanaError, because sqlite3 hides the error code."""
     for name, (arity, function) in _FUNCTIONS.items():
         connection.create_function(name, arity, _guarded(function, report), deterministic=True)
     stored = _reporting(_stored, report)

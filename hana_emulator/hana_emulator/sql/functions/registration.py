@@ -37,7 +37,7 @@ class Context:
     clock: Callable[[], datetime] = utc_now
     last_identity: int | None = None
     error: HanaError | None = None
-    # The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's time at each call
+    # The time that CURRENT_TIMESTAMP and similar functions return; None: the clock's time at each call
     statement_time: datetime | None = None
     session_variables: dict[str, str] = field(default_factory=dict)
     current_numbers: dict[int, int] = field(default_factory=dict)  # CURRVAL of each sequence, by its id

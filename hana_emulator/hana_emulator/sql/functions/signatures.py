@@ -56,15 +56,15 @@ NAME = nvarchar(256)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The arguments and result type of a HANA function. A parameter of None takes any type.
-    The last parameter of a variadic function repeats. `required` is the least number of arguments (-1: all)."""
+    """The arguments and result type of a HANA function. A parameter of None accepts any type.
+    The last parameter of a variadic function repeats. `required` is the minimum number of arguments (-1: all)."""
 
     sqlite_name: str
     parameters: tuple[HanaType | None, ...]
     result: HanaType | ResultRule
     variadic: bool = False
     required: int = -1
-    # Chooses the SQLite function by the arguments' types, where storage values alone do not tell them apart
+    # Chooses the SQLite function by the arguments' types, if the storage values do not show the type
     by_type: Callable[[Sequence[HanaType]], str] | None = None
 
     def parameter(self, position: int) -> HanaType | None:
@@ -91,7 +91,7 @@ def _first(arguments: Sequence[HanaType]) -> HanaType:
 
 
 def _keeping(kept: Collection[TypeCode], otherwise: HanaType) -> ResultRule:
-    """The type of the first argument if it is one of `kept`."""
+    """Return a rule: the first argument's type if it is one of `kept`, else `otherwise`."""
     return lambda arguments: arguments[0] if arguments and arguments[0].code in kept else otherwise
 
 
@@ -102,7 +102,7 @@ _second_result = _keeping((TypeCode.SECONDDATE, TypeCode.TIME), TIMESTAMP)
 
 
 def _substring(arguments: Sequence[HanaType]) -> HanaType:
-    """A substring of a LOB is a string; of a string or binary, it keeps the type."""
+    """Strings and binaries keep their type; BLOBs and vectors become VARBINARY; other types become strings."""
     kind = _first(arguments)
     if kind.code in VECTORS | {TypeCode.BLOB}:
         return VARBINARY
@@ -263,7 +263,7 @@ _define("IS_SQL_INJECTION_SAFE", texts.is_injection_safe, (TEXT, INTEGER), INTEG
 
 SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
 
-# `clauses.py` reads these; their clauses replace a signature.
+# `calls.py` binds the clauses of these functions, so they have no signature.
 SCALARS["hana_like_regexpr"] = Scalar(regular.like)
 SCALARS["hana_replace_regexpr"] = Scalar(regular.replace)
 

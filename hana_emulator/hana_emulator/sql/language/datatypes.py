@@ -23,7 +23,7 @@ from hana_emulator.types import (
     TypeCode,
 )
 
-FLOATING_SCALE = 32_767  # The scale of a DECIMAL without one: any number of fraction digits (the wire's way to say so)
+FLOATING_SCALE = 32_767  # The wire protocol's scale of a DECIMAL declared without one: any number of fraction digits
 DECIMAL_PRECISION = 34
 FLOATING_DECIMAL = HanaType(TypeCode.DECIMAL, DECIMAL_PRECISION, FLOATING_SCALE)
 MAX_NVARCHAR = 5_000
@@ -58,7 +58,7 @@ _SIZED = {  # default length, maximum length
     TypeCode.REAL_VECTOR: (0, MAX_VECTOR_DIMENSION),
     TypeCode.HALF_VECTOR: (0, MAX_VECTOR_DIMENSION),
 }
-# DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds
+# sqlalchemy-hana declares its DateTime as DATETIME and reads it back with fractional seconds
 _ALIASES = {
     "INT": "INTEGER",
     "DEC": "DECIMAL",
@@ -69,7 +69,7 @@ _ALIASES = {
     "SECONDTIME": "TIME",
     "DATETIME": "TIMESTAMP",
 }
-# SYS.DATA_TYPES
+# The types listed in SYS.DATA_TYPES
 CATALOGUE_NAMES = (
     *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "DECIMAL", "SMALLDECIMAL", "REAL", "DOUBLE", "BOOLEAN"),
     *("CHAR", "VARCHAR", "NCHAR", "NVARCHAR", "ALPHANUM", "SHORTTEXT", "BINARY", "VARBINARY"),
@@ -78,7 +78,7 @@ CATALOGUE_NAMES = (
 
 
 def type_named(name: str, sizes: Sequence[int] = ()) -> HanaType:
-    """The type that DDL or CAST names `name(sizes)`. Raises HanaError 257 or 264."""
+    """Return the type that DDL or CAST writes as `name(sizes)`. Raises HanaError 1, 257 or 264."""
     plain = _ALIASES.get(name.upper(), name.upper())
     if plain == "FLOAT":
         return type_named("REAL" if sizes and sizes[0] <= 24 else "DOUBLE")

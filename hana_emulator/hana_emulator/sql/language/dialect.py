@@ -1,4 +1,4 @@
-"""Parse HANA's SQL with sqlglot: functions stay plain calls, `?` are numbered, hints are removed.
+"""Parse HANA's SQL with sqlglot: functions stay plain calls, each `?` is numbered, hints are removed.
 
 Names and types are resolved elsewhere.
 """
@@ -20,9 +20,9 @@ from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.registry import Registry
 
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
-"""It logs the text of statements that it only half understands, literals and all."""
+"""sqlglot logs the text of statements that it only partly understands, including literals."""
 _LONGEST_QUOTED = 40
-# What sqlglot's parser raises here and there at text that is no SQL
+# Exceptions that sqlglot's parser sometimes raises for text that is not SQL
 _STUMBLES = (TypeError, AttributeError, ValueError, LookupError)
 PARAMETER_PREFIX = "P__"
 _PARAMETER_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
@@ -68,7 +68,7 @@ class LikeRegexpr(exp.Expression, exp.Predicate):
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "expression": True, "flag": False}
 
 
-_FUNCTION_PARSERS: Registry[str, Callable[[Any], exp.Expr]] = Registry()  # Calls with clauses between their arguments
+_FUNCTION_PARSERS: Registry[str, Callable[[Any], exp.Expr]] = Registry()  # Functions with clauses between arguments
 
 
 @_FUNCTION_PARSERS("CAST")
@@ -123,7 +123,7 @@ class Hana(Dialect):
     NORMALIZATION_STRATEGY = NormalizationStrategy.UPPERCASE
 
     class Tokenizer(tokens.Tokenizer):
-        # sqlglot would take what follows RENAME, CALL and the like as one string
+        # Otherwise sqlglot reads everything after RENAME, CALL and similar words as one string
         COMMANDS: ClassVar[set[TokenType]] = set()
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
@@ -136,7 +136,7 @@ class Hana(Dialect):
             "MINUS": TokenType.EXCEPT,
             "LIKE_REGEXPR": TokenType.RLIKE,
         }
-        # A # belongs to a name, and begins that of a local temporary table
+        # '#' can be part of a name; the names of local temporary tables begin with it
         SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
             sign: kind for sign, kind in tokens.Tokenizer.SINGLE_TOKENS.items() if sign != "#"
         }
@@ -165,7 +165,7 @@ def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
     try:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
-        # sqlglot's message is used only if it names the missing text; others quote the statement with its values.
+        # sqlglot's message is used only if it names the missing text; others quote the statement and its values.
         message = str(error)
         known = message.startswith("Missing ") and len(message) < 80
         detail = message if known else "a string or a comment does not end"
@@ -194,7 +194,7 @@ def _single_words(token: Token, sql: str) -> list[Token]:
 
 
 def _with_numbered_parameters(found: list[Token]) -> list[Token]:
-    """Join `:1` to one token; sqlglot splits the colon from the number."""
+    """Join `:1` into one token; sqlglot splits the colon from the number."""
     tokens: list[Token] = []
     for token in found:
         before = tokens[-1] if tokens else None
@@ -228,12 +228,12 @@ def parameter_numbers(tokens: list[Token]) -> set[int]:
 
 
 def numbered_parameter(token: Token, number: int) -> str:
-    """The parameter in sqlglot's form, with its own number, or `number` for `?`."""
+    """Return the parameter in sqlglot's form, with its own number, or with `number` if it is `?`."""
     return f":{PARAMETER_PREFIX}{token.text[1:] or number} "
 
 
 def number_parameters(sql: str, found: list[Token]) -> str:
-    """`sql` with its k-th `?` as :P__k (k from 1), and without a final WITH HINT."""
+    """Return `sql` with its k-th `?` as :P__k (k from 1), and without a final WITH HINT."""
     pieces, position, number = [], 0, 0
     for token in found:
         if is_parameter(token):

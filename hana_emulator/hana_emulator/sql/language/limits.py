@@ -13,18 +13,18 @@ from pathlib import Path
 from hana_emulator.errors import HanaError, out_of_memory
 
 LONGEST_STATEMENT = 64 << 20
-# Characters of a statement outside strings and comments: reading them takes some seconds, in Python
+# Characters of a statement outside strings and comments: Python needs several seconds to read them
 LONGEST_CODE = 1_000_000
-# Tables, views and subqueries of a statement, those within views and WITH entries counted each time they are read
+# Tables, views and subqueries of a statement; those in a view or WITH entry count each time it is read
 MOST_SOURCES = 1_000
 MOST_PARAMETERS = 32_767
-LONGEST_VALUE = 256 << 20  # Bytes; as much as one packet may bring
-# Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled while it runs
+LONGEST_VALUE = 256 << 20  # Bytes; the maximum length of a packet
+# Characters of a value that one function may build, such as REPLACE: a running function cannot be cancelled
 LONGEST_BUILT = 32 << 20
-# By how much the process may grow while a statement runs (HANA's statement_memory_limit is much the same)
+# Bytes by which the process may grow while a statement runs (similar to HANA's statement_memory_limit)
 STATEMENT_BYTES = 2 << 30
 
-_CHECK_EVERY = 100_000  # Steps of SQLite's machine between two looks at the memory: some milliseconds
+_CHECK_EVERY = 100_000  # SQLite virtual machine instructions between two memory checks: some milliseconds
 _LITERAL = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +48,7 @@ def check_parameters(count: int) -> None:
 
 
 def check_sources(count: int) -> None:
-    """Raise HanaError 2048 for too many sources: nested views grow exponentially."""
+    """Raise HanaError 2048 for too many sources: nested views can read exponentially many."""
     if count > MOST_SOURCES:
         raise _too_large(f"more than {MOST_SOURCES} tables, with those of its views and WITH entries")
 
@@ -71,7 +71,7 @@ class MemoryWatch:
     _start: int | None = None
 
     def begin_statement(self) -> None:
-        """Forget the start size. The first check sets it, so short statements cost nothing."""
+        """Clear the start size. The first check sets it, so short statements cost nothing."""
         self._start = None
 
     def watch(self, connection: sqlite3.Connection, report: Callable[[HanaError], None]) -> None:

@@ -90,7 +90,7 @@ class TokenReader:
         return text
 
     def several(self, read: Callable[[], Result]) -> list[Result]:
-        """Read items that commas separate."""
+        """Read comma-separated items."""
         found = [read()]
         while self.take(","):
             found.append(read())

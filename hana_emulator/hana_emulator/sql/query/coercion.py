@@ -1,4 +1,4 @@
-"""Implicit conversions between HANA types, written as SQLite text. SQLite would compare '1' = 1 as false.
+"""Implicit conversions between HANA types, written as SQLite text. Without them, '1' = 1 is false in SQLite.
 
 `conversions.py` registers the `owl_...` functions.
 """
@@ -36,7 +36,7 @@ _MOMENT_FUNCTIONS = {
 
 
 def coerce(bound: Bound, target: HanaType) -> Bound:
-    """Convert `bound` to the kind of `target`; lengths are not checked. Raises HanaError 266 if it is impossible."""
+    """Convert `bound` to the kind of `target`; lengths are not checked. Raises HanaError 266 if that is impossible."""
     source = bound.type
     if source is None or (source.code is target.code and source.code is not TypeCode.DECIMAL):
         return replace(bound, type=target, column=None)
@@ -110,7 +110,7 @@ def _moment(sql: str, source: HanaType, code: TypeCode) -> str:
 
 
 def comparable(left: Bound, right: Bound) -> tuple[str, str]:
-    """Convert two values to a common kind and return their SQLite texts. Raises HanaError 266 if there is none."""
+    """Convert two values to a common kind and return their SQLite texts. Raises HanaError 266 if they have none."""
     if left.type is None or right.type is None:
         refuse_lob(left)
         refuse_lob(right)

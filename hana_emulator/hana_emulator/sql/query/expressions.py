@@ -1,6 +1,6 @@
 """Convert sqlglot expressions to SQLite text with a HANA type; an untyped parameter takes its neighbour's type.
 
-Each kind of node has its own function. A node without one is rejected.
+Each supported kind of node has its own function. Nodes without a function are rejected.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ NILADIC = frozenset(
         "SYSUUID",
     }
 )
-_LONGEST_NUMBER = 4_000  # Digits of a literal; Python converts no more than 4,300
+_LONGEST_NUMBER = 4_000  # Digits of a literal; Python converts at most 4,300
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
-BINDERS: Registry[type[exp.Expr], Handler] = Registry()
 # By kind of node; `aggregates.py` and `calls.py` add their own.
+BINDERS: Registry[type[exp.Expr], Handler] = Registry()
 
 
 def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None = None) -> Bound:

@@ -39,7 +39,7 @@ class RowLocks:
     tables: tuple[str, ...]
 
     def split(self, row: ResultRow) -> tuple[ResultRow, list[tuple[str, int]]]:
-        """The row without rowids, and (table, rowid) of each row to lock; outer joins may lack some."""
+        """The row without rowids, and (table, rowid) of each row to lock; an outer join may have no row of a table."""
         end = len(row) - len(self.tables)
         behind = zip(self.tables, row[end:], strict=True)
         return row[:end], [(table, rowid) for table, rowid in behind if isinstance(rowid, int)]
@@ -79,7 +79,7 @@ def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
     if len(wanted) < sum(source.schema != "SYS" for source in parts.scope.sources):
         raise not_supported("FOR UPDATE of views and derived tables")
     named = set()
-    for names in clause.columns:  # each may be qualified by the table's name, or be one
+    for names in clause.columns:  # each is [table.]column or a table name
         column, table = names[-1], names[-2] if len(names) > 1 else ""
         owners = [
             source.alias

@@ -27,7 +27,7 @@ from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
-# What is raised where a table, a column, a sequence or a schema does not exist any more
+# Error codes for a table, column, sequence or schema that does not exist
 _GONE = frozenset({259, 260, 313, 362})
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
@@ -160,7 +160,7 @@ def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
 
 
 def _result_column(item: exp.Expr, bound: Bound) -> Column:
-    """As in HANA, an unnamed column is named after its text."""
+    """Name the column; as in HANA, without an alias an expression is named after its text."""
     if isinstance(item, exp.Alias):
         name = identifier(item.args["alias"])
     elif bound.column is not None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """SQLite text of an expression and its HANA type; None for NULL and untyped parameters."""
+    """The SQLite text of an expression and its HANA type (None for NULL and untyped parameters)."""
 
     sql: str
     type: HanaType | None
     nullable: bool = True
     column: Column | None = None
     parameter: int | None = None
-    constant: bool = False  # True when no column takes part, so that it can be evaluated once
+    constant: bool = False  # True when it reads no column, so that it can be evaluated once
 
     def typed(self, kind: HanaType | None) -> Bound:
         return replace(self, type=kind)
@@ -59,8 +59,8 @@ class Source:
     schema: str
     columns: tuple[SourceColumn, ...]
     row_id: SourceColumn | None = None  # The pseudo-column `"$rowid$"`, which `*` does not include
-    table: str = ""  # The key of the stored table whose rows it gives, each at most once and with its `_rowid_`
-    # Whether its columns are found only with its name before them, as those of a trigger's rows are
+    table: str = ""  # Key of the stored table, if it returns each of its rows at most once, with its `_rowid_`
+    # Whether references to its columns must be qualified by its name, as for the rows of a trigger
     qualified: bool = False
 
     def find(self, name: str) -> SourceColumn | None:
@@ -91,7 +91,7 @@ class CommonTable:
 
     alias: str
     columns: tuple[Column, ...]
-    sources: int = 1  # How many tables, views and subqueries it reads, with those of the entries that it reads
+    sources: int = 1  # Number of tables, views and subqueries it reads, including those of WITH entries it reads
 
 
 @dataclass(slots=True)
@@ -100,8 +100,8 @@ class Scope:
     sources: list[Source] = field(default_factory=list)
     common: dict[str, CommonTable] = field(default_factory=dict)
     outputs: dict[str, Bound] = field(default_factory=dict)  # Select aliases, readable in ORDER BY only
-    aggregates: bool = False  # Set as soon as an aggregate function is bound here
-    # The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with
+    aggregates: bool = False  # Set when an aggregate function is bound here
+    # The SQLite text of every node bound here, by the node's id; used to check GROUP BY
     trace: dict[int, str] = field(default_factory=dict)
 
     def common_table(self, name: str) -> CommonTable | None:
@@ -155,18 +155,18 @@ class Binding:
     schema: str
     bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
-    # What the statement needs privileges for; a view is one object; its tables need no privileges
+    # The privileges that the statement needs; a view is one object, and its tables need no privileges
     touches: set[Touch] = field(default_factory=set)
-    word_indexes: set[str] = field(default_factory=set)  # Tables whose texts the statement searches by their words
+    word_indexes: set[str] = field(default_factory=set)  # Tables whose word indexes the statement searches
     view_depth: int = 0
-    # In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias.
+    # In a trigger's body: the scope of the rows that fired it. SQLite then allows no alias for a table that is written.
     outer: Scope | None = None
-    # How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them again
+    # Number of sources so far; those of a WITH entry count each time it is read, because SQLite reads them again
     sources: int = 0
     _aliases: int = 0
 
     def count(self, sources: int) -> None:
-        """Add to the number of sources. Raises HanaError 2048 when there are too many."""
+        """Add to the number of sources. Raises HanaError 2048 for too many."""
         self.sources += sources
         limits.check_sources(self.sources)
 

@@ -55,7 +55,7 @@ def _number(text: str, row: Sequence[Storage]) -> int:
 
 
 def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters: int) -> SearchPlan | None:
-    """Plan a bound SELECT of the shape above; None for any other."""
+    """Plan a bound SELECT of the shape in the module docstring; None for other statements."""
     relation = _single_table(binding, node, parts)
     if relation is None or not parts.limit:
         return None

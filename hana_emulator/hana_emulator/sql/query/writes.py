@@ -60,7 +60,7 @@ class WritePlan:
     insert_collected: str = ""
     # True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call.
     one_row: bool = False
-    chosen_identity: str = ""  # The identity column, ready for SQLite, when inserted rows are given a value for it
+    chosen_identity: str = ""  # The quoted identity column, if the statement gives inserted rows a value for it
 
     @property
     def inserts(self) -> bool:
@@ -101,7 +101,7 @@ class _Target:
 
 
 def default_of(binding: Binding, column: TableColumn) -> str | None:
-    """The SQLite text of a column's default; None without one. Raises HanaError 336 for an invalid default."""
+    """The SQLite text of a column's default; None if it has none. Raises HanaError 336 for an invalid default."""
     if column.default is None:
         return None
     scope = Scope()

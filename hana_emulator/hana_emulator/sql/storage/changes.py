@@ -1,7 +1,7 @@
 """Record which rows a transaction has changed, and restore them: SQLite's side of row locks.
 
-Triggers of each table report changed rows to `owl_touch`. Inserted rows have the highest rowids. Tables are known by
-their SQLite names.
+Triggers of each table report changed rows to `owl_touch`. Inserted rows have the highest rowids. Tables are identified
+by their SQLite names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hana_emulator.sql.language.names import literal
 from hana_emulator.sql.storage.locks import Key
 
 TOUCH_FUNCTION = "owl_touch"
-# For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back
+# For the WHEN of triggers that enforce constraints: false while a parked transaction's rows are restored
 ENFORCING_FUNCTION = "owl_enforcing"
-# For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
-# (see `failures.ERROR_MARK`) if it does, and its parameters
+# For triggers of a table's foreign keys to itself. Arguments: a query that must return no row at the end of the
+# statement, the error (see `failures.ERROR_MARK`) if it returns one, and the query's parameters
 POSTPONE_FUNCTION = "owl_postpone"
 _TRIGGER = "owl_touched"
 _CHUNK = 20_000
@@ -28,7 +28,7 @@ Row = tuple[object, ...]
 Image = dict[int, Row]  # Rows by rowid, with the values of all stored columns in the order of `Shape.columns`
 
 
-ForeignKey = tuple[str, Sequence[str], Sequence[str]]  # The table referred to, the own columns, and its columns
+ForeignKey = tuple[str, Sequence[str], Sequence[str]]  # (parent table, own columns, parent columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Shape:
     columns: tuple[str, ...]
     keys: tuple[tuple[int, ...], ...]
     parents: tuple[Parent, ...]
-    # The place of the column that is the rowid: then rowids have a meaning, and rows may be inserted anywhere
+    # Position of the column that is the rowid, if any: then rowids are data, and rows may be inserted at any rowid
     identity: int | None
 
     @property
@@ -125,7 +125,7 @@ def _rowid_name(table: str, columns: Sequence[str]) -> str:
 
 
 def install_triggers(connection: sqlite3.Connection) -> None:
-    """Create all tables' current triggers: after renames and rebuilds, and in files of older versions."""
+    """Create the current triggers of all tables, after renames and rebuilds and in files of older versions."""
     tables: dict[str, list[tuple[str, bool]]] = {}
     for table, column, kind, key in connection.execute(
         "SELECT t.name, c.name, c.type, c.pk FROM sqlite_master t, pragma_table_info(t.name) c"
@@ -197,7 +197,7 @@ def rowids_above(connection: sqlite3.Connection, shape: Shape, rowid: int) -> se
 
 
 def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Image:
-    """The current rows of a transaction; deleted ones are missing."""
+    """The current rows of a transaction, without deleted rows."""
     found = rows_at(connection, shape, changes.rowids)
     if changes.above is not None:
         found |= rows_above(connection, shape, changes.above)
@@ -205,7 +205,7 @@ def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Ima
 
 
 def parent_rows(connection: sqlite3.Connection, parent: Parent, parent_shape: Shape, rows: Iterable[Row]) -> set[int]:
-    """The rowids of the parent rows of these rows, by one foreign key."""
+    """Return the rowids of the parent rows that `rows` refer to by one foreign key."""
     keys = {tuple(row[place] for place in parent.columns) for row in rows}
     condition = " AND ".join(f"{column} = ?" for column in parent.parent_columns)
     sql = f"SELECT {parent_shape.rowid} FROM {parent_shape.name} WHERE {condition}"
@@ -227,7 +227,7 @@ def children_first(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def delete_rows(connection: sqlite3.Connection, shape: Shape, rowids: Iterable[int]) -> None:
-    """Delete rows; a row goes after rows of the same table that refer to it."""
+    """Delete rows; rows of the same table that refer to a row are deleted before it."""
     sql, left = f"DELETE FROM {shape.name} WHERE {shape.rowid} = ?", sorted(rowids)
     while left:
         refused = []

@@ -1,4 +1,4 @@
-"""Cache contents computed from a column's rows, for all sessions. A new version reads only the changed rows.
+"""Cache content computed from a column's rows, for all sessions. A new version reads only the changed rows.
 
 A session gets the content of its own snapshot, which may be newer or older than the cached one.
 """
@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from hana_emulator.sql.storage.row_versions import RowVersions, Version
 
-Key = tuple[str, str]  # (table, column), in the spelling that the caller always uses
+Key = tuple[str, str]  # (table, column); callers must always use the same spelling
 Rows = Iterable[tuple[int, Any]]  # (rowid, value), ascending or not
-# Reads the column in the caller's snapshot: of these rows, those that exist; all rows for None
+# Reads the column in the caller's snapshot: those of the given rows that exist, or all rows for None
 Read = Callable[[AbstractSet[int] | None], Rows]
 
 
@@ -31,8 +31,8 @@ C = TypeVar("C", bound=Content)
 
 
 class ColumnCache(Generic[C]):
-    """Thread-safe cache of the newest version of each column. The least recently used are dropped above `max_bytes` in
-    total; a larger content is not cached."""
+    """Thread-safe cache of the newest version of each column. The least recently used content is dropped if the
+    total exceeds `max_bytes`; content larger than that is not cached."""
 
     def __init__(self, versions: RowVersions, build: Callable[[Rows], C], max_bytes: int) -> None:
         self.max_bytes = max_bytes

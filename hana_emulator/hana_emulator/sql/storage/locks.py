@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hana_emulator.errors import HanaError, lock_wait_timeout
 
 _POLL_SECONDS = 0.5
-Key = tuple[int, tuple[object, ...]]  # Which unique constraint of a table, and the values in its columns
+Key = tuple[int, tuple[object, ...]]  # (number of a table's unique constraint, values of its columns)
 
 
 class Holder:

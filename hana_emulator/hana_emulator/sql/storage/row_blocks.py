@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from hana_emulator.sql.storage.row_versions import Rowids
 
-ROWS = 256  # Of a block, where it is cut; one with changed rows may have up to twice as many
+ROWS = 256  # Maximum rows of a new block; a block with changed rows may have up to twice as many
 
 
 class Block(Protocol):

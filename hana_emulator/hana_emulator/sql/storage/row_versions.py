@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 Rowids = NDArray[np.int64]
 
-MOST_CHANGES = 100_000  # Commits and changed rows together that are remembered for one table
+MOST_CHANGES = 100_000  # Maximum number of commits plus changed rows recorded for one table
 
 
 class Version(NamedTuple):
-    """A state of a table's rows. Each definition changes `epoch`, which covers all tables."""
+    """A state of a table's rows. Each definition changes `epoch`, which all tables share."""
 
     epoch: int
     number: int
 
 
 class RowVersions:
-    """Thread-safe. Changes are recorded for tables whose version was requested since the last definition."""
+    """Thread-safe record of changed rows, for tables whose version was requested since the last definition."""
 
     def __init__(self, most_changes: int = MOST_CHANGES) -> None:
         self._most_changes = most_changes
         self._epoch = 0
         self._numbers: dict[str, int] = {}
-        # By table: the number that each commit led to, ascending and without a gap, with the rows it changed
+        # By table: the version number after each commit, ascending without gaps, and the rows that the commit changed
         self._changes: dict[str, deque[tuple[int, Rowids]]] = {}
-        self._sizes: dict[str, int] = {}  # By table: the commits and rows in `_changes`
+        self._sizes: dict[str, int] = {}  # By table: the number of commits plus rows in `_changes`
         self._lock = threading.Lock()
 
     def current(self, table: str) -> Version:

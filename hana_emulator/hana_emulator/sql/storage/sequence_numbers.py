@@ -1,6 +1,6 @@
-"""Sequence numbers, which rollbacks do not return, and the SQLite functions of NEXTVAL and CURRVAL.
+"""Sequence numbers, which a rollback does not give back, and the SQLite functions for NEXTVAL and CURRVAL.
 
-They have their own SQLite file, because another session may hold the database's write lock.
+The numbers have their own SQLite file, because another session may hold the database's write lock.
 """
 
 from __future__ import annotations

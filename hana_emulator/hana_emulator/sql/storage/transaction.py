@@ -16,14 +16,14 @@ from hana_emulator.sql.storage import changes as rows
 from hana_emulator.sql.storage.changes import Changes, Image, Shape
 from hana_emulator.sql.storage.locks import Claims, Holder, Key
 
-STATEMENT = "owl_statement"  # The savepoint of a running statement; no savepoint of HANA's is spelt in lower case here
+STATEMENT = "owl_statement"  # The innermost savepoint while a statement runs; a user's savepoint may have the same name
 Shapes = Callable[[str], Shape]
 Layer = Mapping[str, Image]
 
 
 @dataclass(slots=True)
 class _Parked:
-    """`layers`: rows at each savepoint, oldest first, then the current rows; `base`: rows without them."""
+    """`layers`: rows at each savepoint, oldest first, then the current rows; `base`: rowids in the committed state."""
 
     layers: list[dict[str, Image]]
     base: dict[str, set[int]]
@@ -35,12 +35,12 @@ class Transaction(Holder):
     def __init__(self, connection: sqlite3.Connection, shapes: Shapes, identities: dict[str, int]) -> None:
         super().__init__()
         self.connection = connection
-        # Where the triggers report to; None while no statement collects them
+        # By table, the rows that triggers report; None if no statement collects them
         self.touched: dict[str, set[int]] | None = None
-        # Whether rows are being put back: constraints have been looked at already, when they were written
+        # Whether rows are being restored: constraints were already checked when the rows were written
         self.restoring = False
-        self.weight = 0  # How many rows it has written, more or less
-        self.lost: HanaError | None = None  # Why it could not be parked. It has been rolled back.
+        self.weight = 0  # Approximate number of rows written
+        self.lost: HanaError | None = None  # Why parking failed; the transaction has then been rolled back
         self._shapes = shapes
         self._identities = identities
         self._changes: dict[str, Changes] = {}
@@ -116,7 +116,7 @@ class Transaction(Holder):
 
     @contextmanager
     def probe(self) -> Iterator[None]:
-        """Undo everything that is done inside."""
+        """Undo everything done inside the block."""
         known, self.touched = self.touched, None
         self.connection.execute("SAVEPOINT owl_probe")
         try:
@@ -159,7 +159,7 @@ class Transaction(Holder):
         self._savepoints.append(name)
 
     def rollback_to(self, name: str) -> None:
-        """Undo changes since a savepoint. Raises ValueError for an unknown one, like `release`."""
+        """Undo changes since a savepoint. Raises ValueError for an unknown savepoint, like `release`."""
         place = self._place(name)
         self.connection.execute(f"ROLLBACK TO {name}")
         del self._savepoints[place + 1 :]
@@ -175,7 +175,7 @@ class Transaction(Holder):
     # ------------------------------------------------------------------------------------------- parking and resuming
 
     def park(self) -> dict[str, Claims]:
-        """Keep all rows in memory, roll SQLite back, and return the claims that stay."""
+        """Keep all rows in memory, roll SQLite back, and return the claims that remain."""
         shapes = {table: self._shapes(table) for table in self._changes}
         layers = [self._image(shapes)]
         keys = self._keys(shapes, layers[0])

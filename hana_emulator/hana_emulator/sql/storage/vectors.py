@@ -1,4 +1,4 @@
-"""Score a query vector against a whole column at once, with matrices of its vectors."""
+"""Score a query vector against a whole column at once, with the column's vectors in matrices."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hana_emulator.sql.storage.row_versions import Rowids
 Scores = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
-MOST_BYTES = 1 << 30  # Of the vectors of all columns that are kept for searches
-_TINY = 1e-25  # Below this length products of float32 elements lose digits, or vanish
+MOST_BYTES = 1 << 30  # Maximum size of the cached vectors of all columns
+_TINY = 1e-25  # For shorter vectors, products of float32 elements lose digits or become 0
 
 
 class Metric(Enum):
@@ -120,7 +120,7 @@ def _cosine(matrix: Matrix, vector: Vector) -> Scores:
         return np.zeros(len(matrix.rowids), np.float32)
     norms = np.where(matrix.norms > 0, matrix.norms, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        # einsum, because BLAS rounds equal rows differently by their place in the block.
+        # einsum, because BLAS rounds equal rows differently depending on their place in the block.
         unit = (exact / norm).astype(np.float32)
         dots: NDArray[np.float64] = np.einsum("ij,j->i", matrix.values, unit).astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(dots) | (norms < _TINY))

@@ -13,11 +13,11 @@ from hana_emulator.sql.functions.builtin import fulltext, texts
 from hana_emulator.sql.functions.builtin.fulltext import Words, occurrences, phrase_of
 from hana_emulator.sql.storage import row_blocks
 
-# Of a session: (table, column ready for SQLite, term) to the rows whose texts hold the term, as a JSON array
+# A session's SQLite function: (table, quoted column, term) -> JSON array of the rows whose texts contain the term
 HOLDERS_FUNCTION = "owl_holders"
-MOST_BYTES = 256 << 20  # Of the words of all columns that are kept for searches
-_WORD_BYTES = 24  # Of one word of one text: in the text's words, and its place among those of the block that hold it
-_DISTINCT_BYTES = 160  # Of a word that a block holds, with its list
+MOST_BYTES = 256 << 20  # Maximum size of the cached words of all columns
+_WORD_BYTES = 24  # For each word of a text: its entry in the text's words and its place in the block
+_DISTINCT_BYTES = 160  # For each distinct word of a block, with its list of places
 
 
 class _WordBlock:
@@ -63,6 +63,6 @@ class WordIndex:
         return WordIndex(row_blocks.changed(self.blocks, rowids, new, _WordBlock))
 
     def holders(self, term: object) -> list[int]:
-        """The rows whose text has a `score` above 0."""
+        """The rows whose text has a `fulltext.score` above 0."""
         phrase = () if term is None else phrase_of(texts.plain(term))
         return [rowid for block in self.blocks for rowid in block.holders(phrase)] if phrase else []

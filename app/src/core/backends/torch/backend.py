@@ -1,6 +1,6 @@
 """The torch backend: loads a sentence-transformers folder onto a device and turns token ids into pooled vectors.
 
-`encoders.py` chooses how to compute. torch and transformers are imported on loading.
+`encoders.py` chooses how to compute. Loading a model imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
-    model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves them. `packed` False
-    forces padded batches, for comparison. `graphs`: on a card replay small batches if that measures faster.
+    model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves the number as is.
+    `packed` False forces padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -144,7 +144,7 @@ class TorchBackend(TokenizingBackend):
             return None
 
     def _peak_bytes(self, tokens: int) -> int:
-        """Return by how many bytes memory grows while computing `tokens` tokens."""
+        """Return the peak growth of device memory, in bytes, while computing `tokens` tokens."""
         import torch
 
         index = self.profile.index
@@ -166,7 +166,7 @@ class TorchBackend(TokenizingBackend):
             torch.cuda.empty_cache()
 
     def _encoder_for(self, exact: bool) -> Encoder:
-        """Load the fp32 encoder on first use: rows that overflow in half precision are rare."""
+        """Return the encoder. Loads the fp32 one on first use: rows that overflow in half precision are rare."""
         if self._encoder is None:
             raise RuntimeError("the backend is closed")
         if not exact or self._target.precision == "fp32":

@@ -1,5 +1,5 @@
-"""Choose a model's encoder: the fastest with correct vectors on the device. Packed (`packed.py`), padded with mean or
-CLS pooling, or sentence-transformers' modules for every other stack.
+"""Choose a model's encoder: the fastest with correct vectors on the device. It is packed (`packed.py`), padded with
+mean or CLS pooling, or runs sentence-transformers' modules for every other stack.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .graphs import GraphedEncoder
     from .packed import PackedEncoder
 
-# Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` as often as `pauses` says.
-# Not thread-safe.
+# Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` `pauses` times. Not
+# thread-safe.
 Encoder: TypeAlias = "PackedEncoder | GraphedEncoder | PaddedEncoder"
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
-# Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding alone stays above.
+# Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding alone stays above it.
 ROUGH_AGREEMENT = 0.99
 
 
@@ -61,7 +61,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     encoder = _packed(folder, target)
     if target.profile.kind == "cpu" and folder.name in PACKAGED:
         return encoder, "verified to match Transformers"
-    # In fp32 too, where rounding hides no wrong architecture.
+    # Compare in fp32 too, where rounding cannot hide a wrong architecture.
     exact = replace(target, precision="fp32")
     reference = PaddedEncoder(folder, exact)
     structure = encoder if target.precision == "fp32" else _packed(folder, exact, prepack=False)
@@ -81,7 +81,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     reasons = f"{reason}; {encoder.attention_reason}"
     if not target.graphs:
         return encoder, f"{reasons}; CUDA graphs are switched off"
-    if encoder.attention is runs_of_equal_length:  # graphs are recorded for all lengths
+    if encoder.attention is runs_of_equal_length:  # it needs the lengths, which a graph does not fix
         return encoder, f"{reasons}; no CUDA graphs with that"
     device = torch.device(target.profile.torch_name)
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
@@ -110,7 +110,7 @@ def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
 
 # Trial ids stay within the vocabulary: on a card, an id outside it ends the whole process.
 _USUAL_WORDS = 1000  # assumed vocabulary if config.json gives no size
-_FIRST, _SPAN = 100, 800  # after the special tokens most vocabularies have whole words
+_FIRST, _SPAN = 100, 800  # most vocabularies have whole words after the special tokens
 
 
 def words_of(folder: Folder) -> int:
@@ -135,8 +135,8 @@ def trial_batch(tokens: int, longest: int, words: int) -> TokenBatch:
 
 
 class PaddedEncoder:
-    """Pads a batch to one length and runs transformers' model, with mean or CLS pooling in fp32, or else
-    sentence-transformers' modules."""
+    """An `Encoder` that pads a batch to one length. It runs transformers' model, with mean or CLS pooling in fp32, or
+    else sentence-transformers' modules."""
 
     pauses = 0
 

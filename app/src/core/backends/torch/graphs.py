@@ -22,7 +22,7 @@ from .packed import Layout, PackedEncoder
 from .staging import Uploads
 
 # A batch's tokens are rounded up to one of these. Launching the kernels takes less time than computing 1,024 tokens of
-# MiniLM on a T4, and more than 4,096 on an H100, so the largest recording that pays is measured.
+# MiniLM on a T4, and more than computing 4,096 on an H100, so `with_graphs` measures the largest recording that pays.
 LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SEQUENCES = 32  # most texts of a batch of up to 512 tokens; larger batches may have one for every 16 tokens
 GAIN = 1.1  # replaying must be faster than launching by this factor
@@ -72,7 +72,7 @@ class GraphedEncoder:
                     layout = Layout((), min(tokens, longest), cumulative)
                     recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
                     self.rungs[tokens] = _Rung(tokens, numbers, recording, found)
-                except RuntimeError:  # includes OutOfMemoryError; all later batches are launched
+                except RuntimeError:  # includes OutOfMemoryError; later batches are not replayed
                     self._on = False
                     self.rungs.clear()
             rung = self.rungs.get(tokens)
@@ -134,7 +134,7 @@ def cuda_recorder(device: torch.device) -> Record:
                 work()
         computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: a search in another thread may allocate on the card meanwhile; "global" would make both fail.
+        # thread_local: another thread's search may allocate on the card during this; "global" would make both fail.
         recording = torch.cuda.graph(graph, pool=pool, stream=beside, capture_error_mode="thread_local")
         # torch.cuda.graph waits for the current device, and leaves its stream current if ending a recording fails.
         with torch.cuda.device(device), torch.cuda.stream(computing):
@@ -167,7 +167,7 @@ def with_graphs(
 ) -> tuple[Any, str]:
     """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
 
-    `finish` waits for the device; `trial` makes a batch of so many tokens.
+    `finish` waits for the device; `trial` makes a batch of the given number of tokens.
     """
 
     def clock() -> float:
@@ -181,7 +181,7 @@ def with_graphs(
             probe = trial(tokens)
             pair = encoder(probe).double(), graphed(probe).double()
             cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
-            if not graphed.rungs:  # recording failed, so all later batches are launched
+            if not graphed.rungs:  # recording failed, so no batch can be replayed
                 return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
                 if tokens == probes[0]:

@@ -28,10 +28,10 @@ class Affine:
 
 
 def linear(layer: Affine, *, gelu: bool = False, prepack: bool = False) -> Linear:
-    """Return the layer by torch's public function, followed by exact GELU if `gelu`.
+    """Return the layer as torch's public function, followed by exact GELU if `gelu`.
 
-    With `prepack` by oneDNN, for CPUs: compared with the plain one, which is used if they differ or oneDNN has none.
-    The weights are kept in oneDNN's layout only, so they need no additional memory.
+    `prepack`, for CPUs, returns oneDNN's layer instead, unless its results differ or torch lacks it. That layer keeps
+    the weights in oneDNN's layout only, so they need no additional memory.
     """
 
     def plain(x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ def linear(layer: Affine, *, gelu: bool = False, prepack: bool = False) -> Linea
 
 
 def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
-    """Return the layer on private operators of torch's compiler; None if they are missing."""
+    """Return the layer as private operators of torch's compiler; None if torch lacks them."""
     weight, bias = layer.weight, layer.bias
     activation, algorithm = ("gelu", "none") if gelu else ("none", "")
     try:
@@ -71,7 +71,7 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
 
 ROUNDS, LEAST_ROUNDS = 7, 3
 BUDGET = 0.05  # CPU seconds after which no further round begins
-_HOPELESS = 0.5  # gain of a small product below which no large one is tried: emulated, it may take a second
+_HOPELESS = 0.5  # if a small product gains less, no large one is tried: emulated, it may take a second
 _lock = threading.Lock()
 _known: float | None = None
 
@@ -79,13 +79,13 @@ _known: float | None = None
 def bf16_gain() -> float:
     """Return a lower bound of bf16's speed relative to fp32; 0 if torch has no bf16 products.
 
-    Measured once per process, with the model's own operator, because CPU flags do not tell. With bf16 instructions the
-    gain is about 2, without them as low as 0.01.
+    Measured once per process, with the model's own operator, because CPU flags do not show it. With bf16 instructions
+    the gain is about 2, without them as low as 0.01.
     """
     global _known
     with _lock:
         if _known is None:
-            with one_thread(), torch.inference_mode():  # the ratio of one thread is that of all
+            with one_thread(), torch.inference_mode():  # the ratio is the same for all threads
                 _known = _measured()
         return _known
 
@@ -109,8 +109,8 @@ def gain(
 ) -> float:
     """Return the speed of `other` relative to `one`; other load on the machine can lower the result, not raise it.
 
-    Both run in turns; the result is the lower of the ratio of the best times and the median ratio. The clock counts
-    this thread's CPU seconds.
+    Both run in turns; the result is the lower of the ratio of the best times and the median ratio. The default
+    clock counts this thread's CPU seconds.
     """
 
     def seconds(work: Callable[[], object]) -> float:

@@ -23,13 +23,14 @@ from .staging import uploads_for
 # ----------------------------------------------------------------------------------------------------------- attention
 
 
-Run = tuple[int, int, int]  # the first token of consecutive sequences, their number, and the tokens of each
+Run = tuple[int, int, int]  # consecutive sequences of equal length: their first token, number and length
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sequences of a packed batch. `cumulative`, int32 (sequences + 1) on the device: the first token of each, and one
-    after the last. In a CUDA graph, which is recorded for all lengths, `runs` is empty and `longest` is a bound."""
+    """Sequences of a packed batch. `cumulative`, int32 (sequences + 1) on the device: the index of each one's first
+    token, and the number of tokens. In a CUDA graph, which is recorded for all lengths, `runs` is empty and `longest`
+    is a bound."""
 
     runs: Sequence[Run]
     longest: int
@@ -42,7 +43,7 @@ class Layout:
 
 
 def runs_of(lengths: Sequence[int]) -> list[Run]:
-    """Group neighbours of equal length."""
+    """Group neighbouring sequences of equal length."""
     runs: list[Run] = []
     start = 0
     for length, group in groupby(lengths):
@@ -51,12 +52,12 @@ def runs_of(lengths: Sequence[int]) -> list[Run]:
     return runs
 
 
-# From (tokens, 3 x hidden) queries, keys and values to (tokens, hidden); with the number of heads.
+# Queries, keys and values (tokens, 3 x hidden), layout and number of heads -> output (tokens, hidden).
 Attention = Callable[[torch.Tensor, Layout, int], torch.Tensor]
 
 
 def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-    """Compute by torch's own attention for each run, without a mask or copies; the only one that needs `runs`.
+    """Compute each run by torch's own attention, without a mask or copies. No other attention needs `runs`.
 
     Works on every device. Each length needs its own kernel launch, which costs time on GPUs only.
     """
@@ -70,8 +71,8 @@ def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch
 
 
 def varlen_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-    """Compute by torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Only
-    arguments that torch 2.10 to 2.13 share are used."""
+    """Compute by torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Uses
+    only arguments that torch 2.10 to 2.13 share."""
     from torch.nn.attention import varlen
 
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
@@ -82,8 +83,8 @@ def varlen_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Ten
 
 
 def memory_efficient_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-    """Compute by CUTLASS' kernel with sequence borders: fp32 and fp16, compute capability 5.0 and up. The call is that
-    of torch's nested tensors (torch/nested/_internal/sdpa.py)."""
+    """Compute by CUTLASS' kernel with sequence borders: fp32 and fp16, compute capability 5.0 and up. Makes the same
+    call as torch's nested tensors (torch/nested/_internal/sdpa.py)."""
     query, key, value = (part.unsqueeze(0) for part in qkv.view(len(qkv), 3, heads, -1).unbind(1))
     starts, longest = layout.cumulative, layout.longest
     kernel = torch.ops.aten._efficient_attention_forward
@@ -105,7 +106,7 @@ def candidates(profile: DeviceProfile, dtype: torch.dtype) -> list[Attention]:
 
 
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
-# For values of about 1: above the rounding error of TF32, fp16 and bf16; a wrong border or scale is off by tenths.
+# For values of about 1: more than the rounding error of TF32, fp16 and bf16; a wrong border or scale errs by tenths.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
@@ -144,7 +145,7 @@ def _name(attention: Attention) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- batches
 
-FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8, larger ones of 16
+FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8, larger ones to one of 16
 
 
 def filled(batch: TokenBatch) -> TokenBatch:
@@ -161,8 +162,8 @@ def filled(batch: TokenBatch) -> TokenBatch:
 
 
 def positions_of(batch: TokenBatch, padding_id: int | None = None) -> NDArray[np.int32]:
-    """Return the position of each token in its sequence, from 0; with `padding_id` as RoBERTa counts: from `padding_id`
-    + 1, skipping tokens with this id."""
+    """Return the position of each token in its sequence, from 0. With `padding_id`, count as RoBERTa does: from
+    `padding_id` + 1, skipping tokens with this id."""
     if padding_id is None:
         return (np.arange(len(batch.ids)) - np.repeat(batch.offsets[:-1], batch.lengths)).astype(np.int32)
     real = batch.ids != padding_id
@@ -184,8 +185,8 @@ def _norm(numbers: Affine, epsilon: float) -> Callable[[torch.Tensor], torch.Ten
 
 
 def _layer(layer: LayerWeights, epsilon: float, *, prepack: bool) -> Layer:
-    """Make a layer: a norm follows each sum. Sums are in place: on one thread that measures 1 to 2 % faster than
-    oneDNN's fused addition."""
+    """Make a layer with a norm after each sum. Sums are computed in place: on one thread that measures 1 to 2 % faster
+    than oneDNN's fused addition."""
     query_key_value = linear(layer.query_key_value, prepack=prepack)
     attention_out = linear(layer.attention_out, prepack=prepack)
     wide, narrow = linear(layer.wide, gelu=True, prepack=prepack), linear(layer.narrow, prepack=prepack)
@@ -219,8 +220,8 @@ class PackedEncoder:
 
     @classmethod
     def load(cls, folder: Folder, profile: DeviceProfile, dtype: torch.dtype, *, prepack: bool = True) -> PackedEncoder:
-        """Load a model that `architectures.refusal` accepts; `prepack` has an effect on a CPU. Raises ModelUnsupported
-        for missing or damaged weights."""
+        """Load a model that `architectures.refusal` accepts; `prepack` affects only CPUs. Raises ModelUnsupported for
+        missing or damaged weights."""
         try:
             weights = read(folder, load_tensors(folder, torch.device(profile.torch_name), dtype))
         except KeyError as error:

@@ -30,7 +30,7 @@ TRIM_EVERY = 64
 
 
 def on_compute_thread(work: Callable[[], Result]) -> Result:
-    """Run `work` on the compute thread; return its result or raise its error. `work` may call this, too."""
+    """Run `work` on the compute thread; return its result or raise its error. `work` may also call this function."""
     if getattr(_here, "computes", False):
         return work()
     done = _thread.submit(work)
@@ -71,7 +71,7 @@ _NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory
 def memory_errors_mapped() -> Iterator[None]:
     """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host.
 
-    Frees the failed batch first, whose tensors live on in the traceback's frames, then the GPU's cache.
+    Before that, frees the failed batch's tensors, which the traceback's frames keep alive, and then the GPU's cache.
     """
     import torch
 

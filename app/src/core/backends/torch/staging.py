@@ -97,7 +97,7 @@ class CardUploads:
             found = card.sent(self._buffers[self._turn][: self._count])
         self._sent[self._turn] = sent = self._stream.record_event()
         computing.wait_event(sent)
-        card.keep_for(found, computing)  # else the other stream, its owner, could reuse it too early
+        card.keep_for(found, computing)  # else the upload stream, which owns it, could reuse it too early
         return found
 
     def send_into(self, target: torch.Tensor) -> None:
@@ -123,12 +123,12 @@ class Downloads:
         self._turn = 0
 
     def fetch(self, found: torch.Tensor) -> Running:
-        """Start to fetch float32 (n, dimension) that this thread has queued. Not thread-safe. The result, which may be
-        called again, copies the numbers out of the buffer, at the latest before the buffer is reused."""
+        """Start to fetch a float32 tensor (n, dimension) that this thread has queued. Not thread-safe. The result may
+        be called again; it copies the numbers out of the buffer at its first call, or before the buffer is reused."""
         self._turn = turn = (self._turn + 1) % len(self._buffers)
         card, before = self._card, self._reads[turn]
         if before is not None:
-            with contextlib.suppress(Exception):  # raised again for the batch that asks
+            with contextlib.suppress(Exception):  # raised again when that batch is read
                 before()
         if len(self._buffers[turn]) < found.numel():
             self._buffers[turn] = card.host(GROWTH * found.numel(), torch.float32)
@@ -137,7 +137,7 @@ class Downloads:
         with card.on(self._stream):
             card.copy(target, found)
         card.keep_for(found, self._stream)
-        kept = [(target, found, self._stream.record_event())]  # until they are copied
+        kept = [(target, found, self._stream.record_event())]  # kept alive until they are copied
         lock, answer = threading.Lock(), Future[Vectors]()
 
         def read() -> Vectors:

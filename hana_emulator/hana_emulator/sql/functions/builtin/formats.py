@@ -152,7 +152,7 @@ def to_nvarchar(value: Any, second: Any = None) -> str:
     if isinstance(second, int):
         return left(value, second)
     if second is None:
-        # Bytes that look like a vector are shown as one; values of known type use a typed function.
+        # Bytes that look like a vector are converted as a vector; values of known type use a typed function.
         if not isinstance(value, bytes):
             return plain(value)
         count = int.from_bytes(value[:4], "little")

@@ -1,7 +1,7 @@
 """SCORE(term IN (column EXACT SEARCH MODE 'text')): match a term in texts as whole words.
 
-HANA does not document its score. This one is 0 without a match, else in (0, 1] and higher when the term is a larger
-part of the text. Rely only on whether it is above 0.
+HANA does not document its score. The emulator's score is 0 without a match, else in (0, 1] and higher when the term
+is a larger part of the text. Rely only on whether the score is above 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HANA's vectors: fvecs bytes (little-endian u32 dimension, then float32 or float16), their text, their functions.
+"""HANA's vectors: fvecs bytes (little-endian u32 dimension, then float32 or float16), text form and functions.
 
 Error 8 (invalid argument) for invalid vectors is this emulator's choice; HANA's code is unknown.
 """
@@ -113,7 +113,7 @@ def l2_distance(left: Any, right: Any) -> float:
 
 
 def _single(score: float) -> float:
-    """Round to single precision, as the suite of sqlalchemy-hana expects and column search scores."""
+    """Round to single precision, like column search and as sqlalchemy-hana's tests expect."""
     return float(np.float32(score)) if abs(score) <= float(np.finfo(np.float32).max) else score
 
 

@@ -15,7 +15,7 @@ from hana_emulator.errors import HanaError
 from . import numbers
 from .texts import plain
 
-TICKS = 10_000_000  # Ticks of 100 ns in a second: what HANA's TIMESTAMP resolves
+TICKS = 10_000_000  # Ticks of 100 ns in a second, the resolution of HANA's TIMESTAMP
 _EPOCH = datetime(1, 1, 1)
 _MOMENT = re.compile(
     r"(?P<y>\d{4})-?(?P<m>\d{2})-?(?P<d>\d{2})"
@@ -78,7 +78,7 @@ def moment(value: Any) -> Moment:
 
 
 def checked(year: int, month: int, day: int, clock: tuple[int, int, int, int]) -> Moment:
-    """The moment. Raises HanaError 303 if the date or time does not exist."""
+    """Return the moment. Raises HanaError 303 if the date or time does not exist."""
     hour, minute, second, fraction = clock
     try:
         return Moment.of(datetime(year, month, day, hour, minute, second), fraction)
@@ -92,7 +92,7 @@ def now(clock: Callable[[], datetime]) -> Moment:
 
 
 def like_argument(value: str, result: Moment) -> str:
-    """`result` in the storage form of `value`; text of unknown form gives a timestamp."""
+    """Return `result` in the storage form of `value`; an unknown form gives a timestamp."""
     by_length = {10: result.date, 8: result.time, 19: result.seconddate}
     return by_length.get(len(value), result.timestamp)()
 
@@ -114,7 +114,7 @@ def to_timestamp(value: Any) -> str:
 
 
 def to_dats(value: Any) -> str:
-    """ABAP's date form, YYYYMMDD."""
+    """Convert to ABAP's date form, YYYYMMDD."""
     return moment(value).date().replace("-", "")
 
 
@@ -180,7 +180,7 @@ def part(read: Callable[[datetime], int | str]) -> Callable[[Any], int | str]:
 
 
 def second(value: Any) -> str:
-    """Seconds as a decimal, with a fraction if not zero (HANA: DECIMAL(9,7))."""
+    """Return the seconds as a decimal, with the fraction unless it is zero (HANA: DECIMAL(9,7))."""
     found = moment(value)
     return str(found.whole.second) if not found.fraction else f"{found.whole.second}.{found.fraction:07d}"
 

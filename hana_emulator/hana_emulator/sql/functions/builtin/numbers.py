@@ -32,7 +32,7 @@ def decimal_text(value: Decimal) -> str:
 
 
 def digits(text: str) -> str:
-    """The stripped text, or '' if HANA rejects it. Python also reads 'inf', '1_000' and non-ASCII digits."""
+    """The stripped text, or '' if HANA rejects it. Unlike HANA, Python reads 'inf', '1_000' and non-ASCII digits."""
     stripped = text.strip()
     return stripped if _NUMBER.fullmatch(stripped) else ""
 
@@ -47,7 +47,7 @@ def bounded(value: Decimal) -> Decimal:
 
 
 def number(value: Any) -> Number:
-    """A storage value as a number; text is exact. Raises HanaError 339 without naming the value."""
+    """Return a storage value as a number; text converts exactly. Raises HanaError 339 without the value in its text."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, str):
@@ -79,7 +79,7 @@ def to_real(value: Any) -> float:
 
 
 def to_integer(type_name: str) -> Callable[[Any], int]:
-    """A conversion to an integer type of HANA. It truncates fractions and raises 314 on overflow."""
+    """Return a conversion to a HANA integer type. It truncates fractions and raises 314 on overflow."""
     low, high = _BITS[type_name]
 
     def convert(value: Any) -> int:

@@ -17,7 +17,7 @@ from hana_emulator.sql.language.limits import check_built
 from . import numbers
 from .texts import plain
 
-_SECONDS = 1.0  # Of computing time for one text: a search cannot be cancelled, but other sessions continue
+_SECONDS = 1.0  # Limit on computing time for one text: a search cannot be cancelled, but other sessions continue
 _LONGEST_PATTERN = 5_000
 _MOST_MATCHES = 1_000_000
 _FLAGS = {"i": regex.IGNORECASE, "m": regex.MULTILINE, "s": regex.DOTALL, "x": regex.VERBOSE}

@@ -54,7 +54,7 @@ def length(value: Any) -> int:
 
 
 def cut(text: str, start: int, end: int | None) -> str:
-    """`text[start:end]` in HANA's characters; neither may be negative."""
+    """Return `text[start:end]`, counted in HANA's characters; `start` and `end` must not be negative."""
     if not _wide(text):
         return text[start:end]
     return _text(_units(text)[2 * start : None if end is None else 2 * end])
@@ -153,7 +153,7 @@ def substring_after(value: Any, pattern: Any) -> str:
 
 
 def _parted(value: Any, pattern: Any) -> tuple[str, str, str]:
-    """An empty pattern is found before the first character."""
+    """Partition the text at the pattern; an empty pattern matches before the first character."""
     text, searched = plain(value), plain(pattern)
     return text.partition(searched) if searched else ("", "", text)
 
@@ -220,7 +220,7 @@ _COMMENT = re.compile(r"--|/\*")
 
 
 def is_injection_safe(text: Any, most: Any = 1) -> int:
-    """1 if the text has at most `most` tokens, no comment and no open quote; else 0."""
+    """1 if the text has at most `most` tokens, no comment and no unclosed quote; else 0."""
     written, limit = plain(text), int(numbers.number(most))
     position = count = 0
     end = len(written.rstrip())
