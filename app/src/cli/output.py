@@ -161,7 +161,7 @@ def shorten(text: str, length: int = 100) -> str:
 
 
 def minute(moment: str | None) -> str | None:
-    """Shorten an ISO time to whole seconds, for people."""
+    """Shorten an ISO time in UTC to whole seconds, for people."""
     return None if moment is None else moment[:19].replace("T", " ") + "Z"
 
 

@@ -28,7 +28,7 @@ LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a b
 
 
 class NotPreviewable(ConfigurationError):
-    """The template names an unknown column, or no template could be proposed."""
+    """The template is invalid or names an unknown column, the table has no key, or no template could be proposed."""
 
 
 class Catalog:

@@ -344,7 +344,7 @@ class Search:
         return stored_ids(self._collections.spec(name), [hit.id for hit in found.hits]), found.notes
 
     def check_room(self, name: str, text: str) -> None:
-        """Raise EngineOverloaded if the queue would probably refuse `text` now. Returns at once, so that a request is
+        """Raise EngineOverloaded if the queue is certain to refuse `text` now. Returns at once, so that a request is
         refused before it waits for a thread."""
         known = self._embedders.get(name)
         if known is not None:

@@ -109,7 +109,7 @@ class EngineEmbedder:
         return vector.copy()
 
     def check_query(self, text: str) -> None:
-        """Raise EngineOverloaded if `embed_query` would raise it now. Returns at once."""
+        """Raise EngineOverloaded if `embed_query` is certain to raise it now. Returns at once."""
         with self._queries_lock:
             known = self._queries.get(VectorCache.key(text))
         if known is None:

@@ -20,7 +20,6 @@ def setting(default: Any, description: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    # `schema` is a setting of SAP's clients, so it may shadow pydantic's deprecated method of that name.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 

@@ -1,5 +1,5 @@
-"""Workers that search vectors exactly, one per library. Each takes unit vectors, then searches one query at a time on
-one thread. Run in the peer's environment as `searching.py NAME`.
+"""Workers that search vectors exactly, one per library. Each takes unit vectors, then searches one query at a time,
+on one thread where the library allows it. Run in the peer's environment as `searching.py NAME`.
 """
 
 from __future__ import annotations
