@@ -197,6 +197,9 @@ def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> 
         part.get_by_role("button", name=button).click()
         page.get_by_role("dialog").get_by_role("button", name=sure).click()
 
+    # A switch during the build is refused.
+    built = page.get_by_role("region", name="Last jobs").get_by_role("row").filter(has_text="Build")
+    expect(built.filter(has_text="succeeded")).to_be_visible()
     do("Switch to generation 2", "Switch")
     expect(part.get_by_text("Generation 2 is active now.")).to_be_visible()
     do("Roll back to generation 1", "Roll back")
