@@ -1,11 +1,12 @@
 """The labelled queries of benchmarks/queries: their keys exist in the emulator's sample rows, there are enough of them,
-and those of the group `paraphrase` share no content word with any row that answers them."""
+and those of a group `paraphrase` share no content word with any row that answers them."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,29 @@ def test_there_are_enough_and_a_third_are_paraphrases() -> None:
     assert sum(entry["group"] == "paraphrase" for entry in every) * 3 >= len(every)
 
 
-@pytest.mark.parametrize("name", ["materials", "notifications"])
+def test_the_german_halves_are_alike_and_their_labels_are_rows_in_the_languages_of_their_group() -> None:
+    known = rows("materials")
+    halves = [labelled("german-tuning"), labelled("german-test")]
+    groups = [Counter(entry["group"] for entry in half) for half in halves]
+    assert groups[0] == groups[1]
+    asked = [entry["query"].casefold() for half in [*halves, *map(labelled, TEMPLATES)] for entry in half]
+    assert len(set(asked)) == len(asked)
+    for entry in halves[0] + halves[1]:
+        target = entry["group"].split()[0].rpartition("-")[2]
+        keys = [tuple(key) for key in entry["relevant"]]
+        assert len(set(keys)) == len(keys), entry["query"]
+        assert set(keys) <= set(known), entry["query"]
+        assert {key[2] for key in keys} == {"de": {"D"}, "en": {"E"}, "both": {"D", "E"}}[target], entry["query"]
+        language = {"de": {"SPRAS": "D"}, "en": {"SPRAS": "E"}, "both": None}[target]
+        assert entry.get("filter") == language, entry["query"]
+
+
+@pytest.mark.parametrize("name", ["materials", "notifications", "german-tuning", "german-test"])
 def test_a_paraphrase_shares_no_content_word_with_its_answers(name: str) -> None:
-    known = rows(name)
+    known = rows(name if name in TEMPLATES else "materials")
     shared = []
     for entry in labelled(name):
-        if entry["group"] == "paraphrase":
+        if entry["group"].endswith("paraphrase"):
             asked = content_words(entry["query"])
             for key in entry["relevant"]:
                 found = {(a, b) for a in asked for b in content_words(known[tuple(key)]) if related(a, b)}
