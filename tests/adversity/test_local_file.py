@@ -80,7 +80,7 @@ def outcome(scene: Scene, right: Content, saying: str) -> str:
     try:
         with closing(LocalStore(file_of(scene).parent)) as store:
             checked = verify(scene.spec, Ends(scene.ends().source, store, scene.embedder))
-            if not checked.ok or checked.foreign:  # nobody else writes records here
+            if not checked.ok or checked.foreign:  # no other program writes records here
                 return "found"
             content = scene.content(store)
     except ModelMismatch:  # by the name of the collection: a bit of the model's own name, say

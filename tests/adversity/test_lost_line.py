@@ -209,12 +209,12 @@ def test_the_emulator_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mo
 @pytest.mark.proves(6)
 def test_a_sync_into_an_emulator_that_stays_away_exits_with_3(scene: Scene) -> None:
     scene.sync()
-    nobody, start = free_port(), time.monotonic()
+    closed_port, start = free_port(), time.monotonic()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((scene.emulator.host, nobody), timeout=30)
-    code, _, errors = scene.cli("sync", "rows", port=nobody)
+        socket.create_connection((scene.emulator.host, closed_port), timeout=30)
+    code, _, errors = scene.cli("sync", "rows", port=closed_port)
     assert code == 3, errors
-    assert f"{scene.emulator.host}:{nobody}" in errors
+    assert f"{scene.emulator.host}:{closed_port}" in errors
     assert time.monotonic() - start < 50
     scene.converges()
 

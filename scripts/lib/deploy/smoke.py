@@ -36,7 +36,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def ask(self, path: str, body: object = None) -> tuple[int, Any]:
-        """Return status and document, or 0 and the reason if there was no answer."""
+        """Return status and document; 0 and the reason when the request fails."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self._headers)
