@@ -18,6 +18,8 @@ Value = None | bool | int | float | str | Decimal | date | time | datetime | byt
 """A column value as returned by the driver."""
 Scalar = None | bool | int | float | str
 """A metadata value, as in JSON."""
+Vector = NDArray[np.float32]
+"""Shape (dimension,)."""
 Vectors = NDArray[np.float32]
 """Shape (n, dimension), C-contiguous, every row finite and of length 1."""
 Key = tuple[Value, ...]
@@ -493,7 +495,7 @@ class VectorCache:
     """Cache vectors by text, limited in bytes; drops the least recently used. Not thread-safe."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
-        self._vectors: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
         self._max_bytes = max_bytes
         self.bytes = 0
 
@@ -501,13 +503,13 @@ class VectorCache:
     def key(text: str) -> bytes:
         return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    def get(self, key: bytes) -> NDArray[np.float32] | None:
+    def get(self, key: bytes) -> Vector | None:
         vector = self._vectors.get(key)
         if vector is not None:
             self._vectors.move_to_end(key)
         return vector
 
-    def put(self, key: bytes, vector: NDArray[np.float32]) -> None:
+    def put(self, key: bytes, vector: Vector) -> None:
         if key not in self._vectors:  # all vectors of a model have the same size
             self.bytes += vector.nbytes + _ENTRY_BYTES
         self._vectors[key] = vector

@@ -13,8 +13,8 @@ import numpy as np
 from connector import failpoints
 from connector.document.document import Renderer, vector_digest
 from connector.errors import Overloaded, RowRejected, RowsRejected
-from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
-from connector.sync.embedding import TextEmbedder, Vector
+from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow, Vector
+from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors

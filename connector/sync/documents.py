@@ -15,13 +15,13 @@ import numpy as np
 
 from connector.document.document import Chunker, chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
-from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, Vector
 from connector.protocols import Embedder
 from connector.stores.records import foreign_ids, metadata_text, stored_id, stored_ids
 from connector.stores.store import VectorStore
 from connector.sync.apply import with_vectors
 from connector.sync.decide import Action, decide, rehashed
-from connector.sync.embedding import TextEmbedder, Vector
+from connector.sync.embedding import TextEmbedder
 from connector.sync.options import StageClock
 from connector.sync.schema import WRITTEN
 from connector.sync.stored_index import StoredIndex

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from connector.errors import TextsNotEmbeddable
-from connector.model import VectorCache, Vectors
+from connector.model import Vector, VectorCache, Vectors
 from connector.protocols import Embedder
 from connector.stores.records import UNIT_TOLERANCE
 from connector.sync.options import StageClock
-
-Vector = NDArray[np.float32]
 
 
 class TextEmbedder:
