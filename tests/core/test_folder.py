@@ -12,13 +12,13 @@ import pytest
 
 from app.src.core.backends import ModelNotFound, ModelUnsupported, WeightsMismatch
 from app.src.core.backends.folder import (
-    PACKAGED,
     check_files,
     display_name,
     find_folder,
     read_folder,
     sha256_of,
 )
+from app.src.core.backends.packaged import PACKAGED
 
 MINILM = "all-MiniLM-L6-v2"
 

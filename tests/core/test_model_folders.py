@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, EngineError, ModelNotFound, ModelUnsupported, WeightsMismatch
-from app.src.core.backends.folder import PACKAGED, PackagedModel, check_files, read_folder, sha256_of
+from app.src.core.backends.folder import check_files, read_folder, sha256_of
+from app.src.core.backends.packaged import PACKAGED, PackagedModel
 from app.src.core.loading import EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"

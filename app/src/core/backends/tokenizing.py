@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import Backend, ModelUnsupported, TokenBatch
-from .folder import PACKAGED, Folder
+from .folder import Folder
+from .packaged import PACKAGED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,7 +15,8 @@ import numpy as np
 from ...device import DeviceProfile, Precision
 from ...tokens import rectangle, width_of
 from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
-from ..folder import PACKAGED, Folder
+from ..folder import Folder
+from ..packaged import PACKAGED
 
 if TYPE_CHECKING:
     import torch
