@@ -461,9 +461,11 @@ _HANA_NUMBER = r"^-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?$"
 
 
 def hana_place(order: Order) -> str:
-    """Return SQL for the value that `order` sorts by, in HANA; '' for the order of ids."""
+    """Return SQL for the value that `order` sorts by, in HANA; '' for the order of ids. Raises BadFilter for a field
+    that a filter could not name."""
     if order.field is None:
         return "''"
+    parse({order.field: 1})
     value = _json_value(order.field)
     if order.numeric:
         return f"CASE WHEN {value} LIKE_REGEXPR '{_HANA_NUMBER}' THEN TO_DOUBLE({value}) END"
@@ -473,6 +475,7 @@ def hana_place(order: Order) -> str:
 def sqlite_place(order: Order) -> str:
     if order.field is None:
         return "''"
+    parse({order.field: 1})
     text = _sqlite_text(order.field)
     return f"owl_number_or_null({text})" if order.numeric else f"substr({text}, 1, {_SORTED_CHARACTERS})"
 

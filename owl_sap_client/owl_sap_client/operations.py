@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,6 +116,20 @@ def rows(collection: str, ids: Sequence[str]) -> Call[list[results.Row]]:
     """Return rows by their ids (at most 100) in this order; unknown ids are left out."""
     body = {"ids": _listed("ids", ids)}
     return Call("POST", "/v1/collections/{name}/rows", As(list[results.Row], "rows"), {"name": collection}, body=body)
+
+
+def page(
+    collection: str,
+    *,
+    sort: str | None = None,
+    filter: Mapping[str, Any] | None = None,
+    after: str | None = None,
+    limit: int | None = None,
+) -> Call[results.Page]:
+    """Return stored rows in an order: "key" or a metadata field, with "-" before it descending. `after`: `next` of the
+    page before. `limit`: at most 200 rows."""
+    query = _given(sort=sort, after=after, limit=limit, filter=None if filter is None else json.dumps(filter))
+    return Call("GET", "/v1/collections/{name}/rows", As(results.Page), {"name": collection}, query)
 
 
 def fields(collection: str) -> Call[results.Fields]:

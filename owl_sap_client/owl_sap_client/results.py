@@ -92,6 +92,14 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Rows in an order. `next`: `after` of the next page; None on the last one."""
+
+    rows: list[Row]
+    next: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FieldValue:
     value: Any
     count: int

@@ -37,6 +37,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     },
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},
+    "page": {"collection": "c", "sort": "-A", "filter": {"A": 1}, "after": "x", "limit": 5},
     "map_rows": {"collection": "c", "color": "A", "limit": 5},
     "add_documents": {"collection": "c", "documents": [{"id": "1", "text": "t", "metadata": {}}]},
     "delete_documents": {"collection": "c", "ids": ["1"]},
@@ -110,7 +111,7 @@ def test_both_clients_have_every_operation_under_the_same_signature() -> None:
     for name in ours:
         assert inspect.signature(ours[name]) == inspect.signature(others[name])
         assert ours[name].__wrapped__ is getattr(operations, name)
-    by_hand = {"wait", "events", "send"}
+    by_hand = {"wait", "events", "all_rows", "send"}
     for kind in (Client, AsyncClient):
         public = {name for name in vars(kind) if not name.startswith("_")}
         assert public - set(EVERYTHING) - {"close", "aclose"} == by_hand
