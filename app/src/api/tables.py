@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, SkipValidation
 
 from app.src.api.errors import MOST_FAULTS, Refused, problem
 from app.src.api.guard import audit, caller
@@ -106,9 +106,9 @@ class CreatedBody(BaseModel):
     toml: str = Field(description="the block that was appended to the settings file")
 
 
-# Validated as a block of the settings file, so that a misspelt name gets the same hint.
-Block = Annotated[dict[str, Any], WithJsonSchema(CollectionSettings.model_json_schema())]
-MOST_BLOCK_CHARS = 100_000
+# Described as the settings of a collection; `Catalog.create` validates it, with the hints of the settings file.
+Block = Annotated[CollectionSettings, SkipValidation]
+MOST_BLOCK_BYTES = 100_000
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
@@ -161,9 +161,14 @@ def add(routes: APIRouter, executors: Executors) -> None:
         rights.check_every_row(caller(request))  # rows of other owners would be searchable
 
         def work() -> dict[str, Any]:
-            if len(json.dumps(block)) > MOST_BLOCK_CHARS:
-                raise Refused("TooMuch", f"the block has more than {MOST_BLOCK_CHARS} characters")
-            return discovery.create(block, caller(request).name)
+            given = cast("dict[str, Any]", block)  # not validated yet
+            try:
+                size = len(json.dumps(given, ensure_ascii=False).encode())
+            except UnicodeEncodeError:
+                raise Refused("Unprocessable", "the block contains an unpaired surrogate") from None
+            if size > MOST_BLOCK_BYTES:
+                raise Refused("TooMuch", f"the block is larger than {MOST_BLOCK_BYTES} bytes")
+            return discovery.create(given, caller(request).name)
 
         try:
             made = await executors.run(work, request, writes=True)

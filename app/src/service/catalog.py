@@ -137,7 +137,10 @@ class Catalog:
         toml = collection_block(written, {"name": made})
         file = self._collections.file
         if file is None:
-            raise NotSaved("the service was started without a settings file: paste the block into owl-sap.toml", toml)
+            raise NotSaved(
+                "the service was started without a settings file: paste the block into owl-sap.toml and restart",
+                toml,
+            )
 
         def check_again(loaded: Loaded) -> None:
             self._collections.add(loaded.settings.collections)
@@ -147,7 +150,7 @@ class Catalog:
             append_block(file, toml, check_again)
         except SettingsError as error:
             why = str(error).replace(str(file), file.name)
-            raise NotSaved(f"the collection was not created: {why}; paste the block there and restart", toml) from None
+            raise NotSaved(f"the collection was not created: {why}; paste the block into {file.name}", toml) from None
         self._collections.add([block])
         return {"collection": block.name, "toml": toml}
 

@@ -79,8 +79,8 @@ class _Blocks(Reloaded[tuple[CollectionSettings, ...]]):
 class Collections:
     """Thread-safe. Methods that take a name raise UnknownCollection if the name is not in the settings.
 
-    Collections that are added to the settings file are noticed by `refresh`. A changed or removed block takes effect
-    when the process starts again, because syncs and searches may be using it.
+    Blocks that are added to the settings file are noticed by `refresh`. Changed and removed ones take effect when the
+    process starts again, because syncs and searches may be using them.
     """
 
     def __init__(self, parts: Parts, file: Path | None = None) -> None:
