@@ -59,7 +59,7 @@ class Call(Generic[T]):
     query: Mapping[str, Any] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     accept: str = "application/json"
-    good: frozenset[int] = frozenset((200, 202))
+    good: frozenset[int] = frozenset((200, 201, 202))
     repeatable: bool = True
 
     @property
@@ -232,6 +232,12 @@ def collections() -> Call[list[results.Collection]]:
 
 def collection(name: str) -> Call[results.Collection]:
     return Call("GET", "/v1/collections/{name}", As(results.Collection), {"name": name})
+
+
+def create_collection(block: Mapping[str, Any]) -> Call[results.Created]:
+    """Create a collection. `block`: its settings, as in owl-sap.toml. Raises Conflict if the name is in use, or the
+    service cannot write its settings file."""
+    return Call("POST", "/v1/collections", As(results.Created), body=dict(block), repeatable=False)
 
 
 def sync(

@@ -334,6 +334,14 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Created:
+    """A new collection, and its block as written to the settings file."""
+
+    collection: str
+    toml: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Preview:
     """Sample rows rendered by a template. `histogram`: rows by tokens. `truncated`: how many of the `sampled` rows
     would lose text."""

@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from app.src.settings import CollectionSettings
 from owl_sap_client import AsyncClient, Client, operations
 from owl_sap_client.operations import As, Call
 from tests.client.conftest import Served
@@ -47,6 +48,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "model": {"name": "m"},
     "collections": {},
     "collection": {"name": "c"},
+    "create_collection": {"block": dict.fromkeys(CollectionSettings.model_fields)},
     "sync": {"collection": "c", "full": True, "max_deletes": 0.5, "retry_login": True, "accept_schema": True},
     "verify": {"collection": "c", "repair": True, "generation": 2},
     "quarantine": {"collection": "c", "limit": 3},
@@ -163,7 +165,7 @@ def shapes(call: Call[Any], described: Document) -> list[tuple[Any, Document]]:
     """What a method reads, and the schema of what it reads it from."""
     if not isinstance(call.read, As):
         return []
-    good = [described["responses"][status] for status in ("200", "202") if status in described["responses"]]
+    good = [described["responses"][status] for status in ("200", "201", "202") if status in described["responses"]]
     schemas = [each["content"]["application/json"]["schema"] for each in good if "application/json" in each["content"]]
     return [(call.read, schema) for schema in schemas]
 

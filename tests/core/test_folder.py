@@ -148,12 +148,6 @@ def test_pickled_weights_are_refused(broken: Path) -> None:
         read_folder(broken, "copy")
 
 
-def test_a_model_that_wants_prompts_is_refused(broken: Path) -> None:
-    rewrite(broken / "config_sentence_transformers.json", lambda config: config | {"default_prompt_name": "query"})
-    with pytest.raises(ModelUnsupported, match="prompt"):
-        read_folder(broken, "copy")
-
-
 def test_a_stack_without_transformer_is_refused(broken: Path) -> None:
     rewrite(broken / "modules.json", lambda modules: modules[1:])
     with pytest.raises(ModelUnsupported, match="Transformer"):

@@ -62,6 +62,8 @@ class OnnxRuntimeBackend(TokenizingBackend):
             path_reason=self.note,
             matryoshka=self.folder.matryoshka,
             variant=self.variant,
+            query_prompt=self.folder.query_prompt,
+            document_prompt=self.folder.document_prompt,
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:

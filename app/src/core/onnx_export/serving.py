@@ -130,7 +130,7 @@ class GraphServing:
         if wanted.model.startswith(HASHING):
             raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers for a graph")
         path = find_folder(wanted.model, wanted.revision)
-        self.folder = read_folder(path, display_name(wanted.model, path))
+        self.folder = read_folder(path, display_name(wanted.model, path), wanted.query_prompt, wanted.document_prompt)
         self._weights = check_files(self.folder, wanted.weights_sha256)
         needs("onnxruntime")
         import onnxruntime

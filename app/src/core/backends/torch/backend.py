@@ -31,8 +31,9 @@ class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
-    model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves the number as is.
-    `packed` False forces padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
+    model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
+    the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
+    a card, replay small batches if measured faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -41,6 +42,8 @@ class EngineOptions:
     threads: int | None = None
     weights_sha256: str | None = None
     revision: str | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
     packed: bool = True
     graphs: bool = True
     memory_fraction: float = 0.8  # of the card's memory, for this process
@@ -52,7 +55,9 @@ class TorchBackend(TokenizingBackend):
 
     def __init__(self, options: EngineOptions) -> None:
         path = find_folder(options.model, options.revision)
-        folder = self._folder = read_folder(path, display_name(options.model, path))
+        folder = self._folder = read_folder(
+            path, display_name(options.model, path), options.query_prompt, options.document_prompt
+        )
         weights = check_files(folder, options.weights_sha256)
         target, reason = _target(options)
         self.profile = target.profile
@@ -89,6 +94,8 @@ class TorchBackend(TokenizingBackend):
                 path=encoder.path,
                 path_reason=path_reason,
                 matryoshka=folder.matryoshka,
+                query_prompt=folder.query_prompt,
+                document_prompt=folder.document_prompt,
             )
         except BaseException:
             TF32.release(target.profile, target.precision)  # no engine exists that `close` could be called on
