@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +59,7 @@ class Call(Generic[T]):
     query: Mapping[str, Any] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     accept: str = "application/json"
-    good: frozenset[int] = frozenset((200, 202))
+    good: frozenset[int] = frozenset((200, 201, 202))
     repeatable: bool = True
 
     @property
@@ -115,6 +116,20 @@ def rows(collection: str, ids: Sequence[str]) -> Call[list[results.Row]]:
     """Return rows by their ids (at most 100) in this order; unknown ids are left out."""
     body = {"ids": _listed("ids", ids)}
     return Call("POST", "/v1/collections/{name}/rows", As(list[results.Row], "rows"), {"name": collection}, body=body)
+
+
+def page(
+    collection: str,
+    *,
+    sort: str | None = None,
+    filter: Mapping[str, Any] | None = None,
+    after: str | None = None,
+    limit: int | None = None,
+) -> Call[results.Page]:
+    """Return stored rows in an order: "key" or a metadata field, with "-" before it descending. `after`: `next` of the
+    page before. `limit`: at most 200 rows."""
+    query = _given(sort=sort, after=after, limit=limit, filter=None if filter is None else json.dumps(filter))
+    return Call("GET", "/v1/collections/{name}/rows", As(results.Page), {"name": collection}, query)
 
 
 def fields(collection: str) -> Call[results.Fields]:
@@ -228,6 +243,12 @@ def collections() -> Call[list[results.Collection]]:
 
 def collection(name: str) -> Call[results.Collection]:
     return Call("GET", "/v1/collections/{name}", As(results.Collection), {"name": name})
+
+
+def create_collection(block: Mapping[str, Any]) -> Call[results.Created]:
+    """Create a collection. `block`: its settings, as in owl-sap.toml. Raises Conflict if the name is in use, or the
+    service cannot write its settings file."""
+    return Call("POST", "/v1/collections", As(results.Created), body=dict(block), repeatable=False)
 
 
 def sync(
