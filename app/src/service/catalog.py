@@ -87,9 +87,9 @@ class Catalog:
         taken: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Propose a collection: its settings, `reasons` by setting, `guessed` settings, `notes`, `create_view` (SQL or
-        None; texts in the best of `languages`) and `toml` (its block); `languages` of the `sampled` rows, and `model`,
-        which knows them if the configured one does not. `name` replaces the proposed name, which gets a
-        number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
+        None; texts in the best of `languages`) and `toml` (its block); `languages` of the `sampled` rows, and `model`
+        if the configured one does not know them and another, installed one does. `name` replaces the proposed name,
+        which gets a number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
@@ -204,16 +204,15 @@ class Catalog:
         self, found: Introspection, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()
     ) -> dict[str, Any]:
         block = proposal.settings() | {"name": name or self._free(proposal.name, taken)}
-        reasons, notes, model = dict(proposal.reasons), list(proposal.notes), None
+        reasons, notes = dict(proposal.reasons), list(proposal.notes)
         advice = advice_on_rows(found.languages, found.sampled, self._parts.settings.embedding.model)
         if advice is not None:
-            model = advice.model
-            if model is None:
-                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/models.md).")
+            if advice.model is None:
+                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")
             elif advice.install:
-                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{model}".')
+                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{advice.model}".')
             else:
-                block["model"], reasons["model"] = model, advice.reason
+                block["model"], reasons["model"] = advice.model, advice.reason
         try:
             collection_of(block)
         except InvalidCollection as error:
@@ -221,7 +220,7 @@ class Catalog:
         comments = proposal.comments() | {name: why for name, why in reasons.items() if name == "model"}
         toml = collection_block(block, comments, notes, proposal.create_view or "")
         return block | {
-            "model": model,
+            "model": block.get("model"),
             "languages": dict(found.languages),
             "sampled": found.sampled,
             "reasons": reasons,

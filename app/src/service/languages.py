@@ -84,5 +84,5 @@ def _knows(model: str) -> str:
 
 
 def _way_out(collection: str, model: str | None) -> str:
-    setting = f'model = "{model}"' if model else "a model that knows these languages (docs/models.md)"
+    setting = f'model = "{model}"' if model else "a model that knows these languages (docs/search.md)"
     return f"set {setting} for {collection}, sync, then run owl-sap generations {collection} --switch"
