@@ -54,7 +54,8 @@ class NonFinite(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The loaded model. `max_tokens` excludes the `special_tokens` that each text gets."""
+    """The loaded model. `max_tokens` excludes the `special_tokens` that each text gets. `languages`: ISO 639-1 codes,
+    () if unknown."""
 
     name: str
     dimension: int
@@ -70,6 +71,8 @@ class ModelInfo:
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter vector lengths that the model is trained for
     variant: str = ""  # family of its vectors, if it differs from the precision's
+    languages: tuple[str, ...] = ()
+    licence: str = ""
 
 
 class Backend(Protocol):

@@ -61,6 +61,8 @@ class OnnxRuntimeBackend(TokenizingBackend):
             path=PATH,
             path_reason=self.note,
             matryoshka=self.folder.matryoshka,
+            languages=self.folder.card[0],
+            licence=self.folder.card[1],
             variant=self.variant,
         )
 
