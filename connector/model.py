@@ -350,12 +350,15 @@ GenerationState = Literal["building", "active", "retired"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The configured name of a model and the pins that load exactly this model again."""
+    """The configured name of a model and the pins that load exactly this model again. A prompt of None is the model's
+    own."""
 
     name: str
     revision: str | None = None
     weights_sha256: str | None = None
     precision: str = "auto"
+    query_prompt: str | None = None
+    document_prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

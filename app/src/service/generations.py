@@ -118,7 +118,11 @@ class Generations:
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
-        for source in (configured,) if ours else (recorded, configured):
+        sources = [configured] if ours else [recorded, configured]
+        if ours and _prompts(recorded) != _prompts(configured):  # the settings changed
+            query, document = _prompts(recorded)
+            sources.append(replace(configured, query_prompt=query, document_prompt=document))
+        for source in sources:
             try:
                 embedder = self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
@@ -183,12 +187,14 @@ class Generations:
                 f"{status.foreign} records that others wrote stay in generation {serving.number} "
                 f"({status.table}) and are no longer found"
             )
-        wanted = self._parts.settings.embedding_of(name).model
-        if target.recipe is not None and target.recipe.model.name != wanted:
+        wanted, made = self._parts.configured(name), None if target.recipe is None else target.recipe.model
+        if made is not None and made.name != wanted.name:
             notes.append(
-                f"the settings name the model {wanted}: the next sync builds a generation of it again, unless they "
-                f"name {target.recipe.model.name}"
+                f"the settings name the model {wanted.name}: the next sync builds a generation of it again, unless "
+                f"they name {made.name}"
             )
+        elif made is not None and _prompts(made) != _prompts(wanted):
+            notes.append("the settings name other prompts: the next sync builds a generation with them again")
         return Switched(name, target.number, serving.number, notes)
 
     def rollback(self, name: str) -> Switched:
@@ -202,3 +208,7 @@ class Generations:
         """Delete a generation. Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost during a
         write."""
         self._parts.store.generations.drop(self._collections.spec(name).name, number)
+
+
+def _prompts(model: ModelSource) -> tuple[str | None, str | None]:
+    return model.query_prompt, model.document_prompt

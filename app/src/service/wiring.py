@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.core.backends import EngineError, NonFinite
+from app.src.core.backends import EngineError, InputType, NonFinite
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.settings import Settings
@@ -103,7 +103,8 @@ class EngineEmbedder:
         if known is not None:
             return known.copy()
         with _translated():
-            vector: NDArray[np.float32] = self.engine.embed([text], lane="interactive")[0].copy()
+            found = self.engine.embed([text], lane="interactive", input_type="query")
+        vector: NDArray[np.float32] = found[0].copy()
         with self._queries_lock:
             self._queries.put(key, vector)
         return vector.copy()
@@ -115,15 +116,16 @@ class EngineEmbedder:
         if known is None:
             self.engine.check_room([text])
 
-    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
+    def embed(self, texts: Sequence[str], *, input_type: InputType = "document", normalize: bool = True) -> Vectors:
         """Embed for a waiting caller: in the interactive lane, or alternating with bulk if large. Raises the engine's
         errors."""
-        return self.embed_later(texts, normalize=normalize).result()
+        return self.embed_later(texts, input_type=input_type, normalize=normalize).result()
 
     def embed_later(
         self,
         texts: Sequence[str],
         *,
+        input_type: InputType = "document",
         normalize: bool = True,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
@@ -133,7 +135,7 @@ class EngineEmbedder:
             if not future.cancelled() and future.exception() is None:
                 self._metrics.embedded_texts.inc(len(texts))
 
-        queued = self.engine.submit(texts, normalize=normalize, counted=counted)
+        queued = self.engine.submit(texts, input_type=input_type, normalize=normalize, counted=counted)
         queued.add_done_callback(ended)
         return queued
 
@@ -207,7 +209,7 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
-        self._models: dict[tuple[str, str | None, str], EngineEmbedder] = {}  # by name, revision, precision
+        self._models: dict[ModelSource, EngineEmbedder] = {}  # by their sources without SHA-256
         self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
@@ -222,15 +224,15 @@ class Parts:
 
     def engine_if_loaded(self, collection: str | None = None) -> EmbeddingEngine | None:
         """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
-        model = self.configured(collection)
-        there = self._models.get((model.name, model.revision, model.precision))
+        there = self._models.get(replace(self.configured(collection), weights_sha256=None))
         return None if there is None else there.engine
 
     def configured(self, collection: str | None = None) -> ModelSource:
         """Return the model of a collection; None: of [embedding]."""
         settings = self.settings
         wanted = settings.embedding if collection is None else settings.embedding_of(collection)
-        return ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
+        same = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
+        return ModelSource(wanted.model, **{name: getattr(wanted, name) for name in same})
 
     @property
     def embedder(self) -> EngineEmbedder:
@@ -242,7 +244,7 @@ class Parts:
 
     def embedder_of(self, model: ModelSource) -> EngineEmbedder:
         """Return a model and keep it in memory. Raises the engine's errors."""
-        key = model.name, model.revision, model.precision
+        key = replace(model, weights_sha256=None)
         if (there := self._models.get(key)) is not None:
             return there  # needs no lock, so it returns even while another model loads
         wanted = self.settings.embedding
@@ -369,12 +371,11 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads")
+        same = ("cache", "device", "memory_fraction", "reserve_mb", "threads")
+        pinned = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
         options = EngineOptions(
             model=model.name,
-            precision=model.precision,
-            weights_sha256=model.weights_sha256,
-            revision=model.revision,
+            **{name: getattr(model, name) for name in pinned},
             **{name: getattr(wanted, name) for name in same},
         )
         try:

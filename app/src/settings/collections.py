@@ -121,6 +121,8 @@ class CollectionSettings(Section):
     metadata: Columns = setting((), "columns stored beside the vector, for filters")
     row_rights: dict[str, ClaimPath] = setting({}, "metadata column = claim, or its path: docs/row-rights.md")
     model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
+    query_prompt: str | None = setting(None, "as in [embedding]; default: that of the model or of [embedding]")
+    document_prompt: str | None = setting(None, "as in [embedding]; default: that of the model or of [embedding]")
     changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
     chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
     schedule: ScheduleSettings | None = setting(None, "when `serve` or `worker` syncs automatically")

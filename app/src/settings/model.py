@@ -72,8 +72,11 @@ class EmbeddingSettings(Section):
     """The model, and its use of the machine."""
 
     model: str = setting(DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests')
+    cache: Path | None = setting(None, "folder of converted packaged models; default: ~/.cache/owl-sap/models")
     revision: str | None = setting(None, "pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    query_prompt: str | None = setting(None, 'put before each search text; default: the model\'s own; "" for none')
+    document_prompt: str | None = setting(None, 'put before each stored text; default: the model\'s own; "" for none')
     precision: Precision = setting("auto", "auto: the fastest accurate one on the device")
     device: str = setting("auto", "auto, cpu, cuda or cuda:<n>", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
@@ -353,12 +356,18 @@ class Settings(Section):
         return tuple(collection for collection in self.collections if not collection.documents)
 
     def embedding_of(self, collection: str) -> EmbeddingSettings:
-        """Return [embedding] with the collection's own model, if it has one; revision and SHA-256 do not apply to
-        that model."""
-        own = next((each.model for each in self.collections if each.name == collection), None)
-        if own is None or own == self.embedding.model:
+        """Return [embedding] with the collection's own model and prompts, if it has them; revision, SHA-256 and prompts
+        of [embedding] do not apply to another model."""
+        own = next((each for each in self.collections if each.name == collection), None)
+        if own is None:
             return self.embedding
-        return self.embedding.model_copy(update={"model": own, "revision": None, "weights_sha256": None})
+        changed: dict[str, str | None] = {}
+        if own.model is not None and own.model != self.embedding.model:
+            of_its_own = ("revision", "weights_sha256", "query_prompt", "document_prompt")
+            changed = {"model": own.model} | dict.fromkeys(of_its_own)
+        prompts = {"query_prompt": own.query_prompt, "document_prompt": own.document_prompt}
+        changed |= {name: prompt for name, prompt in prompts.items() if prompt is not None}
+        return self.embedding.model_copy(update=changed) if changed else self.embedding
 
     def state_folder(self, file: Path | None) -> Path:
         """Return the folder of the job records. `file`: the settings file, None without one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 Row = tuple[str | None, ...]  # Storage values in the order of the table's fields; DECIMAL as text
 
-PRODUCTIVE, TEST = "100", "200"
+PRODUCTIVE, TEST, SISTER = "100", "200", "300"  # the sister plant writes German
 INITIAL_DATE = "00000000"
 _SEED = 20_240_229
 _FIRST_DAY = date(2023, 1, 2)
@@ -104,34 +104,33 @@ def _texts(family: dict[str, Any], variant: str, remark: Sequence[str]) -> Itera
 
 
 def _notifications(rows: Rows, random: Random) -> None:
-    pools = tomllib.loads(text("notifications.toml"))
-    for client, first, share in ((PRODUCTIVE, 10_000_001, 1.0), (TEST, 20_000_001, 0.6)):
-        told = [story for story in pools["story"] for _ in range(max(1, round(share * story.get("times", 1))))]
-        random.shuffle(told)
-        day = _FIRST_DAY
-        for number, story in enumerate(told, first):
-            day += timedelta(days=random.randrange(3))
-            machine = random.choice(pools["machines"])
-            long_text = story["text"].format(
-                machine=machine,
-                place=random.choice(pools["places"]),
-                when=random.choice(pools["times"]),
-                action=random.choice(pools["actions"]),
-            )
-            equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
-            clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
-            due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
-            kind = "M1" if story["prio"] == "1" else "M2"
-            place = f"PL01-{machine.upper().replace(' ', '-')}"
-            last = (dats(day), clock, due, random.choice(_USERS))
-            rows.add(
-                "QMEL",
-                (
-                    client,
-                    f"{number:012d}",
-                    *(kind, story["short"], long_text.strip(), story["prio"], equipment, place, *last),
-                ),
-            )
+    english, german = (tomllib.loads(text(name)) for name in ("notifications.toml", "notifications_de.toml"))
+    _plant(rows, random, english, PRODUCTIVE, 10_000_001, 1.0)
+    _plant(rows, random, english, TEST, 20_000_001, 0.6)
+    _plant(rows, Random(_SEED), german, SISTER, 30_000_001, 1.0)  # its own generator: the other rows stay as they were
+
+
+def _plant(rows: Rows, random: Random, pools: dict[str, Any], client: str, first: int, share: float) -> None:
+    told = [story for story in pools["story"] for _ in range(max(1, round(share * story.get("times", 1))))]
+    random.shuffle(told)
+    day = _FIRST_DAY
+    for number, story in enumerate(told, first):
+        day += timedelta(days=random.randrange(3))
+        machine = random.choice(pools["machines"])
+        long_text = story["text"].format(
+            machine=machine,
+            place=random.choice(pools["places"]),
+            when=random.choice(pools["times"]),
+            action=random.choice(pools["actions"]),
+        )
+        equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
+        clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
+        due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
+        kind = "M1" if story["prio"] == "1" else "M2"
+        place = f"PL01-{machine.upper().replace(' ', '-')}"
+        last = (dats(day), clock, due, random.choice(_USERS))
+        head = (kind, story["short"], long_text.strip(), story["prio"], equipment, place)
+        rows.add("QMEL", (client, f"{number:012d}", *head, *last))
 
 
 # --------------------------------------------------------------------------------------------------------- customers

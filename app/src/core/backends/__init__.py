@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..device import DeviceProfile, Precision
 from ..device import DeviceUnavailable as DeviceUnavailable
@@ -17,6 +17,7 @@ from ..tokens import TokenBatch as TokenBatch
 from ..tokens import TokenIds as TokenIds
 from ..tokens import Vectors as Vectors
 
+InputType = Literal["query", "document"]  # a search text, or a text to be found
 Pause = Callable[[], None]
 # Waits for the vectors of a batch, float32 (n, dimension), not normalised; rows may be non-finite. Call it once,
 # from any thread. Raises the batch's errors (OutOfMemory, EngineClosed, the backend's), including those reported late.
@@ -73,6 +74,8 @@ class ModelInfo:
     variant: str = ""  # family of its vectors, if it differs from the precision's
     languages: tuple[str, ...] = ()
     licence: str = ""
+    query_prompt: str = ""  # put before each query; `max_tokens` includes it
+    document_prompt: str = ""
 
 
 class Backend(Protocol):

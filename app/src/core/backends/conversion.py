@@ -84,7 +84,7 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------- file formats
+# --------------------------------------------------------------------------------------------------------- file formats
 
 
 def _safetensors(tensors: Tensors) -> bytes:
@@ -141,7 +141,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> Any:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-# -------------------------------------------------------------------------------------- universal sentence encoder (USE)
+# ------------------------------------------------------------------------------------- Universal Sentence Encoder (USE)
 
 USE_CHUNKS = 17  # the piece `id` is row id // 17 of chunk id % 17
 _CONTROL = 6  # pieces with a function: unknown, begin, end, and three unused ones

@@ -71,7 +71,8 @@ def display_name(model: str, folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A parsed sentence-transformers folder. `pooling` is "" if only sentence-transformers can compute the model."""
+    """A parsed sentence-transformers folder. `pooling` is "" if only sentence-transformers can compute the model. The
+    prompts are those of the folder, or those that replace them."""
 
     path: Path
     encoder: Path  # subfolder of the Transformer module: config, tokenizer, weights
@@ -81,6 +82,8 @@ class Folder:
     max_length: int
     lower_case: bool
     weights: tuple[Path, ...]
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     @property
     def matryoshka(self) -> Sequence[int]:
@@ -120,17 +123,17 @@ class Folder:
         return ModelShape(hidden, wide, heads, self.max_length)
 
 
-def read_folder(path: Path, name: str) -> Folder:
-    """Read a folder. Raises ModelUnsupported, naming the file, if the engine cannot compute the model as intended."""
+def read_folder(path: Path, name: str, query_prompt: str | None = None, document_prompt: str | None = None) -> Folder:
+    """Read a folder. Prompts that are not None replace the folder's. Raises ModelUnsupported, naming the file, if the
+    engine cannot compute the model as intended."""
     modules = _read_json(path / "modules.json", name, list)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         modules = []
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if "" in kinds or (kinds[:1] != ["Transformer"] and kinds != [USE]):
         raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
-    prompts = _read_json(path / "config_sentence_transformers.json", name, dict, optional=True)
-    if prompts.get("default_prompt_name"):
-        raise ModelUnsupported(f"model {name!r} puts a prompt before every text (default_prompt_name): not supported")
+    whole = _read_json(path / "config_sentence_transformers.json", name, dict, optional=True)
+    query, document = _prompts(whole, name, query_prompt, document_prompt)
     encoder = path / str(modules[0].get("path", ""))
     config = _read_json(encoder / "config.json", name, dict)
     if "auto_map" in config:
@@ -143,9 +146,17 @@ def read_folder(path: Path, name: str) -> Folder:
         pickled = sorted(file.name for file in encoder.glob("pytorch_model*.bin"))
         hint = f" ({pickled[0]} is a pickle, which can run code, and is not loaded)" if pickled else ""
         raise ModelUnsupported(f"model {name!r} has no model.safetensors{hint}")
-    pooling = "mean-sqrt" if kinds == [USE] else ""
-    if kinds in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        pooling = _pooling(_read_json(path / modules[1].get("path", "") / "config.json", name, dict))
+    poolings = [
+        _read_json(path / str(module.get("path", "")) / "config.json", name, dict)
+        for module, kind in zip(modules, kinds, strict=True)
+        if kind == "Pooling"
+    ]
+    if (query or document) and any(config.get("include_prompt") is False for config in poolings):
+        raise ModelUnsupported(
+            f"model {name!r} leaves its prompts out of the pooling (include_prompt in the Pooling's config.json), "
+            "which this engine does not"
+        )
+    plain = kinds in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     limits = [settings.get("max_seq_length")]  # as sentence-transformers uses them; with special tokens
     if limits[0] is None:
         tokenizer = _read_json(encoder / "tokenizer_config.json", name, dict, optional=True)
@@ -158,11 +169,31 @@ def read_folder(path: Path, name: str) -> Folder:
         encoder=encoder,
         name=name,
         config=config,
-        pooling=pooling,
+        pooling=_pooling(poolings[0]) if plain else "mean-sqrt" * (kinds == [USE]),
         max_length=min(known),
         lower_case=bool(settings.get("do_lower_case", False)),
         weights=tuple(weights),
+        query_prompt=query,
+        document_prompt=document,
     )
+
+
+def _prompts(config: Mapping[str, Any], model: str, query: str | None, document: str | None) -> tuple[str, str]:
+    """Return the prompts of queries and documents: those given, else the folder's, chosen as in sentence-transformers'
+    `encode_query` and `encode_document`, which ignore `default_prompt_name`."""
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ModelUnsupported(f"model {model!r}: prompts in config_sentence_transformers.json must be texts by name")
+    found = prompts.get("query") or ""
+    # sentence-transformers saves an empty "document" beside the "passage" of models that have no other.
+    other = next((prompts[role] for role in ("document", "passage", "corpus") if prompts.get(role)), "")
+    always = config.get("default_prompt_name")
+    if always and prompts.get(always) and not (found or other) and query is None and document is None:
+        raise ModelUnsupported(
+            f"model {model!r} has one prompt for all texts, {always!r} (default_prompt_name), and none for queries or "
+            "documents: set [embedding] query_prompt and document_prompt"
+        )
+    return found if query is None else query, other if document is None else document
 
 
 def _read_json(path: Path, model: str, kind: type[Any], *, optional: bool = False) -> Any:

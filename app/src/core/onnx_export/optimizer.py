@@ -43,12 +43,13 @@ def calibrate(
 ) -> dict[str, Any]:
     """Calibrate and judge a model, and return the verdict and figures as JSON. The graph serves only if `accepted`.
 
-    `texts`: about 1,000, similar to those that the model will embed; one in five is held back to judge. Building an
-    engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable.
+    `texts`: about 1,000, similar to those that the model will embed as documents; one in five is held back to judge.
+    Building an engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch,
+    DeviceUnavailable.
     """
-    learnt, judges = divided(texts)
     started = time.perf_counter()
     serving = GraphServing(wanted, options, limits)
+    learnt, judges = divided([serving.folder.document_prompt + text for text in texts if text.strip()])
     if serving.profile.kind == "cuda" and serving.runtime != "tensorrt":
         log.warning("%s; calibrated and judged on the CPU", serving.reason)
         serving = GraphServing(replace(wanted, device="cpu"), options, limits)

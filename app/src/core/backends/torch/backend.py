@@ -32,8 +32,9 @@ class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
-    model that is not packaged. `threads`: torch's CPU threads, for the whole process; None leaves the number as is.
-    `packed` False forces padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
+    model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
+    the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
+    a card, replay small batches if measured faster.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -42,6 +43,8 @@ class EngineOptions:
     threads: int | None = None
     weights_sha256: str | None = None
     revision: str | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
     packed: bool = True
     graphs: bool = True
     cache: Path | None = None  # see find_folder
@@ -54,7 +57,9 @@ class TorchBackend(TokenizingBackend):
 
     def __init__(self, options: EngineOptions) -> None:
         path = find_folder(options.model, options.revision, options.cache)
-        folder = self._folder = read_folder(path, display_name(options.model, path))
+        folder = self._folder = read_folder(
+            path, display_name(options.model, path), options.query_prompt, options.document_prompt
+        )
         weights = check_files(folder, options.weights_sha256)
         target, reason = _target(options)
         self.profile = target.profile
@@ -93,6 +98,8 @@ class TorchBackend(TokenizingBackend):
                 matryoshka=folder.matryoshka,
                 languages=folder.card[0],
                 licence=folder.card[1],
+                query_prompt=folder.query_prompt,
+                document_prompt=folder.document_prompt,
             )
         except BaseException:
             TF32.release(target.profile, target.precision)  # no engine exists that `close` could be called on

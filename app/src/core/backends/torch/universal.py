@@ -5,6 +5,8 @@ Two convolutions over windows of 2, 3 and 5 tokens, their sum over each text, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -44,16 +46,12 @@ class UniversalEncoder:
             # In fp32: rounding these two to bf16 alone costs 0.008 of a cosine.
             self._scale, self._least = exact["scale"], exact["lo"]
             joint = [torch.cat([tensors[f"{name}{size}"] for size, _ in WINDOWS], -1) for name in _JOINT]
-            projection, bias, *self._token_norm = joint
-            self._project = linear(Affine(projection.T.contiguous(), bias), prepack=prepack)
+            self._project = linear(Affine(joint[0].T.contiguous(), joint[1]), prepack=prepack)
+            self._token_norm, self._norm = Affine(*joint[2:]), Affine(tensors["ln_g"], tensors["ln_b"])
             self._first, self._second = (
-                [
-                    linear(_places(tensors[f"w{step}_{size}"], tensors[f"b{step}_{size}"], size, before), prepack=prepack)
-                    for size, before in WINDOWS
-                ]
+                [linear(_places(tensors, step, size, before), prepack=prepack) for size, before in WINDOWS]
                 for step in (1, 2)
             )
-            self._norm = tensors["ln_g"], tensors["ln_b"]
             # Sums over texts, and what follows, in fp32: it takes as long as two tokens of the text.
             self._out = Affine(exact["cnn_W"].T.contiguous(), exact["cnn_b"])
             self._dense = [exact[name].T.contiguous() for name in ("d0", "d1", "p1", "d2", "p3", "d3")]
@@ -82,7 +80,7 @@ class UniversalEncoder:
         chunk = (distinct % USE_CHUNKS).long()
         words = F.embedding(distinct, self._table).float()
         words = words.mul_(self._scale[chunk, None]).add_(self._least[chunk, None]).to(self._dtype)
-        tokens = F.layer_norm(self._project(words), self._token_norm[0].shape, *self._token_norm, self._epsilon)
+        tokens = self._normed(self._project(words), self._token_norm)
         tokens[-1] = 0  # beyond a text's borders
         found = [F.embedding(places, words)]
         for part, (size, before), first, second in zip(
@@ -96,8 +94,7 @@ class UniversalEncoder:
             found.append(_sums(second(y), at * size + inside).relu_().add_(y))
             if pause is not None:
                 pause()
-        whole = torch.cat(found, -1)
-        whole = F.layer_norm(whole, whole.shape[-1:], *self._norm, self._epsilon).float()
+        whole = self._normed(torch.cat(found, -1), self._norm).float()
         every = torch.arange(len(whole), dtype=cumulative.dtype, device=whole.device)
         sums = F.embedding_bag(every, whole, cumulative, mode="sum", include_last_offset=True)[:-1]
         lengths = cumulative.diff()[:-1, None].float()
@@ -106,13 +103,17 @@ class UniversalEncoder:
         y = (F.linear(x, p1) + F.linear(F.linear(x, d0).relu_(), d1)).relu_()
         return (F.linear(y, p3) + F.linear(F.linear(y, d2).relu_(), d3)).tanh_()
 
+    def _normed(self, x: torch.Tensor, norm: Affine) -> torch.Tensor:
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self._epsilon)
+
 
 _JOINT = ("proj", "proj_b", "ln_g", "ln_b")  # one product and norm for all windows
 
 
-def _places(weight: torch.Tensor, bias: torch.Tensor, size: int, before: int) -> Affine:
+def _places(tensors: Mapping[str, torch.Tensor], step: int, size: int, before: int) -> Affine:
     """Return the layer from one token to its part in each place of a window, (size x out, in), of a convolution's
-    `weight` (size x in, out). The bias is in the place of the window's own token, which every window has."""
+    weight (size x in, out). The bias is in the place of the window's own token, which every window has."""
+    weight, bias = tensors[f"w{step}_{size}"], tensors[f"b{step}_{size}"]
     inner, out = len(weight) // size, weight.shape[1]
     biases = torch.zeros(size, out, dtype=bias.dtype, device=bias.device)
     biases[before] = bias
