@@ -92,6 +92,14 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Rows in an order. `next`: `after` of the next page; None on the last one."""
+
+    rows: list[Row]
+    next: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FieldValue:
     value: Any
     count: int
@@ -323,6 +331,14 @@ class TableDetail:
 class Sample:
     text: str
     tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Created:
+    """A new collection, and its block as written to the settings file."""
+
+    collection: str
+    toml: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

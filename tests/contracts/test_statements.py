@@ -27,6 +27,8 @@ from connector.model import (
     Checkpoint,
     CollectionSpec,
     ModelSource,
+    Order,
+    Place,
     QuarantinedRow,
     Query,
     Recipe,
@@ -214,6 +216,19 @@ def read(store: HanaStore, name: str) -> None:
         assert store.view(name, row_filter=within).texts(['["0",2]', "record:1"])
         for texts in (True, False):
             assert store.view(name, row_filter=within).sample(3, texts=texts).rows
+    by_number, by_text = Order("B", numeric=True, descending=True), Order("A")
+    for order, after, where in (
+        (Order(), None, None),
+        (Order(), Place('["0",2]'), None),
+        (by_text, None, None),
+        (by_text, Place('["0",2]', "0"), None),
+        (by_text, Place('["0",2]'), None),
+        (by_number, None, None),
+        (by_number, Place('["0",2]', 2.0), None),
+        (by_text, None, {"A": {"$contains": "1"}}),
+    ):
+        store.view(name).places(3, order, after, where)
+    assert store.view(name, row_filter=WITHIN).places(3, by_number)
     for number in ("AB12", "1234"):
         store.view(name).keyed(number, 3)
         store.view(name).keyed(number, 3, {"A": {"$contains": "1"}})

@@ -37,7 +37,8 @@ class Service:
         store: VectorStore | None = None,
         file: Path | None = None,
     ) -> None:
-        """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file.
+        """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file,
+        where `collections` notices further ones.
         Raises SettingsError for a reranker that does not exist."""
         self.settings = settings
         self.file = file
@@ -48,7 +49,7 @@ class Service:
             settings, self.metrics, source=source, store=store, graphs_folder=settings.tensorrt_cache(file)
         )
         self.collections = Collections(self.parts, file)
-        self.rights = Rights(settings, self.collections.block)
+        self.rights = Rights(self.collections.blocks, self.collections.block)
         self.generations = Generations(self.parts, self.collections)
         self.sync = Sync(self.parts, self.collections, self.generations, self.metrics)
         self.quarantine = Quarantine(self.parts, self.collections, self.generations)
