@@ -23,9 +23,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(
-    scope="module", params=["hash:384", "use-multilingual", pytest.param("all-MiniLM-L6-v2", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=["hash:384", *slow("all-MiniLM-L6-v2", "use-multilingual")])
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
     with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
         yield EngineEmbedder(engine)
