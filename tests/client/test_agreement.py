@@ -38,11 +38,19 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     },
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},
+    "page": {"collection": "c", "sort": "-A", "filter": {"A": 1}, "after": "x", "limit": 5},
     "map_rows": {"collection": "c", "color": "A", "limit": 5},
     "add_documents": {"collection": "c", "documents": [{"id": "1", "text": "t", "metadata": {}}]},
     "delete_documents": {"collection": "c", "ids": ["1"]},
-    "embed": {"texts": ["a"], "normalize": False, "truncate": True},
-    "openai_embeddings": {"texts": ["a"], "model": "m", "encoding_format": "float", "dimensions": 3, "user": "u"},
+    "embed": {"texts": ["a"], "input_type": "query", "normalize": False, "truncate": True},
+    "openai_embeddings": {
+        "texts": ["a"],
+        "model": "m",
+        "encoding_format": "float",
+        "dimensions": 3,
+        "input_type": "query",
+        "user": "u",
+    },
     "models": {},
     "model": {"name": "m"},
     "collections": {},
@@ -112,7 +120,7 @@ def test_both_clients_have_every_operation_under_the_same_signature() -> None:
     for name in ours:
         assert inspect.signature(ours[name]) == inspect.signature(others[name])
         assert ours[name].__wrapped__ is getattr(operations, name)
-    by_hand = {"wait", "events", "send"}
+    by_hand = {"wait", "events", "all_rows", "send"}
     for kind in (Client, AsyncClient):
         public = {name for name in vars(kind) if not name.startswith("_")}
         assert public - set(EVERYTHING) - {"close", "aclose"} == by_hand

@@ -62,7 +62,10 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys((_METRICS_ROUTE, "GET /v1/gpu"), _METRICS),
     **dict.fromkeys(("POST /embed", "POST /v1/embeddings"), _EMBED),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{model:path}"), _EMBED | _SEARCH),
-    **dict.fromkeys((f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"), _SEARCH),
+    **dict.fromkeys(
+        (f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"),
+        _SEARCH,
+    ),
     "POST /mcp": _SEARCH,  # tools that need further scopes check them
     **dict.fromkeys(("GET /v1/collections", f"GET {_ONE}"), _SEARCH | _SYNC | _METRICS),
     **dict.fromkeys((f"POST {_ONE}/sync", f"POST {_ONE}/verify", f"GET {_ONE}/generations"), _SYNC),

@@ -19,7 +19,18 @@ from app.src.access.rows import Nothing, seen
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, SettingsError, load, no_collections
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, Sample, StoredText, Vectors
+from connector.model import (
+    CollectionSpec,
+    CollectionStatus,
+    Filter,
+    Hit,
+    IndexUse,
+    Order,
+    Place,
+    Sample,
+    StoredText,
+    Vectors,
+)
 from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync
 
@@ -56,6 +67,11 @@ class VisibleView:
         chosen = seen(found.chosen, self.within)
         # A store that returned invisible rows has counted them too.
         return Sample(chosen, found.rows if len(chosen) == len(found.chosen) else len(chosen))
+
+    def places(self, count: int, order: Order, after: Place | None, where: Filter | None) -> list[Place]:
+        """Return places as the store gives them: without metadata they cannot be filtered again, so their rows must be
+        read with `texts`."""
+        return self._view.places(count, order, after, where)
 
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
         return self._view.vectors(chunks)
