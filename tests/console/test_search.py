@@ -176,7 +176,7 @@ def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> N
     page.route("**/search", lambda route: route.fulfill(json=answer))
     bars = page.locator(".score-bar > span")
     width = "bars => bars.map((each) => each.style.width)"
-    for mode in ("Meaning + words", "Meaning"):
+    for mode in ("Both", "Meaning"):
         page.get_by_label(mode, exact=True).check()
         search(page, f"zebra {mode}")
         expect(page).to_have_title(f"zebra {mode} – materials – owl-sap")
@@ -184,6 +184,53 @@ def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> N
     page.get_by_label("Words", exact=True).check()
     search(page, "zebra words")  # BM25 has no scale of its own
     expect(bars).to_have_count(0)
+
+
+def answered(page: Page, *hits: dict[str, Any]) -> None:
+    """The searches of this page find these."""
+    found = [{"id": f'["{n}"]', "key": {"MATNR": str(n)}, "score": 0.9, "text": "x", "metadata": {}} | each
+             for n, each in enumerate(hits)]  # fmt: skip
+    answer = {"hits": found, "took_ms": {"store": 1.0}, "notes": [], "stale_since": None}
+    page.route("**/search", lambda route: route.fulfill(json=answer))
+
+
+def test_weak_hits_are_announced_as_such(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    answered(page, {"relevance": 0.83}, {"relevance": 0.11})
+    search(page, "pump")
+    bars = page.locator(".score-bar > span")
+    expect(page.locator(".score-figure")).to_have_text(["83 %", "11 %"])
+    assert bars.evaluate_all("bars => bars.map((each) => each.style.width)") == ["83%", "11%"]
+    expect(page.locator(".summary")).to_contain_text("2 rows")
+    page.unroute("**/search")
+    answered(page, {"relevance": 0.19}, {"relevance": 0.0})
+    search(page, "zebra")
+    expect(page.locator(".summary")).to_contain_text("Nothing relevant found. The nearest rows:")
+    expect(page.locator(".hit")).to_have_count(2)
+
+
+def test_examples_are_searches(address: str, open_page: Open) -> None:
+    """Without any in the settings, the first words of rows."""
+    page = open_page(address)
+    examples = page.get_by_role("group", name="Example queries").get_by_role("button")
+    expect(examples.first).to_be_visible()
+    text = examples.nth(1).inner_text()
+    examples.nth(1).click()
+    expect(page.get_by_role("searchbox")).to_have_value(text)
+    expect(page.locator(".hit .text").first).to_contain_text(text.split()[0])
+
+
+def test_near_identical_rows_are_one_hit_that_unfolds(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox bearing steel number 4&mode=vector")
+    groups = page.locator("details.group")
+    expect(groups.first).to_contain_text("more like this")
+    groups.first.locator("summary").click()
+    expect(groups.first.locator(".hit").first).to_contain_text("gearbox bearing steel")
+    page.get_by_text("Options").click()
+    page.get_by_label("Group nearly identical rows").uncheck()
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(groups).to_have_count(0)
+    expect(page).to_have_url(re.compile("group=0"))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 // The search page. The address holds the whole search, so that it can be shared and Back works.
 
 import { get, post } from "../api.js";
-import { fill, h } from "../dom.js";
+import { fill, h, plain } from "../dom.js";
 import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
 import { ago, failure, loading, note, number } from "../parts.js";
@@ -35,6 +35,19 @@ export async function show(root, { parameters, go, announce, signal }) {
       page.asked.abort();
     },
   };
+}
+
+const EXAMPLES = 4;
+const WORDS = 6;
+
+/** Those of the settings; without any, the first words of rows that the caller may see. */
+async function examplesOf(collection) {
+  const place = `/v1/collections/${encodeURIComponent(collection)}`;
+  const { examples } = await get(place);
+  if (examples.length > 0) return examples.slice(0, EXAMPLES);
+  const { rows } = await get(`${place}/rows?limit=40`);
+  const texts = [...new Set(rows.map(({ text }) => plain(text).split(/[.;:\n]/)[0].trim().split(/\s+/).slice(0, WORDS).join(" ")))].filter((text) => text.length > 3 && text.length < 80);
+  return texts.filter((_, place) => place % Math.ceil(texts.length / EXAMPLES) === 0);
 }
 
 class Page {
@@ -173,6 +186,15 @@ class Page {
     if (found === undefined) return note("error", `Collection ${this.state.collection} does not exist.`);
     if (isEmpty(found) && writtenByClients(found)) return note("info", "This collection is empty. Clients write it over REST or LangChain.");
     if (isEmpty(found)) return note("warning", "This collection has not been synced yet. Run ", h("code", null, `owl-sap sync ${found.collection}`));
-    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), h("p", { class: "small with-keyboard" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
+    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), this.examples(), h("p", { class: "small with-keyboard" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
+  }
+
+  /** Queries to click on, filled in once they are known. */
+  examples() {
+    const place = h("div", { class: "examples", role: "group", "aria-label": "Example queries" });
+    const { collection } = this.state;
+    const show = (texts) => texts.length > 0 && fill(place, h("span", null, "For example:"), texts.map((q) => h("button", { type: "button", class: "chip", onclick: () => this.to({ q, like: null }) }, h("bdi", null, q))));
+    examplesOf(collection).then(show, () => {}); // without them the page is whole
+    return place;
   }
 }
