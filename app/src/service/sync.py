@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations, Maker
-from app.src.service.languages import advice_on_rows, known_languages, note_on_rows
+from app.src.service.languages import KnownLanguages, advice_on_rows, note_on_rows
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.discovery.languages import SAMPLE, of_rows
@@ -83,11 +83,12 @@ class Sync:
         return report
 
     def _note_on_languages(self, name: str) -> list[str]:
-        stored = self._parts.store.status(name)
-        if stored is None or not known_languages(stored.model):
+        known = KnownLanguages.of_loaded(self._parts.embedder_for(name))
+        stored = self._parts.store.status(name) if known.codes else None
+        if stored is None:
             return []
         chosen = self._parts.store.view(name, stored.generation, None).sample(SAMPLE).chosen
-        return note_on_rows(name, of_rows([each.text for each in chosen]), len(chosen), stored.model)
+        return note_on_rows(name, of_rows([each.text for each in chosen]), len(chosen), known)
 
     def build(
         self,
@@ -228,10 +229,10 @@ class Sync:
                 "a sync builds a generation beside the active one, by the model and the recipe of the settings; "
                 f"this is what it would put there. owl-sap generations {name} --switch then makes it active"
             )
-        advice = advice_on_rows(planned.languages, planned.sampled, embedder.model)
-        if advice is not None:
+        known = KnownLanguages.of_loaded(embedder)
+        if advice := advice_on_rows(planned.languages, planned.sampled, known):
             planned.model = advice.model
-            planned.notes += note_on_rows(name, planned.languages, planned.sampled, embedder.model)
+            planned.notes += note_on_rows(name, planned.languages, planned.sampled, known)
         return planned
 
     def verify(
