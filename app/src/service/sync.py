@@ -14,10 +14,12 @@ from app.src.service.languages import KnownLanguages, advice_on_rows, note_on_ro
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.discovery.languages import SAMPLE, of_rows
+from connector.discovery.text_views import language_of
+from connector.document.document import parse_id
 from connector.errors import ConfigurationError, ConnectorError, GenerationRefused, LeaseLost, TextsNotEmbeddable
 from connector.model import CollectionSpec, ModelSource, Recipe
 from connector.protocols import Observer
-from connector.stores.records import ModelStamp
+from connector.stores.records import FOREIGN, ModelStamp
 from connector.sync import quarantine
 from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
 from connector.sync.plan import Plan, PlanOptions, plan
@@ -88,7 +90,11 @@ class Sync:
         if stored is None:
             return []
         chosen = self._parts.store.view(name, stored.generation, None).sample(SAMPLE).chosen
-        return note_on_rows(name, of_rows([each.text for each in chosen]), len(chosen), known)
+        column, keys = language_of(self._parts.source.describe(self._collections.spec(name).source)), []
+        if column is not None and column.name in stored.key:
+            place = stored.key.index(column.name)
+            keys = [None if each.id.startswith(FOREIGN) else parse_id(each.id)[place] for each in chosen]
+        return note_on_rows(name, of_rows([each.text for each in chosen], keys), len(chosen), known)
 
     def build(
         self,
