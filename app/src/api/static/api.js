@@ -9,12 +9,15 @@ let askForKey = async () => null;
 let asking = null;
 let declined = false;
 
-/** An error. `status` 0: no response. `code`: OWL-... `scope`: the missing scope, if the service named it. */
+/**
+ * An error. `status` 0: no response. `code`: OWL-... `scope`: the missing scope, if the service named it. `errors`: [{where,
+ * what}] of a body. `toml`: a block for the settings file that the service could not write.
+ */
 export class Problem extends Error {
-  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null, code = null } = {}) {
+  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null, code = null, errors = [], toml = null } = {}) {
     super(detail || title);
     this.name = "Problem";
-    Object.assign(this, { status, title, detail, requestId, scope, retryAfter, code });
+    Object.assign(this, { status, title, detail, requestId, scope, retryAfter, code, errors, toml });
   }
 }
 
@@ -157,6 +160,8 @@ async function problemOf(answer) {
     retryAfter: answer.headers.get("Retry-After"),
     scope,
     code: told.code ?? null,
+    errors: told.errors ?? [],
+    toml: told.toml ?? null,
   });
 }
 

@@ -23,7 +23,7 @@ export function title({ path, query }) {
 export async function show(root, { parameters, go, announce, signal }) {
   const collections = await get("/v1/collections", { signal });
   if (collections.length === 0) {
-    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured. ", h("code", null, "owl-sap init"), " proposes one."));
+    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured. ", h("a", { href: "#/tables" }, "Create one from a table"), "."));
     return undefined;
   }
   const page = new Page(root, collections, { go, announce });
