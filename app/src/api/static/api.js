@@ -61,6 +61,22 @@ export async function post(path, content, { signal } = {}) {
   return body(await send(path, init));
 }
 
+/** Saves the answer of a GET as a file, with a byte order mark, by which spreadsheets know UTF-8. Raises Problem. */
+export async function download(path, accept, filename) {
+  const answer = await send(path, { headers: { Accept: accept } });
+  let content;
+  try {
+    content = await answer.blob();
+  } catch {
+    throw new Problem(0, "Connection lost", "The download ended early. Nothing was saved.");
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob(["\ufeff", content], { type: accept }));
+  link.download = filename;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
 /**
  * Follows server-sent events: `onEvent({id, event, data})` with data out of JSON. Goes on behind the last event after a
  * break, `onError(problem, attempt)` tells of each. `onEnd()` once the server has nothing more (after `result`, or 204). A

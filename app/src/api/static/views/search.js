@@ -4,12 +4,13 @@ import { get, post } from "../api.js";
 import { fill, h, plain } from "../dom.js";
 import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
+import { labelsOf } from "../labels.js";
 import { ago, failure, loading, note, number } from "../parts.js";
 import { isEmpty, writtenByClients } from "./collection/freshness.js";
 import { nameOfRow } from "./row.js";
 import { chips, filterPanel } from "./search/filters.js";
 import { searchForm } from "./search/form.js";
-import { counted, results } from "./search/hits.js";
+import { results, said } from "./search/hits.js";
 import { hashOf, read, request } from "./search/state.js";
 
 const WIDE = "(min-width: 60rem)";
@@ -42,10 +43,9 @@ const WORDS = 6;
 
 /** Those of the settings; without any, the first words of rows that the caller may see. */
 async function examplesOf(collection) {
-  const place = `/v1/collections/${encodeURIComponent(collection)}`;
-  const { examples } = await get(place);
+  const { examples } = await labelsOf(collection);
   if (examples.length > 0) return examples.slice(0, EXAMPLES);
-  const { rows } = await get(`${place}/rows?limit=40`);
+  const { rows } = await get(`/v1/collections/${encodeURIComponent(collection)}/rows?limit=40`);
   const texts = [...new Set(rows.map(({ text }) => plain(text).split(/[.;:\n]/)[0].trim().split(/\s+/).slice(0, WORDS).join(" ")))].filter((text) => text.length > 3 && text.length < 80);
   return texts.filter((_, place) => place % Math.ceil(texts.length / EXAMPLES) === 0);
 }
@@ -95,12 +95,14 @@ class Page {
     else fill(this.about, `${many(found.rows, "row")}, synced `, ago(found.last_sync));
   }
 
-  showChips() {
-    const { filters, like } = this.state;
+  async showChips() {
+    const { collection, filters, like } = this.state;
+    const labels = await labelsOf(collection);
+    if (filters !== this.state.filters || like !== this.state.like) return;
     const change = (next) => this.to({ filters: next });
     const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", this.nameOf(like), h("span", { "aria-hidden": "true" }, "✕"));
     const here = this.chips.contains(document.activeElement);
-    fill(this.chips, like !== null && alike, chips(filters, change));
+    fill(this.chips, like !== null && alike, chips(filters, labels, change));
     if (here) (this.chips.querySelector("button") ?? this.sidebar.querySelector("summary")).focus();
     const shown = Object.keys(filters).length;
     fill(this.sidebar.querySelector("summary"), shown > 0 ? `Filters (${shown})` : "Filters");
@@ -134,14 +136,14 @@ class Page {
       this.known.set(collection, get(path));
     }
     try {
-      const { fields, sampled, rows } = await this.known.get(collection);
+      const [{ fields, sampled, rows }, labels] = await Promise.all([this.known.get(collection), labelsOf(collection)]);
       if (collection !== this.state.collection) return;
       const key = JSON.stringify([collection, this.state.filters]);
       if (key === this.paneled) return;
       this.paneled = key;
       fill(
         this.filters,
-        filterPanel(fields, this.state.filters, (filters) => {
+        filterPanel(fields, this.state.filters, labels, (filters) => {
           this.paneled = JSON.stringify([collection, filters]);
           this.to({ filters });
         }),
@@ -169,9 +171,9 @@ class Page {
     this.results.setAttribute("aria-busy", "true");
     if (this.results.querySelector(".hits") === null) fill(this.results, loading("Searching …"));
     try {
-      const found = await post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal });
-      fill(this.results, results(found, state, (id) => this.to({ like: id, q: "" })));
-      this.announce(`${counted(found.hits.length)} found`);
+      const [found, labels] = await Promise.all([post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal }), labelsOf(state.collection)]);
+      fill(this.results, results(found, state, labels, (id) => this.to({ like: id, q: "" })));
+      this.announce(said(found));
     } catch (error) {
       if (signal.aborted) return;
       fill(this.results, failure(error, () => this.search()));
