@@ -2,7 +2,7 @@
 
 import { post } from "../../api.js";
 import { fill, h, hidden, plain } from "../../dom.js";
-import { percent } from "../../figures.js";
+import { many, percent } from "../../figures.js";
 import { ago, failure, loading, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
 import { explained, milliseconds } from "./explain.js";
@@ -30,7 +30,7 @@ export function results(found, state, labels, more) {
     found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
     found.notes.map((each) => note("info", each)),
     mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
-    h("p", { class: "summary" }, said(found), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
+    h("p", { class: "summary" }, said(found), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
     h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, labels, more })))),
     state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
@@ -42,9 +42,12 @@ function nearness(score) {
 }
 
 /** What was found, in a sentence. */
-export function said({ hits }) {
-  if (hits.length > 0 && hits.every(weak)) return "Nothing relevant found. The nearest rows:";
-  return hits.length === 1 ? "1 row" : `${hits.length} rows`;
+export function said(found) {
+  return irrelevant(found) ? "Nothing relevant found" : `${many(found.hits.length, "row")} found`;
+}
+
+function irrelevant({ hits }) {
+  return hits.length > 0 && hits.every(weak);
 }
 
 function weak({ relevance }) {
