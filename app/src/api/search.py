@@ -253,7 +253,10 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
         name: str,
         sort: Annotated[
             str,
-            Query(description='"key" or a metadata field; with "-" before it in descending order', max_length=130),
+            Query(
+                description='"key" (ids as text) or a metadata field; with "-" before it in descending order',
+                max_length=130,
+            ),
         ] = KEY_ORDER,
         after: Annotated[str | None, Query(description="`next` of the page before", max_length=16_384)] = None,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS, description="rows on a page")] = 50,
